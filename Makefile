@@ -142,7 +142,7 @@ FAST := tests/methods/rise tests/envs/qa/tools tests/apps/report $(addprefix tes
   tests/core tests/models/test_base_model.py tests/test_reference.py
 
 test-fast: $(READY) ## the light tests that most changes need first, under a minute
-	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST)
+	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST) --ignore=tests/core/test_tracking.py  # it trains
 
 soak: $(READY) ## MINUTES=10: random kills, damage and a faulty endpoint; every run must end with the same bytes (SEED=1)
 	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)

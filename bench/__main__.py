@@ -4,8 +4,6 @@ a plain trainer; the default run.
 Prints each part's table; the last line is one JSON document. Exits with 1 if a metric is impossible (above its limit).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -34,14 +32,13 @@ def main() -> None:
     for name in (*PARTS, *OPTIONAL):
         if name in asked:
             part = importlib.import_module(f"bench.{name}")
-            # An environment's step has no threads.
-            document[name] = part.measure() if name == "environments" else part.measure(threads=threads)
+            document[name] = part.measure(threads=threads)
             part.show(document[name])
     if "pipeline" in asked:
         from bench import pipeline
 
         for method in METHODS:
-            document[f"pipeline_{method}"] = pipeline.measure(method=method)
+            document[f"pipeline_{method}"] = pipeline.measure(method)
     print(json.dumps(document))
     wrong = [name for name, part in document.items() if isinstance(part, dict) and not part.get("valid", True)]
     if wrong:

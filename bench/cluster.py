@@ -4,8 +4,6 @@ Both answer the same requests, all at once, and write the same texts. ``BENCH=cl
 prints a table, and JSON on its last line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
@@ -22,9 +20,10 @@ from selfimprove.engines.factory import make_engine
 
 SLOTS = 32
 """Of each replica."""
+REQUESTS, ROUNDS = 2000, 3
 
 
-def measure(*, threads: int = 2, requests: int = 2000, rounds: int = 3) -> dict[str, Any]:
+def measure(*, threads: int) -> dict[str, Any]:
     """Requests per second of each way, its best round.
 
     Returns:
@@ -33,7 +32,7 @@ def measure(*, threads: int = 2, requests: int = 2000, rounds: int = 3) -> dict[
     """
     asked = [
         Request([Message(role="user", content=f"What is {i} + {i}?")], SeedKey(1, f"t{i}"), max_tokens=16)
-        for i in range(requests)
+        for i in range(REQUESTS)
     ]
     rates: dict[str, float] = {}
     with TemporaryDirectory() as scratch:
@@ -43,7 +42,7 @@ def measure(*, threads: int = 2, requests: int = 2000, rounds: int = 3) -> dict[
         ways = {"forks": (threads, NO_CLUSTER), "ray": (threads, ClusterParams(kind="ray", address="local"))}
         if threads > 1:
             ways["ray, 1 replica"] = (threads, ClusterParams(kind="ray", address="local", replicas=1))
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for name, (replicas, cluster) in ways.items():
                 cfg = TransformersEngineConfig(
                     engine="transformers", replicas=replicas, slots=SLOTS * replicas, context=128
@@ -53,7 +52,7 @@ def measure(*, threads: int = 2, requests: int = 2000, rounds: int = 3) -> dict[
     single = rates.get("ray, 1 replica", rates["ray"])
     return {
         "threads": threads,
-        "requests": requests,
+        "requests": REQUESTS,
         "requests_per_second": rates,
         "overhead_ms": 1000 * (1 / rates["ray"] - 1 / rates["forks"]),
         "efficiency": rates["ray"] / single / threads,

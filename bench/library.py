@@ -1,7 +1,5 @@
 """``model.generate`` with one row as an engine: how the released code answers, one request after another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

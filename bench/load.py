@@ -4,12 +4,10 @@ A stage's own parts do their work: RISE's episodes of two turns, the journal, an
 replica only waits as long as an H100 would decode (``RATE`` tokens/s) and answers with a text. One process does all
 this, so what it can do in a second of CPU time is the limit of a stage, however many GPUs answer.
 
-Memory is measured in a process of its own for each number of tasks: the growth between ``few`` and ``many`` tasks is
+Memory is measured in a process of its own for each number of tasks: the growth between ``FEW`` and ``MANY`` tasks is
 what a finished task costs beside its own text, which a stage reads whole. ``BENCH=load make bench`` prints a table, and
 JSON on its last line.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
@@ -34,6 +32,7 @@ from selfimprove.methods.rise.collect import Play, collect
 from selfimprove.methods.rise.params import GenerateParams
 
 REPLICAS, SLOTS, TOKENS = 64, 256, 200
+CONCURRENCY, FEW, MANY = 10_000, 10_000, 200_000
 RATE = 2500.0
 """Tokens/s of a replica: an 8B model on an H100."""
 
@@ -131,23 +130,23 @@ def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
         }
 
 
-def measure(*, threads: int = 1, concurrency: int = 10_000, few: int = 10_000, many: int = 200_000) -> dict[str, Any]:
-    """The stage's limit, and what it holds in memory; ``threads`` is not used: a stage's own part has one.
+def measure(**_: int) -> dict[str, Any]:
+    """The stage's limit, and what it holds in memory; a stage's own part has one thread.
 
     Returns:
         ``paced``: replicas as slow as real ones; ``flat_out``: they answer at once; ``few`` and ``many``: peak memory;
         ``limit_tokens_per_second``: at which rate of all replicas together this process would be the bottleneck.
     """
     at_once = {"paced": SLOTS * TOKENS / RATE, "flat_out": 0.0}
-    runs = {name: _apart(few, concurrency, seconds) for name, seconds in at_once.items()}
-    runs["many"] = _apart(many, concurrency, 0.0)
+    runs = {name: _apart(FEW, CONCURRENCY, seconds) for name, seconds in at_once.items()}
+    runs["many"] = _apart(MANY, CONCURRENCY, 0.0)
     runs["idle"] = _apart(1, 1, 0.0)
     limit = runs["flat_out"]["requests_per_cpu_second"] * TOKENS
-    held = (runs["many"]["peak_mb"] - runs["flat_out"]["peak_mb"]) / (many - few) * 1024
-    waiting = (runs["flat_out"]["peak_mb"] - runs["idle"]["peak_mb"]) / concurrency * 1024
+    held = (runs["many"]["peak_mb"] - runs["flat_out"]["peak_mb"]) / (MANY - FEW) * 1024
+    waiting = (runs["flat_out"]["peak_mb"] - runs["idle"]["peak_mb"]) / CONCURRENCY * 1024
     return {
         **runs,
-        "concurrency": concurrency,
+        "concurrency": CONCURRENCY,
         "replicas": REPLICAS,
         "limit_tokens_per_second": limit,
         "of_64_h100": limit / (REPLICAS * RATE),
@@ -161,8 +160,7 @@ def _apart(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
     """``play`` in a fresh process, whose peak memory is its own."""
     command = [sys.executable, "-m", "bench.load", str(tasks), str(concurrency), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def show(result: dict[str, Any]) -> None:

@@ -6,8 +6,6 @@ and recorded. ``BENCH=matrix make bench`` prints the table, and JSON on its last
 the encyclopedia 60 people; environments that need something else to run (ScienceWorld: Java) are left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ scoring of ``precomputed`` are left out, and the latter counted in ``ratio_with_
 repeats.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Sequence

@@ -1,9 +1,6 @@
 """The default run from scratch, in a private copy: wall time, share of it that is not model work, no-op time."""
 
-from __future__ import annotations
-
 import json
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +11,8 @@ from tests.support.repo_copy import copy_repo, run
 WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
 
 
-def measure(profile: str = "default", method: str = "rise") -> dict[str, Any]:
-    """Run one method's part of ``dvc repro`` twice under ``profile``.
+def measure(method: str) -> dict[str, Any]:
+    """Run one method's part of ``dvc repro`` twice.
 
     Returns:
         ``wall_seconds`` of the first run; ``work_seconds`` of it that engines and trainers computed; ``own_seconds``
@@ -24,7 +21,7 @@ def measure(profile: str = "default", method: str = "rise") -> dict[str, Any]:
         process.
     """
     with TemporaryDirectory() as scratch:
-        folder = copy_repo(Path(scratch) / "repo", profile)
+        folder = copy_repo(Path(scratch) / "repo", "default")
         started = time.perf_counter()
         run(folder, *WARM, "dvc", "repro", f"{method}-report", timeout=7200)
         wall = time.perf_counter() - started
@@ -32,12 +29,9 @@ def measure(profile: str = "default", method: str = "rise") -> dict[str, Any]:
         run(folder, *WARM, "dvc", "repro", f"{method}-report")
         noop = time.perf_counter() - started
         timings = {path.stem: json.loads(path.read_text()) for path in (folder / ".scratch/timing").glob("*.json")}
-        summary = json.loads((folder / f"results/summary/{method}.json").read_text())
     work = sum(timing.get("work_seconds", 0.0) for timing in timings.values())
     own = sum(timing.get("own_seconds", 0.0) for timing in timings.values())
     return {
-        "profile": profile,
-        "method": method,
         "wall_seconds": round(wall, 1),
         "work_seconds": round(work, 1),
         "own_seconds": round(own, 1),
@@ -45,26 +39,5 @@ def measure(profile: str = "default", method: str = "rise") -> dict[str, Any]:
         "not_model_work": round(1 - work / wall, 4),
         "noop_seconds": round(noop, 2),
         "stages": {name: round(timing["seconds"], 1) for name, timing in sorted(timings.items())},
-        "summary": {
-            name: {column: row["metrics"][column] for column in summary["columns"]}
-            for name, row in summary["rows"].items()
-        },
         "valid": work <= own <= wall,
     }
-
-
-def main() -> None:
-    """Print the metrics; JSON on the last line. The arguments name a profile and a method."""
-    result = measure(*sys.argv[1:3])
-    for name, seconds in result["stages"].items():
-        print(f"  {seconds:7.1f} s  {name}")
-    print(
-        f"wall {result['wall_seconds']} s, of it {result['orchestration']:.1%} orchestration, "
-        f"{result['not_model_work']:.1%} not model work"
-    )
-    print(f"no-op {result['noop_seconds']} s")
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

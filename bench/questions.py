@@ -10,21 +10,18 @@ One model in all, warm-started on the expert's trajectories, so that rounds have
 ``BENCH=questions make bench`` prints a table, and JSON on its last line.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from bench.library import LibraryEngine
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
-from bench.warm import warm_started
+from bench.warm import engine_of, warm_started
 from selfimprove.core.records import write_jsonl
-from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.factory import make_engine
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.params import GenerateParams, TasksParams, ToolsParams
 from selfimprove.methods.spin.play import play
@@ -82,7 +79,8 @@ def measure(
         tools = open_tools(tools_cfg, FORM, folder, corpus)
         split = material.splits["test"]
         library = LibraryEngine(model, CONTEXT)
-        many, single = Recorded(_engine(model, slots, threads, threads)), _engine(model, 1, 1, threads)
+        make = partial(engine_of, model, context=CONTEXT, threads=threads, prefill_block=32)
+        many, single = Recorded(make(slots=slots, replicas=threads)), make(slots=1)
         best: dict[str, Run] = {}
         finished = 0.0
         for _ in range(rounds):
@@ -90,11 +88,9 @@ def measure(
             episodes, run = timed(many, _play(split, tools, many))
             finished = sum(episode.finished for episode in episodes) / len(episodes)
             keep_best(best, "play", run)
-            keep_best(
-                best, "one at a time", timed(single, _play(split[:single_questions], tools, single, at_once=1))[1]
-            )
-            alone = _play(split[:single_questions], tools, library, at_once=1)
-            keep_best(best, "library one at a time", timed(library, alone)[1])
+            for name, one in (("one at a time", single), ("library one at a time", library)):
+                alone = _play(split[:single_questions], tools, one, at_once=1)
+                keep_best(best, name, timed(one, alone)[1])
             keep_best(best, "engine", timed(many.inner, answer_all(many.inner, many.asked))[1])
         tools.close()
         for engine in (many, single):
@@ -121,14 +117,6 @@ def _play(split: Sequence[Question], tools: Any, engine: Any, at_once: int | Non
     games = list(enumerate(split))
     one = lambda game: play(game[1], game[0], tools, engine, CFG, 0, form=FORM)  # noqa: E731
     return play_all(games, one, concurrency=at_once or len(games))
-
-
-def _engine(folder: Path, slots: int, replicas: int, threads: int) -> Any:
-    rows = min(16, slots)
-    cfg = TransformersEngineConfig(
-        engine="transformers", slots=slots, replicas=replicas, context=CONTEXT, prefill_rows=rows, prefill_block=32
-    )
-    return make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
 
 
 def show(result: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """What the benchmarks that play share: what a way took, and the table of rates, in each one's unit and in tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -29,8 +27,7 @@ def timed(engine: Any, work: Coroutine[Any, Any, Any]) -> tuple[Any, Run]:
     seconds, after = time.perf_counter() - began, engine.stats
 
     def counted(name: str) -> int:
-        count: int = getattr(after, name) - getattr(before, name)
-        return count
+        return getattr(after, name) - getattr(before, name)
 
     return result, Run(
         seconds=seconds,

@@ -18,17 +18,17 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from bench.rates import answer_all, print_rates
-from bench.warm import warm_started
+from bench.warm import engine_of, warm_started
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import EngineStats
 from selfimprove.engines.cache import RememberingEngine
-from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.taxi.listed import EnumeratedTaxi
@@ -50,26 +50,17 @@ BATCH = 4
 MARKS = MARKERS["spaced"]
 STARTS = 200
 """Tasks that are played again and again, as a training split is."""
+EPISODES, ORIGINAL_EPISODES = 800, 16
+"""How many are played at once, by as many processes as there are threads; how many of them four after four."""
+SLOTS = 64
+"""Of each engine in each process."""
+ROUNDS = 2
+EPOCHS = 8
+"""Of the warm start."""
 
 
-def measure(
-    *,
-    episodes: int = 800,
-    original_episodes: int = 16,
-    slots: int = 64,
-    rounds: int = 2,
-    threads: int = 2,
-    epochs: float = 8,
-) -> dict[str, Any]:
-    """Episodes and tokens per second of every way, and the ratios between them.
-
-    Args:
-        episodes: how many are played at once, by as many processes as there are threads.
-        original_episodes: how many of them the original's order of work plays, four after four, with all threads.
-        slots: of each engine in each process.
-        rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
-        threads: CPU threads of all ways.
-        epochs: of the warm start.
+def measure(*, threads: int) -> dict[str, Any]:
+    """Episodes and tokens per second of every way, its best round, and the ratios between them.
 
     Returns:
         ``episodes_per_second``, ``tokens_per_second`` (read and drawn) by way; ``over_original`` (episodes),
@@ -85,23 +76,22 @@ def measure(
     env = EnumeratedTaxi()
     tasks = list(env.task_ids())
     rng("bench", "reflect_rl").shuffle(tasks)
-    games = [(tasks[place % STARTS], place) for place in range(episodes)]
+    games = [(tasks[place % STARTS], place) for place in range(EPISODES)]
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        models = _taught(env, folder, threads=threads, epochs=epochs)
-        work = lambda tell: _ours_and_engine(models, env, games, slots, rounds)  # noqa: E731
+        models = _taught(env, folder, threads)
+        work = lambda tell: _ours_and_engine(models, env, games)  # noqa: E731
         ours, engine, metrics = run_forked(work, processes=threads, threads=1, folder=folder)
-        original = min(
-            (_original(models, env, games[:original_episodes]) for _ in range(rounds)), key=lambda run: run.seconds
-        )
-    rates = {"ours": episodes / ours.seconds, "original": original_episodes / original.seconds}
-    runs = {"ours": ours, "engine": engine, "original": original}
-    tokens = {name: run.tokens / run.seconds for name, run in runs.items()}
+        runs = [_original(models, env, games[:ORIGINAL_EPISODES]) for _ in range(ROUNDS)]
+        original = min(runs, key=lambda run: run.seconds)
+    rates = {"ours": EPISODES / ours.seconds, "original": ORIGINAL_EPISODES / original.seconds}
+    best = {"ours": ours, "engine": engine, "original": original}
+    tokens = {name: run.tokens / run.seconds for name, run in best.items()}
     share = tokens["ours"] / tokens["engine"]
     return {
         "threads": threads,
-        "episodes": episodes,
-        "slots": slots,
+        "episodes": EPISODES,
+        "slots": SLOTS,
         "episodes_per_second": {name: round(rate, 2) for name, rate in rates.items()},
         "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
         "over_original": round(rates["ours"] / rates["original"], 2),
@@ -112,7 +102,7 @@ def measure(
 
 
 def _ours_and_engine(
-    models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple[int, int]], slots: int, rounds: int
+    models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple[int, int]]
 ) -> tuple[_Run, _Run, dict[str, float]]:
     """In one of several processes: its share of the episodes, then of the bare requests; best rounds of all."""
     import torch
@@ -120,12 +110,13 @@ def _ours_and_engine(
     from selfimprove.methods.reflect_rl.rl_group import Group
 
     torch.set_num_threads(1)
+    make = partial(engine_of, slots=SLOTS, context=CONTEXT, threads=1, prefill_rows=32)
     group = Group()
     mine = games[group.rank :: group.world]
     ours, engine = [], []
     metrics: dict[str, float] = {}
-    for _ in range(rounds):
-        policy, reflector = (Recorded(_engine(models[name], slots)) for name in ("policy", "reflector"))
+    for _ in range(ROUNDS):
+        policy, reflector = (Recorded(make(models[name])) for name in ("policy", "reflector"))
         advice = RememberingEngine(reflector)
         one = lambda game: play(game[0], env, advice, policy, CFG, SeedKey(0, str(game[1])))  # noqa: B023, E731
         group.gather(None)  # all begin together
@@ -137,7 +128,7 @@ def _ours_and_engine(
             "asked": reflector.stats.requests / steps,
             "success": sum(episode.success for episode in played) / len(mine),
         }
-        bare = [_engine(models[name], slots) for name in ("reflector", "policy")]
+        bare = [make(models[name]) for name in ("reflector", "policy")]
         group.gather(None)
         halves = [
             _timed([one], answer_all(one, asked))[1]
@@ -155,7 +146,7 @@ def _together(group: Any, run: _Run) -> _Run:
     return _Run(max(one.seconds for one in runs), sum(one.tokens for one in runs))
 
 
-def _taught(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) -> dict[str, Path]:
+def _taught(env: EnumeratedEnv, folder: Path, threads: int) -> dict[str, Path]:
     """A reflection model and a policy that have seen the scripted teacher's episodes."""
     cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, max_turns=20)
     tasks = list(env.task_ids())
@@ -171,7 +162,7 @@ def _taught(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) ->
     return warm_started(
         folder, rows, TokenizerParams(vocab_size=560, phrases=True),
         {"reflector": sets["sft_reflection"], "policy": sets["sft_policy"]},
-        length=256, positions=512, epochs=epochs, threads=threads,
+        length=256, positions=512, epochs=EPOCHS, threads=threads,
     )  # fmt: skip
 
 
@@ -243,14 +234,6 @@ def _original(models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple
             played = [one.step(chat.decode(ids)) for one, ids in zip(alive, acts, strict=True)]
             alive = [one for one, step in zip(alive, played, strict=True) if not step.done]
     return _Run(time.perf_counter() - began, tokens)
-
-
-def _engine(folder: Path, slots: int) -> Any:
-    from selfimprove.engines.cpu.engine import TransformersEngine
-
-    rows = min(32, slots)
-    cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)
-    return TransformersEngine(cfg, folder, threads=1)
 
 
 def show(result: dict[str, Any]) -> None:

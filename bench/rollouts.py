@@ -17,8 +17,6 @@ tokens; times include reading the prompts. Ways are timed in turn, for several r
 ``BENCH=rollouts make bench`` prints a table, and JSON on its last line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import time
@@ -31,13 +29,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.rates import print_table
+from bench.warm import engine_of
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Episode, Message
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Around, Completion, Engine, Request
-from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.factory import make_engine
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.gsm8k import Gsm8k
@@ -175,14 +172,10 @@ class _Rollouts:
 
     def __init__(self, folder: Path, *, slots: int, threads: int, replicas: int | None = None) -> None:
         count = replicas or threads
-        cfg = TransformersEngineConfig(
-            engine="transformers",
-            slots=slots * count,
-            replicas=count,
-            context=CONTEXT,
-            prefill_rows=min(16, slots),
+        rows = min(16, slots)
+        self.engine = engine_of(
+            folder, slots=slots * count, replicas=count, context=CONTEXT, threads=threads, prefill_rows=rows
         )
-        self.engine: Any = make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
         self.asked: list[Request] = []
         self._tail: tuple[int, int] | None = None
         self._before = (0, 0)

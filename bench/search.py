@@ -12,17 +12,14 @@ real ends, and the same engine:
 ``BENCH=search make bench`` prints a table, and JSON on its last line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
-from bench.warm import warm_started
+from bench.warm import engine_of, warm_started
 from selfimprove.core.seeds import rng
-from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
 from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, World
 from selfimprove.envs.registry import text_env
@@ -36,28 +33,16 @@ from tests.support.recorded import Recorded
 
 CONTEXT = 448
 CFG = SearchParams(tasks=1, max_depth=10, dives=2, n_gen=4, max_tokens=32)
-DEMONSTRATIONS = 120
+DEMONSTRATIONS, EPOCHS = 120, 12
+"""Of the warm start: the expert's episodes, and passes over them."""
+TREES, ORIGINAL_TREES = 200, 2
+"""How many the search grows at once, and how many of them the original's order of work, one after another."""
+SLOTS = 128
+ROUNDS = 2
 
 
-def measure(
-    model_dir: Path | None = None,
-    *,
-    trees: int = 200,
-    original_trees: int = 2,
-    slots: int = 128,
-    rounds: int = 2,
-    threads: int = 1,
-    epochs: float = 12,
-) -> dict[str, Any]:
-    """Nodes and tokens per second of every way, and the ratios between them.
-
-    Args:
-        model_dir: a model folder; None trains one (0.2M parameters) for ``epochs`` on the expert's episodes.
-        trees: how many the search grows at once.
-        original_trees: how many of them the original's order of work grows, one after another.
-        slots: of the engine, for ``search`` and ``engine``.
-        rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
-        threads: CPU threads of all ways.
+def measure(*, threads: int) -> dict[str, Any]:
+    """Nodes and tokens per second of every way, its best round, and the ratios between them.
 
     Returns:
         ``nodes_per_second``, ``tokens_per_second`` by way; ``over_original`` (nodes), ``of_engine`` (tokens);
@@ -69,24 +54,22 @@ def measure(
     torch.set_num_threads(threads)
     env = text_env().make()
     with TemporaryDirectory() as scratch:
-        if model_dir is None:
-            examples = [demonstrate(env, task) for task in _tasks(env)[:DEMONSTRATIONS]]
-            model_dir = warm_started(
-                Path(scratch), texts(examples), TokenizerParams(vocab_size=704), {"model": examples},
-                length=CONTEXT, positions=1024, epochs=epochs, threads=threads, row_tokens=512,
-            )["model"]  # fmt: skip
-        folder = model_dir
-        many = Recorded(_engine(folder, slots=slots, threads=threads))
-        single = _engine(folder, slots=1, threads=threads)
-        tasks = _tasks(env)[DEMONSTRATIONS : DEMONSTRATIONS + trees]
+        examples = [demonstrate(env, task) for task in _tasks(env)[:DEMONSTRATIONS]]
+        folder = warm_started(
+            Path(scratch), texts(examples), TokenizerParams(vocab_size=704), {"model": examples},
+            length=CONTEXT, positions=1024, epochs=EPOCHS, threads=threads, row_tokens=512,
+        )["model"]  # fmt: skip
+        many = Recorded(engine_of(folder, slots=SLOTS, context=CONTEXT, threads=threads))
+        single = engine_of(folder, slots=1, context=CONTEXT, threads=threads)
+        tasks = _tasks(env)[DEMONSTRATIONS : DEMONSTRATIONS + TREES]
         snapshots, rebuilt = EmbeddedWorld(env), Rebuilt(env)
         best: dict[str, Run] = {}
         grown, few = list[Tree](), list[Tree]()
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             many.asked.clear()
             grown, run = _grow(many, snapshots, tasks, at_once=len(tasks))
             keep_best(best, "search", run)
-            few, run = _grow(OneByOne(single), rebuilt, tasks[:original_trees], at_once=1)
+            few, run = _grow(OneByOne(single), rebuilt, tasks[:ORIGINAL_TREES], at_once=1)
             keep_best(best, "original", run)
             keep_best(best, "engine", timed(many.inner, answer_all(many.inner, many.asked))[1])
     counts = {"search": _nodes(grown), "original": _nodes(few)}
@@ -97,7 +80,7 @@ def measure(
         "threads": threads,
         "trees": len(tasks),
         "nodes": counts["search"],
-        "slots": slots,
+        "slots": SLOTS,
         "nodes_per_second": {name: round(rate, 1) for name, rate in nodes.items()},
         "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
         "over_original": round(nodes["search"] / nodes["original"], 2),
@@ -118,14 +101,6 @@ def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> t
 def _nodes(trees: Sequence[Tree]) -> int:
     """The expansions' (roots are free)."""
     return sum(len(tree.nodes) - 1 for tree in trees)
-
-
-def _engine(folder: Path, *, slots: int, threads: int) -> Any:
-    from selfimprove.engines.cpu.engine import TransformersEngine
-
-    rows = min(16, slots)
-    cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)
-    return TransformersEngine(cfg, folder, threads=threads)
 
 
 def _tasks(env: AgentEnv) -> list[int]:

@@ -5,8 +5,6 @@ counted) per second of the training loop, imports and loading left out; the best
 work on the machine only ever slows one down.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Sequence
@@ -130,11 +128,7 @@ def padded(
         seconds = time.monotonic() - started
     torch.set_num_threads(before)
     computed, real = (sum(pair[i] for pair in widths) for i in (0, 1))
-    return {
-        "tokens_per_second": real / seconds,
-        "padding": 1 - real / computed,
-        "loss": float(result.training_loss),
-    }
+    return {"tokens_per_second": real / seconds, "padding": 1 - real / computed, "loss": float(result.training_loss)}
 
 
 def measure(*, examples: int = 640, repeats: int = 2, threads: int = 1, batch_size: int = 16) -> dict[str, Any]:

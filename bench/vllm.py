@@ -4,8 +4,6 @@ Both hold a 3M-parameter model in float32 and write the same short samples, in a
 each counts, as other work on the machine only slows down.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
@@ -18,13 +16,15 @@ from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 
+SAMPLES, TOKENS, ROUNDS = 256, 64, 5
+"""Requests of one round, all at once, each with a prompt of its own; tokens of each; rounds."""
 
-def measure(*, threads: int = 2, samples: int = 256, max_tokens: int = 64, rounds: int = 5) -> dict[str, Any]:
+
+def measure(*, threads: int) -> dict[str, Any]:
     """Tokens per second of both ways.
 
     Args:
         threads: of the one process; also how many replicas with one thread each stand against it.
-        samples: requests of one round, all at once, each with a prompt of its own.
 
     Returns:
         ``tokens_per_second`` and ``rounds`` (each one's rate, in order) by way; ``replicas_over_one``: their ratio;
@@ -38,10 +38,10 @@ def measure(*, threads: int = 2, samples: int = 256, max_tokens: int = 64, round
         rates: dict[str, list[float]] = {name: [] for name in engines}
         same = True
         with asyncio.Runner() as runner:
-            for number in range(rounds + 1):  # the first loads the models and does not count
+            for number in range(ROUNDS + 1):  # the first loads the models and does not count
                 texts = []
                 for name, engine in engines.items():
-                    text, rate = runner.run(_round(engine, number, samples, max_tokens))
+                    text, rate = runner.run(_round(engine, number))
                     texts.append(text)
                     if number:
                         rates[name].append(round(rate, 1))
@@ -52,8 +52,8 @@ def measure(*, threads: int = 2, samples: int = 256, max_tokens: int = 64, round
     one, replicas = best.values()
     return {
         "threads": threads,
-        "samples": samples,
-        "max_tokens": max_tokens,
+        "samples": SAMPLES,
+        "max_tokens": TOKENS,
         "tokens_per_second": best,
         "rounds": rates,
         "replicas_over_one": round(replicas / one, 3),
@@ -75,15 +75,15 @@ def _engine(model: Path, replicas: int, threads: int) -> Engine:
     return make_engine(cfg, policy_dir=model, threads=threads, expert=None)
 
 
-async def _round(engine: Engine, number: int, samples: int, max_tokens: int) -> tuple[list[str], float]:
+async def _round(engine: Engine, number: int) -> tuple[list[str], float]:
     """Texts of a round, and the tokens that it wrote in a second."""
     requests = [
         Request(
             [Message(role="user", content=f"Mia has {i} apples and buys {7 * i + number}. How many has she now?")],
             SeedKey(number, f"task {i}"),
-            max_tokens=max_tokens,
+            max_tokens=TOKENS,
         )
-        for i in range(samples)
+        for i in range(SAMPLES)
     ]
     began = time.perf_counter()
     answers = await asyncio.gather(*map(engine.generate, requests))

@@ -1,16 +1,23 @@
-"""The small models that the benchmarks play with: 0.2M parameters, warm-started as the pipeline's default."""
-
-from __future__ import annotations
+"""What the benchmarks play with: small models (0.2M parameters), warm-started as the default is, and engines."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.records import Example
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.factory import make_engine
 from selfimprove.models.scratch import ScratchArch, build_scratch_model
 from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
+
+
+def engine_of(folder: Path, *, slots: int, context: int, threads: int, replicas: int = 1, **options: int) -> Any:
+    """The default engine over a model; ``slots``: of all its replicas."""
+    sizes: dict[str, Any] = {"prefill_rows": min(16, slots), **options}
+    cfg = TransformersEngineConfig(engine="transformers", slots=slots, replicas=replicas, context=context, **sizes)
+    return make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
 
 
 def warm_started(

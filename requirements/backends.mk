@@ -236,7 +236,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot
+BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot portable
 BACKENDS := $(BACKEND_GROUPS)
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one): there are: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
@@ -294,6 +294,11 @@ ifeq ($(CLUSTER),ray)
 export PATH := $(CURDIR)/$(RAY_ENV)/bin:$(PATH)
 repro exp check: $(RAY_STAMP)
 endif
+
+# A processor of another maker, emulated (Debian's qemu-user).
+.PHONY: test-backends-portable
+test-backends-portable: $(READY)
+	$(VENV)/bin/python -m pytest tests/backends/test_portable.py -p no:cacheprovider
 
 # A Slurm of its own on this machine (Debian's slurm-wlm and munge), whose job starts Ray.
 .PHONY: test-backends-slurm

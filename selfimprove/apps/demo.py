@@ -5,8 +5,6 @@ A tiny model learns the game from a scripted teacher and then by reinforcement. 
 a picture of it, ``report/demo.png``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

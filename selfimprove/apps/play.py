@@ -9,12 +9,11 @@ You type an action, or its label where actions have labels. A line that begins w
 environments are those of params.yaml.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
@@ -221,7 +220,9 @@ def main(
 ) -> None:
     """Play one episode in the terminal."""
     if env not in ENVS and ":" not in env:
-        raise UserError(f"play: there is no environment {env!r}; take one of {', '.join(ENVS)}.")
+        close = get_close_matches(env, ENVS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(ENVS)}."
+        raise UserError(f"play: there is no environment {env!r}; {hint}")
     if reflector is not None and not policy.startswith("model:"):
         raise UserError(f"play: a reflector advises a model, and {policy} is none; leave --reflector out.")
     if hasattr(sys.stdin, "reconfigure"):

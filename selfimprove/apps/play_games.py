@@ -4,8 +4,6 @@ Three kinds: environments with labelled actions (Reflect-RL's), with free text (
 answer (RISE's). A model gets in each exactly the prompt of its method.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,40 +41,31 @@ class Game(Protocol):
     @property
     def name(self) -> str:
         """What is being played."""
-        ...
 
     @property
     def about(self) -> str:
         """What a person has to know before the first action; "" where the state says it all."""
-        ...
 
     def tasks(self) -> Sequence[int]:
         """Every task there is."""
-        ...
 
     def begin(self, task: int) -> str:
         """The first thing to read. Raises: UserError: no such task."""
-        ...
 
     def choices(self) -> Mapping[str, str]:
         """Label -> command, where nothing but these may be done; {} where any text may."""
-        ...
 
     def possible(self) -> list[str]:
         """The actions that make sense now; may take a while. [] where they can't be listed."""
-        ...
 
     def act(self, action: str) -> Told:
         """Do something: a label where there are labels, else any text."""
-        ...
 
     def expert(self) -> Move | None:
         """The expert's action now, and why; None if it has none."""
-        ...
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
         """A model's action now, as ``act`` takes it. Raises: EngineError, UserError."""
-        ...
 
 
 class LabelledGame:

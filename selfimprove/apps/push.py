@@ -7,8 +7,6 @@ A row trained with LoRA directly on a model of the hub is pushed as an adapter o
 full weights, as nobody else has the base.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@
 catalogue) are those of ``agent_r.env`` in params.yaml, so that a server plays what the embedded environment plays.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -44,13 +42,7 @@ def serve(
     first = settings.make()
     first.reset(first.task_ids()[0])  # so that a fault shows now, not at the first request
     close_env(first)
-    server = make_app(
-        protocol.dialect,
-        settings.make,
-        environments=environments,
-        idle=idle,
-        names=own_names(host),
-    )
+    server = make_app(protocol.dialect, settings.make, environments=environments, idle=idle, names=own_names(host))
     listener = listen(host, port)
     typer.echo(
         f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C ends it"

@@ -44,10 +44,11 @@ NAMED_TEMPLATES = {
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
     # The released RISE trainer's, whatever the model: a BOS, zephyr's turns, the first of them the system's, although a
-    # user says it (docs/rise.md, R5).
+    # user says it, and without outer whitespace (docs/rise.md, R5).
     "rise": (
         "{{ bos_token }}{% for message in messages %}<|{{ 'system' if loop.first else message['role'] }}|>\n"
-        "{{ message['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+        "{{ message['content'] | trim if loop.first else message['content'] }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
     # One growing text, as ReAct agents read it: nothing between the messages, one EOS after the policy's last message
     # (docs/spin.md, S11 and S32). Several assistant messages may follow each other; their weights differ.
@@ -220,11 +221,13 @@ class ChatFormat:
                     "model, or is damaged: remove its token_ids, or make the file again."
                 )
             return message.token_ids
-        content = message.content.strip() if self._trims(message.role) else message.content
+        content = message.content.strip() if message.role in self._trimmed else message.content
         return list(self._ids_of(content))
 
     def _first_ids(self, message: Message) -> list[int]:
-        """Ids of the content that begins the text, where that matters."""
+        """Ids of the first message's content, where it matters that it is the first."""
+        if "first" in self._trimmed:
+            message = message.model_copy(update={"content": message.content.strip()})
         if not self.one_text or message.role == "assistant":
             return self.content_ids(message)
         return list(self._first_ids_of(message.content))
@@ -241,20 +244,20 @@ class ChatFormat:
         """Whether ``text`` survives the tokenizer: decoding its ids gives it back."""
         return self.decode(self._content_tokens.encode(text, add_special_tokens=False).ids) == text
 
-    def _trims(self, role: str) -> bool:
-        # Some templates strip contents (Llama-2, Llama-3); then the text is stripped before it is tokenised.
-        return role in self._trimmed_roles
-
     @cached_property
-    def _trimmed_roles(self) -> frozenset[str]:
-        padded = ["\t\x020\x03\t", "\t\x021\x03\t"]
-        pair = [{"role": "user", "content": padded[0]}, {"role": "assistant", "content": padded[1]}]
-        text = self._render(pair, False)
+    def _trimmed(self) -> frozenset[str]:
+        """Whose contents the template strips, and whether the "first" (Llama-2, Llama-3: all; ``rise``: the first).
+
+        Their text is stripped before it is tokenised.
+        """
+        said = [("user", "\t\x020\x03\t"), ("assistant", "\t\x021\x03\t"), ("user", "\t\x022\x03\t")]
+        text = self._render([{"role": role, "content": content} for role, content in said], False)
+        stripped = [content not in text for _, content in said]
         return frozenset(
-            role
-            for roles, content in ((("user", "system"), padded[0]), (("assistant",), padded[1]))
-            for role in roles
-            if content not in text
+            name
+            for names, strips in zip((("first", "system"), ("assistant",), ("user",)), stripped, strict=True)
+            for name in names
+            if strips
         )
 
     def _parts(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[str, str]]:

@@ -6,8 +6,6 @@ used ``CPU_SECONDS`` or asks for ``MEMORY`` bytes. A template that is harmless t
 caught.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

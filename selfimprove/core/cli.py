@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import typer
+from selfimprove.core.errors import UserError, for_terminal, refusal
 
-from selfimprove.core.errors import UserError
+if TYPE_CHECKING:
+    import typer
+
+INTERRUPTED, NO_READER = 130, 141
+"""Exit codes after Ctrl-C, and where what reads the output (``head``) has ended, as shells say them."""
 
 
 def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type[Exception]) -> None:
@@ -17,14 +23,20 @@ def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type
     Raises:
         SystemExit: always; 2 after a mistake, 130 after Ctrl-C, as shells say it.
     """
+    import typer
+
+    _write_what_can_be()
     told: tuple[type[Exception], ...] = (UserError, *mistakes)
     try:
         app(commands)
     except told as error:
-        typer.echo(str(error), err=True)
+        typer.echo(for_terminal(str(error)), err=True)
         raise SystemExit(2) from None
+    except OSError as error:
+        _end_if_refused(error)
+        raise
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -32,10 +44,36 @@ def one_sentence() -> Iterator[None]:
     """The same around a ``main`` without typer, as a decorator or a ``with``.
 
     Raises:
-        SystemExit: 2 after a ``UserError``.
+        SystemExit: 2 after a ``UserError``, 130 after Ctrl-C, 141 if nobody reads the output any more.
     """
+    _write_what_can_be()
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(for_terminal(str(error)), file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
+        raise SystemExit(NO_READER) from None
+    except OSError as error:
+        _end_if_refused(error)
+        raise
+
+
+def _end_if_refused(error: OSError) -> None:
+    """End with one sentence and exit code 2 if the system would not read or write a file; else do nothing."""
+    sentence = refusal(error)
+    if sentence is not None:
+        print(for_terminal(sentence), file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _write_what_can_be() -> None:
+    """A character that the terminal's encoding lacks (± in an ASCII one) is shown as a question mark."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error codes of a full disk, a full quota and a limit on file sizes: no fault of a path."""
+_REFUSED = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO,
+)  # fmt: skip
 
 
 class UserError(Exception):
@@ -20,6 +29,28 @@ def fault(error: ValidationError) -> str:
     first = error.errors()[0]
     place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     return f"field {place!r}: {message}" if place else message
+
+
+def refusal(error: BaseException) -> str | None:
+    """The sentence on a file that the system would not read or write; None if the error is another one."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        _, target, reason = error.args[0][0]  # of a folder's copy: (source, target, what was said) of each file
+        return f"{target} can't be written ({reason}); make room, or name another place."
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in FULL:
+        return f"{error.filename or 'a file'} can't be written ({error.strerror}); free some space and run it again."
+    if error.errno in _REFUSED and error.filename:
+        return f"{error.filename} can't be read or written ({error.strerror}); change that, or name another place."
+    return None
+
+
+def for_terminal(text: str) -> str:
+    """The text with control and other invisible characters by their codes: an error may repeat what a model wrote.
+
+    Line breaks stay.
+    """
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def first_line(error: BaseException) -> str:

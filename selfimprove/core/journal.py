@@ -55,8 +55,7 @@ class Journal:
         self.seconds = 0.0
 
     def __len__(self) -> int:
-        count: int = self._places.execute("SELECT COUNT(*) FROM places").fetchone()[0]
-        return count
+        return self._places.execute("SELECT COUNT(*) FROM places").fetchone()[0]
 
     def __contains__(self, key: str) -> bool:
         return self._place(key) is not None
@@ -113,8 +112,7 @@ class Journal:
     def _place(self, key: str) -> tuple[int, int, int] | None:
         """File, first byte and length of an entry."""
         found = self._places.execute("SELECT file, start, length FROM places WHERE key = ?", (_digest(key),))
-        place: tuple[int, int, int] | None = found.fetchone()
-        return place
+        return found.fetchone()
 
     def _found(self, key: str, file: int, start: int, length: int) -> None:
         self._places.execute(
@@ -147,8 +145,7 @@ def begins_as_journal(path: Path) -> bool:
 
 def _row(place: tuple[int, int, int]) -> dict[str, Any]:
     file, start, length = place
-    row: dict[str, Any] = json.loads(os.pread(file, length, start).partition(b" ")[2])
-    return row
+    return json.loads(os.pread(file, length, start).partition(b" ")[2])
 
 
 def _digest(key: str) -> bytes:

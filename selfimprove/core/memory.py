@@ -1,7 +1,5 @@
 """Refuses what this machine's memory could never hold, before anything is allocated."""
 
-from __future__ import annotations
-
 import psutil
 
 from selfimprove.core.errors import UserError

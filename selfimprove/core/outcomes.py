@@ -1,7 +1,5 @@
 """Outcomes: one record a task for each row of a results table, so that rows can be compared task by task."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Mappings laid over one another: a profile over the default, a row's settings over those that all rows share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Markdown pages of which a part is written by a command, between two marks."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

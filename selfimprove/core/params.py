@@ -1,7 +1,5 @@
 """What every section of params.yaml shares: closed, strict schemas, and no number that no run could have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator

@@ -4,8 +4,6 @@ Durable means that a power cut cannot leave a name with half of its content: a f
 renamed, and so is the folder that holds the new name.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -16,12 +14,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import FULL, UserError
 
 REPLACED = ".replaced-"
 """Prefix of the name of a folder that has been replaced and is about to be removed."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a disk, a quota or a limit on sizes says: no fault of a path."""
 
 
 def publish(source: Path, target: Path) -> None:
@@ -98,7 +94,9 @@ def aside(target: Path) -> Iterator[Path]:
         flush(part)
         os.replace(part, target)
     except OSError as error:
-        if error.errno in _FULL or str(error.filename) != str(part):
+        if error.errno in FULL and error.filename is None:  # a write says no name
+            error.filename = str(target)
+        if error.errno in FULL or str(error.filename) != str(part):
             raise
         raise UserError(f"{target} can't be written ({error.strerror}); name another place.") from None
     finally:
@@ -119,7 +117,7 @@ def _make_parent(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise
         raise UserError(
             f"{target} can't be written: {target.parent} can't be made a folder ({error.strerror}); name another place."

@@ -158,6 +158,8 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
         UserError: the file is missing or empty, a line is not UTF-8, or is not one whole JSON object.
     """
     only_regular(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
     if not path.is_file():
         raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path in params.yaml.")
     seen = False
@@ -183,8 +185,10 @@ def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:
         raise UserError(f"{where}: not UTF-8 (byte {error.start}); save the file as UTF-8.") from None
     if not line.strip():
         return None
+    if line.startswith("\ufeff"):  # invisible, as Windows' editors write it
+        raise UserError(f"{where}: a byte order mark opens the line; save the file as UTF-8 without one.")
     try:
-        row = _loads(line)
+        row = parse_json(line)
     except UnicodeEncodeError:
         raise UserError(
             f"{where}: half of a character (a lone surrogate such as \\ud800); fix or delete the line."
@@ -215,15 +219,27 @@ def only_regular(path: Path) -> None:
     """Refuse what is there but is neither a file nor a folder: reading a pipe or a device may never end.
 
     Raises:
-        UserError: it is a pipe, a socket or a device.
+        UserError: it is a pipe, a socket or a device, or its name is too long.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path} is a pipe or a device; name a regular file.")
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is a pipe or a device; name a regular file.")
+    except OSError as error:
+        raise UserError(f"{str(path)[:80]}… can't be looked for ({error.strerror}); fix the path.") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file that a stage of ours wrote."""
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """The object of a JSON file that a stage of ours wrote.
+
+    Raises:
+        UserError: it is damaged; OSError: it can't be read.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or write it again.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object; restore it, or write it again.")
     return value
 
 
@@ -266,7 +282,7 @@ def load_json(path: Path) -> Any:
     """
     only_regular(path)
     try:
-        return _loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path.") from None
     except OSError as error:
@@ -275,7 +291,12 @@ def load_json(path: Path) -> Any:
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or write it again.") from None
 
 
-def _loads(text: str) -> Any:
+def parse_json(text: str) -> Any:
+    """Strict JSON.
+
+    Raises:
+        ValueError: it is none, or holds NaN, an infinity or an unpaired surrogate; RecursionError: nested too deep.
+    """
     value = json.loads(text, parse_constant=_refuse_constant)
     if "\\ud" in text.lower():  # JSON may hold an unpaired surrogate, which neither a file nor a tokenizer takes
         json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -3,8 +3,6 @@
 ``data/sources.yaml`` says what there is. A file of it appears in the target folder whole and verified, or not at all.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from hashlib import file_digest

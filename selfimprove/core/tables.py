@@ -1,7 +1,5 @@
 """Small CSV tables for DVC's plots."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ They are no outputs and no output depends on them: if writing them fails, the st
     tensorboard --logdir .scratch/tensorboard
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Reading a YAML file. Apart from ``params``, whose schemas the environments of backends read without ruamel.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing, not YAML, or not a mapping.
     """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder where a file was expected; move it away, or `git restore {path}`.")
     if not path.is_file():
         raise UserError(f"{path} does not exist; run from the repository's root, or `git restore {path}`.")
     try:

@@ -1,7 +1,5 @@
 """The key of an endpoint: from the environment, or from a key file that params name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

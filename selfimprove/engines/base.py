@@ -125,7 +125,6 @@ class Engine(Protocol):
     @property
     def stats(self) -> EngineStats:
         """Counts since the engine was made."""
-        ...
 
     async def generate(self, request: Request) -> list[Completion]:
         """Return ``request.n`` completions, in sample order.
@@ -134,15 +133,12 @@ class Engine(Protocol):
             EngineError: this request failed for good; others are not affected.
             UserError: the engine can't work at all (no key, endpoint refused); the stage ends.
         """
-        ...
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
         """Whether the prompt and ``max_tokens`` more fit the context; True where only the endpoint knows."""
-        ...
 
     async def close(self) -> None:
         """Release what the engine holds."""
-        ...
 
 
 @runtime_checkable
@@ -151,7 +147,6 @@ class AnswersInParts(Protocol):
 
     def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
         """As ``Engine.generate``: the completions of each call, as soon as it is answered."""
-        ...
 
 
 class Templated:

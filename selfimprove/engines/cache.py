@@ -4,8 +4,6 @@ Greedy completions draw no noise, so the seed key does not count. A frozen model
 again and again (a reflection model in reinforcement learning) generates for each of them once.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from dataclasses import replace

@@ -4,8 +4,6 @@ Reflect-RL's policies ask for this at every step: the next token's logits at the
 probability among the allowed tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

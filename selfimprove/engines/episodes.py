@@ -1,7 +1,5 @@
 """Plays many episodes at once: a method writes one, the engine batches whatever is waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,17 +18,14 @@ class EpisodeResult(Protocol):
     @property
     def id(self) -> str:
         """Its name."""
-        ...
 
     @property
     def status(self) -> str:
         """``blocked``: engine or environment failed it for good."""
-        ...
 
     @property
     def error(self) -> str | None:
         """What failed."""
-        ...
 
 
 async def play_all(

@@ -1,7 +1,5 @@
 """Makes the engine that a params section names; each is imported only when named, so light stages stay light."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -9,12 +7,7 @@ from threading import Lock
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
-from selfimprove.engines.config import (
-    EngineConfig,
-    OpenAiEngineConfig,
-    ScriptedEngineConfig,
-    VllmEngineConfig,
-)
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, VllmEngineConfig
 from selfimprove.engines.lazy import LazyEngine
 from selfimprove.engines.vllm.checks import check_installed, check_model, replica_count, visible_gpus
 from selfimprove.models.merging import full_weights

@@ -6,8 +6,6 @@ finished and only the rest reaches the engine (and, with a paid endpoint, the bi
 run tries them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b

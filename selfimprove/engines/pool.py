@@ -1,7 +1,5 @@
 """The engines of a stage: made by name, journaled, closed together."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path

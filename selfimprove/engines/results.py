@@ -1,7 +1,5 @@
 """The results of many episodes, in the order of their tasks: in memory while they are few, else in a file."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from array import array
@@ -56,8 +54,7 @@ class Results(Sequence[E], Generic[E]):
         if self._file is None:
             return self._held[index]  # type: ignore[no-any-return]
         data = os.pread(self._file.fileno(), self._lengths[index], self._starts[index])
-        result: E = pickle.loads(data)  # our own, from a file without a name
-        return result
+        return pickle.loads(data)  # our own, from a file without a name
 
     def __iter__(self) -> Iterator[E]:
         return (self[index] for index in range(self._count))

@@ -4,8 +4,6 @@ The uniform of a row is output ``step`` of the splitmix64 sequence that starts a
 sample and the step and on nothing else. The token is the inverse of the distribution's cumulative sum at that uniform.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -103,6 +101,20 @@ def possible(
     return logits
 
 
+def possible_by_id(
+    logits: torch.Tensor,
+    ids: Sequence[int] | None,
+    scale: torch.Tensor,
+    top_p: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+) -> torch.Tensor:
+    """``possible`` of logits whose columns are ``ids``: of equal ones the lowest id comes first, as in ``choose``."""
+    if ids is None:
+        return possible(logits, scale, top_p, top_k)
+    order = torch.as_tensor(ids, device=logits.device).argsort()
+    return possible(logits[:, order], scale, top_p, top_k)[:, order.argsort()]
+
+
 def score_choices(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -126,7 +138,9 @@ def score_choices(
     if ids is not None:
         kept = torch.as_tensor(ids, device=logits.device)
         logits, drawn = logits[:, kept], (drawn[:, None] == kept).int().argmax(-1)
-    logs = torch.log_softmax(possible(logits, scale, top_p, top_k).double() / scale, -1)
+    left = possible_by_id(logits, ids, scale, top_p, top_k)
+    left = left.scatter(1, drawn[:, None], logits.gather(1, drawn[:, None]))  # it was drawn, to whatever last bit
+    logs = torch.log_softmax(left.double() / scale, -1)
     entropy = -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)
     return logs.gather(1, drawn[:, None])[:, 0], entropy
 

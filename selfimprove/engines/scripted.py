@@ -5,8 +5,6 @@ randomness it wants it takes from ``request.seed.at(index)``, so the same reques
 in any order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from selfimprove.core.errors import UserError

@@ -5,8 +5,6 @@ node, is not replaced here: the call fails, as one to a process of this machine 
 another and plays the episode again.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What an environment of a person's own promises, checked once when a stage begins: a few actions of its first task."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 
@@ -18,6 +16,8 @@ _DONE: set[tuple[str, str]] = set()
 
 def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
     """Refuse an environment whose reset depends on more than the task, or whose rewards are outside [0, 1].
+
+    Also one whose observations are no texts, or whose state cannot be copied.
 
     Args:
         name, options: of the class; a process checks each once.
@@ -45,13 +45,16 @@ def _check(name: str, make: Callable[[], AgentEnv]) -> None:
         raise UserError(f"{name} has no tasks; task_ids has to list at least one.")
     task, draw = tasks[0], rng("own contract", name)
     first = env.reset(task)
+    _is_text(name, "begins", first)
+    env.snapshot()
     for _ in range(ACTIONS):
         listed = env.valid_actions()
         actions = [move.action for move in env.expert()[:1]] if listed is None else listed
         if not actions:
             break
         action = draw.choice(actions)
-        reward = env.step(action).reward
+        observation, reward, _, _ = env.step(action)
+        _is_text(name, f"answers {action!r}", observation)
         if not 0 <= reward <= 1:
             raise UserError(f"{name}: step gave reward {reward} for {action!r}; rewards are from 0 to 1.")
     for again in (env.reset(task), other.reset(task)):
@@ -60,3 +63,8 @@ def _check(name: str, make: Callable[[], AgentEnv]) -> None:
                 f"{name}: task {task} began with {first[:60]!r} and then with {again[:60]!r}; reset has to depend on "
                 "nothing but the task."
             )
+
+
+def _is_text(name: str, does: str, observation: object) -> None:
+    if not isinstance(observation, str):
+        raise UserError(f"{name} {does} with {observation!r}; an observation is a text.")

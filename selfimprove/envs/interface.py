@@ -52,16 +52,13 @@ class Resets(Protocol):
     @property
     def name(self) -> str:
         """As in outputs: textcraft, webshop, sciworld."""
-        ...
 
     @property
     def instruction(self) -> str:
         """The first user message: what the world is and how to act in it."""
-        ...
 
     def task_ids(self) -> Sequence[int]:
         """Every task there is, in a fixed order."""
-        ...
 
     def reset(self, task_id: int) -> str:
         """Begin a task; the first observation, which depends on nothing but the task.
@@ -69,11 +66,9 @@ class Resets(Protocol):
         Raises:
             UserError: no such task.
         """
-        ...
 
     def step(self, action: str) -> Step:
         """Act. Any text is allowed: what makes no sense is answered as the original answers it."""
-        ...
 
 
 class Returns(Protocol):
@@ -81,11 +76,9 @@ class Returns(Protocol):
 
     def snapshot(self) -> Any:
         """An immutable value from which ``restore`` brings this state back."""
-        ...
 
     def restore(self, snapshot: Any) -> None:
         """Return to the state of a snapshot, taken of any copy of this environment."""
-        ...
 
 
 class ListsActions(Protocol):
@@ -93,7 +86,6 @@ class ListsActions(Protocol):
 
     def valid_actions(self) -> list[str] | None:
         """All of them, sorted; None where they can't be listed."""
-        ...
 
 
 class KnowsExpert(Protocol):
@@ -101,7 +93,6 @@ class KnowsExpert(Protocol):
 
     def expert(self) -> list[Move]:
         """The rest of a shortest (or the known) path to reward 1 from here; [] when done or when there is none."""
-        ...
 
 
 class ListsGames(Protocol):
@@ -109,7 +100,6 @@ class ListsGames(Protocol):
 
     def ids_of_games(self, start: int, stop: int | None, variations: int, among: Sequence[int] | None) -> list[int]:
         """Ids of so many variations of each game of a slice; ``among``: only of these ids, None: of all."""
-        ...
 
 
 class AgentEnv(Resets, Returns, ListsActions, KnowsExpert, Protocol):
@@ -122,12 +112,10 @@ class World(Protocol):
     @property
     def name(self) -> str:
         """As ``AgentEnv``."""
-        ...
 
     @property
     def instruction(self) -> str:
         """As ``AgentEnv``."""
-        ...
 
     async def reset(self, task_id: int) -> tuple[Any, str]:
         """Begin a task: (state, first observation).
@@ -136,15 +124,12 @@ class World(Protocol):
             UserError: no such task, or the environment can't be reached at all.
             EnvError: this episode can't go on; others may.
         """
-        ...
 
     async def step(self, state: Any, action: str) -> tuple[Any, Step]:
         """Act in ``state``, which stays as it was. Raises: as ``reset``."""
-        ...
 
     async def close(self) -> None:
         """Release servers, processes and connections."""
-        ...
 
 
 class EnvError(Exception):
@@ -186,11 +171,9 @@ class Mixes(Protocol):
 
     def part_of(self, task_id: int) -> str:
         """What the environment of a task calls itself."""
-        ...
 
     def part_names(self) -> list[str]:
         """What each calls itself."""
-        ...
 
 
 def name_of(env: Resets | World, task_id: int) -> str:
@@ -255,40 +238,32 @@ class EnumeratedEnv(Returns, Protocol):
     @property
     def name(self) -> str:
         """As in the params: taxi, autoexplore, alfworld."""
-        ...
 
     @property
     def instruction(self) -> str:
         """The text before a state that is reflected on ("instr"); only Taxi has one."""
-        ...
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Every label that may ever be listed."""
-        ...
 
     @property
     def max_turns(self) -> int:
         """Actions after which an episode is cut."""
-        ...
 
     @property
     def decisive(self) -> str:
         """The verb whose operand decides an episode, as ``ListedParams.decisive``."""
-        ...
 
     @property
     def levels(self) -> tuple[str, ...]:
         """The curriculum's levels, in order; ("",) where there is none."""
-        ...
 
     def task_ids(self, split: Any = None) -> Sequence[int]:
         """Every task there is; ``train`` or ``valid``: those of a split, all where the environment has none."""
-        ...
 
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
         """Those of ``tasks`` that belong to a level, in their order. Raises: UserError: no such level."""
-        ...
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
         """Begin a task at a level ("": the params' own); ``episode`` names another draw of labels and left-out files.
@@ -296,23 +271,18 @@ class EnumeratedEnv(Returns, Protocol):
         Raises:
             UserError: no such task or level.
         """
-        ...
 
     def state(self) -> State:
         """The current state; after the end, without labels."""
-        ...
 
     def commands(self) -> dict[str, str]:
         """Label -> command, in listing order; {} at the end."""
-        ...
 
     def step(self, label: str) -> Played:
         """Act. Any text is allowed; one that is no label now is invalid: it costs a step (in Taxi: is dangerous)."""
-        ...
 
     def oracle(self) -> list[str]:
         """Commands of a shortest path to success from here, whether or not max_turns allows it; [] if none."""
-        ...
 
     def explain(self, last: Last | None, *key: object) -> str:
         """A scripted teacher's reflection on the state, in words drawn by ``key``; ``last`` None: the first step.
@@ -320,15 +290,12 @@ class EnumeratedEnv(Returns, Protocol):
         It describes the state and, if the last action was wrong, says why. In Taxi it never reveals the next action,
         and in AutoExplore it does not choose one.
         """
-        ...
 
     def reveals(self, text: str) -> bool:
         """Whether a reflection reveals the oracle's next action, where that is forbidden: Taxi; elsewhere False."""
-        ...
 
     def copy(self) -> EnumeratedEnv:
         """A copy in the same state, cheap to make."""
-        ...
 
 
 # Questions with one right answer
@@ -357,7 +324,6 @@ class AnswerEnv(Protocol):
     @property
     def name(self) -> str:
         """As in the ``env`` params."""
-        ...
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
         """Problems of (line number, row) pairs, as ``records.read_rows`` yields them.
@@ -365,27 +331,21 @@ class AnswerEnv(Protocol):
         Raises:
             UserError: a field is missing or the gold answer does not parse (names file and line).
         """
-        ...
 
     def extract(self, attempt: str) -> str | None:
         """The attempt's answer, or None."""
-        ...
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
         """Whether two extracted answers say the same; a missing answer equals nothing, not even another."""
-        ...
 
     def grade(self, attempt: str, problem: Problem) -> Grade:
         """Score an attempt: 1 right, 0 wrong (GSM8K: -1 when no answer can be read)."""
-        ...
 
     def demonstration(self, problem: Problem) -> str:
         """The gold solution, written as an attempt that ends in ``\\boxed{...}``."""
-        ...
 
     def slip(self, problem: Problem, *key: object) -> str:
         """A plausible wrong attempt: the gold solution with another final answer; ``key`` names the draw."""
-        ...
 
 
 @runtime_checkable
@@ -397,11 +357,9 @@ class CarriesOut(Protocol):
 
         Raises: as ``World.step``.
         """
-        ...
 
     async def close(self) -> None:
         """Release servers, processes and connections."""
-        ...
 
 
 @runtime_checkable
@@ -416,7 +374,6 @@ class MakesProblems(Protocol):
         Raises:
             UserError: there are fewer.
         """
-        ...
 
 
 @runtime_checkable
@@ -425,7 +382,6 @@ class WritesRows(Protocol):
 
     def row(self, problem: Problem) -> Mapping[str, Any]:
         """The row from which ``load`` makes this problem."""
-        ...
 
 
 def to_row(problem: Problem, env: AnswerEnv) -> Mapping[str, Any]:
@@ -441,4 +397,3 @@ class Teaches(Protocol):
 
     def teach(self, problem: Problem, error_rate: float, key: object) -> str:
         """An attempt at one of its own problems, wrong at this rate; ``key`` names the draw."""
-        ...

@@ -23,8 +23,6 @@ A reflection model reads ``pre`` only, a policy ``pre``, the reflection and ``po
 (docs/reflect-rl.md, L2). Rewards are given as costs, as in the paper: c = -r.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -129,11 +129,12 @@ class ListedText:
         if len(commands) > most:
             kept = self.oracle()[:1]
             others = [command for command in commands if command not in kept]
-            drawn = rng(f"{self.name} listed", self._seed, now.task, now.episode, now.steps).sample(others, most)
+            drawn = rng(f"{self.name} listed", self._seed, now.task, now.episode, len(now.path)).sample(others, most)
             kept = [*kept, *drawn][:most]
             commands = [command for command in commands if command in kept]
         if self._shuffle_action:
-            rng(f"{self.name} labels", self._seed, now.task, now.episode, now.steps).shuffle(commands)
+            commands = list(commands)  # the game's own list stays as it is
+            rng(f"{self.name} labels", self._seed, now.task, now.episode, len(now.path)).shuffle(commands)
         return dict(zip(self.labels, commands, strict=False))
 
     def step(self, label: str) -> Played:

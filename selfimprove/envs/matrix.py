@@ -7,8 +7,6 @@
 ``python -m selfimprove.envs.matrix`` (``make docs``) writes the table; a test runs every cell that is possible.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ overridden: an ``expert`` that knows the way needs no search and has thoughts of
 example of each, docs/spin.md names what SPIN takes.
 """
 
-from __future__ import annotations
-
 import pickle
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,6 +16,7 @@ from typing import Any, ClassVar
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Move, Problem, Step
+from selfimprove.envs.math.problem_files import Ids
 
 
 class TextEnv(ABC):
@@ -86,8 +85,19 @@ class TextEnv(ABC):
         return self.snapshot()
 
     def snapshot(self) -> Any:
-        """See ``AgentEnv``."""
-        return pickle.dumps({name: value for name, value in vars(self).items() if name != "_ways"})
+        """See ``AgentEnv``.
+
+        Raises:
+            UserError: an attribute cannot be copied.
+        """
+        try:
+            return pickle.dumps({name: value for name, value in vars(self).items() if name != "_ways"})
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            said = " ".join(str(error).split())
+            raise UserError(
+                f"{self.name}: the state cannot be copied ({said}); keep what never changes on the class, or override "
+                "snapshot and restore."
+            ) from None
 
     def restore(self, snapshot: Any) -> None:
         """See ``AgentEnv``; the snapshot is one of this process, never one that was read from a file."""
@@ -106,8 +116,7 @@ class TextEnv(ABC):
         return [Move("This leads to the goal.", action) for action in ways[here]]
 
     def _known_ways(self) -> dict[Any, list[str]]:
-        ways: dict[Any, list[str]] = vars(self).setdefault("_ways", {})
-        return ways
+        return vars(self).setdefault("_ways", {})
 
     def _search(self, start: Any) -> tuple[list[Any], list[str]]:
         """The states from ``start`` on a shortest way to reward 1, and the actions in them."""
@@ -152,13 +161,17 @@ class Answers(ABC):
         """A right attempt, from which ``extract`` reads ``problem.gold``."""
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
-        """See ``AnswerEnv``; every problem's own demonstration has to earn reward 1."""
-        problems = []
+        """See ``AnswerEnv``; every problem's own demonstration has to earn reward 1.
+
+        Without an ``id`` the question is one; where rows have the same, later ones get ``-2``, ``-3``, …
+        """
+        problems, ids = [], Ids(self.name)
         for line, row in rows:
             question, answer = row.get("question"), row.get("answer")
             if not isinstance(question, str) or not isinstance(answer, str):
                 raise UserError(f"{where}, line {line}: question and answer must be text; fix or delete the line.")
-            problem = Problem(str(row.get("id", question)), question, answer, answer)
+            own = question if row.get("id") is None else str(row["id"])
+            problem = Problem(ids.of({"id": own}, question), question, answer, answer)
             if self.grade(self.demonstration(problem), problem).reward != 1:
                 raise UserError(
                     f"{where}, line {line}: {self.name} reads {self.extract(self.demonstration(problem))!r} from its "

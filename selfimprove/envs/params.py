@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Judged(NamedTuple):
+    """The environment as a judge's prompt names it, in a sentence and in a word; the goal, if no task names it."""
+
+    kind: str = "a text world, in which a task is to be carried out"
+    short: str = "game"
+    goal: str = ""
+
+
 class EnvParams(Section):
     """Which environment is played."""
 
@@ -41,6 +49,8 @@ class EnvParams(Section):
     """An adapter: environments of which kinds it gives to the methods that play environments of its own."""
     how: ClassVar[str] = ""
     """An adapter: how, as the table of docs/environments.md says it."""
+    judged: ClassVar[Judged | None] = None
+    """How a judge's prompt names it; None: as the adapter does."""
 
     @classmethod
     def lacks(cls, one: type[EnvParams]) -> str:
@@ -65,13 +75,6 @@ class EnvParams(Section):
         """What the environment calls itself in outputs; an adapter has the name of the one that it adapts."""
         inner: EnvParams | None = getattr(self, "inner", None)
         return inner.world_name if inner else self.name
-
-
-class Judged(NamedTuple):
-    """The environment as a judge's prompt names it, in a sentence and in a word."""
-
-    kind: str = "a text world, in which a task is to be carried out"
-    short: str = "game"
 
 
 class AgentGym(NamedTuple):
@@ -361,8 +364,7 @@ class OwnTextParams(OwnParams, TextParams):
     needs: ClassVar[type] = AgentEnv
 
     def make(self) -> AgentEnv:
-        made: AgentEnv = self._checked()
-        return made
+        return self._checked()
 
 
 class OwnListedParams(OwnParams, ListedParams):
@@ -385,5 +387,4 @@ class OwnAnswerParams(OwnParams, AnswerParams):
     needs: ClassVar[type] = AnswerEnv
 
     def make(self) -> AnswerEnv:
-        made: AnswerEnv = self._made()
-        return made
+        return self._made()

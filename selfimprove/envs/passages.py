@@ -12,8 +12,6 @@ ones, searches and crafting with the expert's thoughts and actions. None is a ta
 shows what is a method's own: its prompt, feedback on an attempt, a revision, a judgement, a reflection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Literal, NamedTuple

@@ -16,8 +16,6 @@ The last line is the method's. The feedback has what the environment answered, n
 says at an episode's end: without an oracle, RISE says "incorrect" to a right plan as well.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path

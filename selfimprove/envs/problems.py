@@ -4,8 +4,6 @@ Real data keeps the official test split; MATH's training split is not public in 
 splits divide its test file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal

@@ -21,8 +21,6 @@ question. An answer is graded by the environment. A plan of look-ups (``plans.py
 answer would have to be written before anything was read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple

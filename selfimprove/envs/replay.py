@@ -15,8 +15,6 @@ What a copy answers must depend on nothing but the task and the actions (all of 
 replaced by a fresh one, and the state replayed once more.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -40,15 +38,12 @@ class Slot(Protocol):
             EnvError: this copy cannot go on (broken connection, forgotten by its server, an error for an answer).
             UserError: no copy can ever do it (no such task, nothing there at all).
         """
-        ...
 
     async def step(self, action: str) -> Step:
         """Act. Raises: as ``reset``."""
-        ...
 
     async def close(self) -> None:
         """Release the copy. May be called again, and on a copy that failed or was cancelled in mid-call."""
-        ...
 
 
 @dataclass(frozen=True)

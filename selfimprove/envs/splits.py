@@ -3,8 +3,6 @@
 Every method that draws here has the same dev and test split of an environment if it asks for as many tasks of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -77,14 +75,10 @@ def draw_in_order(
     if isinstance(ids, HeldOut):
         found: dict[str, list[int]] = {}
         for part, tasks in ids.of.items():
-            its = [(name, count) for name, count in counts if _part_of(name) == part]
+            its = [(name, count) for name, count in counts if (name if name in ("dev", "test") else "train") == part]
             found |= _drawn(env_name, tasks, its, seed, where, f"the {len(tasks)} for {part}", f", or {ids.more}")
         return {name: found[name] for name, _ in counts}
     return _drawn(env_name, ids, counts, seed, where, str(len(ids)), "")
-
-
-def _part_of(split: str) -> str:
-    return split if split in ("dev", "test") else "train"
 
 
 def _drawn(

@@ -20,8 +20,6 @@ split          train.json, validate.json and test.json of one list of tasks, 7:2
 =============  ======================================================================================================
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,6 +1,6 @@
 """Exports episodes and examples to the released code's formats, and imports its logs (docs/rise.md, R36).
 
-    python -m selfimprove.interop.rise log        episodes.jsonl  5_turns.json
+    python -m selfimprove.interop.rise log        episodes.jsonl  5_turns.json --api teacher
     python -m selfimprove.interop.rise dataset    examples.jsonl  dataset.json
     python -m selfimprove.interop.rise import-log 5_turns.json    episodes.jsonl --env gsm8k
 
@@ -8,9 +8,7 @@ The log is one object keyed by task index; besides the original's fields it hold
 status, omitted``. It has no place for token ids: episodes imported from a log are tokenised anew when trained on.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,23 +41,26 @@ BLOCKED = "blocked"
 _ROLES_FROM = {"user": "human", "system": "human", "assistant": "gpt"}
 
 
-def to_log(episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    """The original's log object: one entry an episode, keyed by its place as a string."""
-    return {str(index): log_entry(index, episode) for index, episode in enumerate(episodes)}
+def to_log(episodes: Sequence[Episode], api: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """The original's log object: one entry an episode, keyed by its place as a string. ``api``: see ``log_entry``."""
+    return {str(index): log_entry(index, episode, api) for index, episode in enumerate(episodes)}
 
 
-def log_entry(index: int, episode: Episode) -> dict[str, Any]:
+def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[str, Any]:
     """One entry of the log. ``dialogue`` is the last prompt: the messages before the last action that it showed.
+
+    Its attempts have the role ``agent``, or ``assistant`` where one of the models ``api`` made the last action.
 
     A turn that the client failed on stands in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``) alone; the
     other lists stop before it.
     """
     turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
     failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()
-    begun = [{"role": _agent(message.role), "content": message.content} for message in episode.prompt]
+    role = "assistant" if turns and turns[-1].model in api else "agent"
+    begun = [{"role": role if m.role == "assistant" else "user", "content": m.content} for m in episode.prompt]
     pairs = []
     for turn in turns if failed else turns[:-1]:
-        pairs.append({"role": "agent", "content": turn.attempt.text})
+        pairs.append({"role": role, "content": turn.attempt.text})
         pairs.append({"role": "user", "content": _told(turn, episode.query)})
     left_out = 0 if failed or not turns else turns[-1].omitted
     return {
@@ -147,10 +148,6 @@ def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
         }
         for example in examples
     ]
-
-
-def _agent(role: str) -> str:
-    return "agent" if role == "assistant" else "user"
 
 
 def _told(turn: Turn, query: str) -> str:
@@ -244,8 +241,14 @@ def _opening(entry: _Entry) -> list[Message]:
         first_pair = [attempt.content, after.content] == [*actions[:1], *told[:1]]
         if first_pair and attempt.role == "assistant" and before.role == "user" and before.content != after.content:
             return messages[:index]
-    # The limit on trailing messages cut the first attempt off, or there was none before: then it is all prompt.
-    return opening(entry.query) if len(actions) > 1 or messages[-1].content in told else messages
+    if len(actions) < 2 and messages[-1].content not in told:
+        return messages  # nothing was attempted before: it is all prompt
+    # The limit on trailing messages cut the first attempt off, and the problem; a worked example stays before the cut.
+    problem = opening(entry.query, few_shot=False)
+    begins = [message.role for message in messages[:2]] == ["user", "assistant"]
+    if begins and messages[0].content not in (*told, problem[0].content):
+        return [*messages[:2], *problem]
+    return opening(entry.query)
 
 
 app = typer.Typer(add_completion=False, help="Our files in the original's formats, and back.", no_args_is_help=True)
@@ -254,9 +257,15 @@ _Out = Annotated[Path, typer.Argument(help="file to write")]
 
 
 @app.command("log")
-def export_log(source: _In, target: _Out) -> None:
+def export_log(
+    source: _In,
+    target: _Out,
+    api: Annotated[
+        list[str] | None, typer.Option(help="a model behind an API: its dialogue has the role assistant")
+    ] = None,
+) -> None:
     """Episodes (JSONL) to the original's log."""
-    write_json(target, to_log(read_jsonl(source, Episode)))
+    write_json(target, to_log(read_jsonl(source, Episode), api or ()))
 
 
 @app.command("dataset")

@@ -7,8 +7,6 @@ python -m selfimprove.interop.spin pairs        pairs.jsonl rows.jsonl
 python -m selfimprove.interop.spin score        trajs.json
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from selfimprove.core.publish import write_text
 from selfimprove.core.records import Message, Pair, mean_and_error, read_jsonl
 from selfimprove.methods.spin.convert import Mode, alpaca_row
 from selfimprove.methods.spin.play import SpinEpisode
-from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, alpaca
+from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
 
 LARGEST = 1e100
@@ -76,7 +74,9 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
     A trainer puts its own chat format around the rows; a wrapper that stayed would be there twice.
     """
-    prompt = {"role": "user", "content": asked_in(joined(pair.prompt))}
+    text = joined(pair.prompt)
+    flat = [message.content for message in pair.real[:1]] == [CUE]  # else turns, to which nothing is added
+    prompt = {"role": "user", "content": asked_in(text) if flat else text}
     return {
         side: [prompt, {"role": "assistant", "content": joined(messages)}]
         for side, messages in (("real", pair.real), ("generated", pair.generated))
@@ -84,7 +84,7 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def asked_in(prompt: str) -> str:
-    """A prompt's question, with the worked episodes before it, if any, and without Alpaca wrapper or newline."""
+    """The question of a prompt of one text: with worked episodes before it, if any, without wrapper or newline."""
     shots, wrapper, rest = prompt.rpartition(WRAPPER)
     return shots + rest.removesuffix(RESPONSE) if wrapper else prompt.removesuffix("\n")
 
@@ -127,9 +127,9 @@ def _mark(key: str, entry: Any, field: str) -> float:
     return float(value)
 
 
-def as_json(value: Any) -> str:
-    """JSON as the original writes it: keys in their order, ASCII, two spaces."""
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+def as_json(value: Any, indent: int = 2) -> str:
+    """JSON as the original writes it: keys in their order, ASCII, no newline at the end."""
+    return json.dumps(value, indent=indent, allow_nan=False)
 
 
 app = typer.Typer(add_completion=False, help="SPIN's files in the original's formats.", no_args_is_help=True)
@@ -155,7 +155,7 @@ def export_alpaca(
 ) -> None:
     """Trajectories to Alpaca rows."""
     rows = alpaca_rows(read_trajectories(source), mode, str(source), rewarded=rewarded)
-    write_text(target, as_json(rows))
+    write_text(target, as_json(rows, indent=4))
 
 
 @app.command("preferences")
@@ -186,7 +186,7 @@ def score(
 ) -> None:
     """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""
     trajectories = read_trajectories(source)
-    typer.echo(as_json(score_file(trajectories, requested or max(1, len(trajectories)))), nl=False)
+    typer.echo(as_json(score_file(trajectories, requested or max(1, len(trajectories)))))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ same file; the original appended. Prompts are written as in training, Zephyr's t
 original generated with one format and trained with another.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +35,7 @@ from selfimprove.methods.spin.chats import (
     make_row,
     read_rows_of,
     reformat,
+    reformatted,
     write_rows_to,
 )
 from selfimprove.methods.spin.prompts import opening
@@ -81,7 +80,7 @@ def reformat_command(
     data: Annotated[Path, typer.Option(help="folder of the SFT data set: JSONL, JSON or parquet files of chats")],
     output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")] = Path("reformatted"),
     kind: Annotated[Literal["ultrachat", "tulu-v2"], typer.Option(help="how the data set splits")] = "ultrachat",
-    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "jsonl",
+    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
     """Chats to rows of a prompt, its answer, and room for the opponent's."""
     rows, counts = reformat(data, kind)
@@ -110,10 +109,7 @@ def generate_command(
     seed: Annotated[int, typer.Option(min=0)] = 42,
 ) -> None:
     """The opponent answers one fraction of the prompts."""
-    found = sorted(input_dir.glob(f"{STEM.format(split=split)}.*"))
-    if not found:
-        raise UserError(f"{input_dir} has no {STEM.format(split=split)}.*; write it with reformat.")
-    mine = fraction([row for _, row in read_rows_of(found[0])], data_frac, frac_len)
+    mine = fraction([row for _, row in read_rows_of(reformatted(input_dir, split))], data_frac, frac_len)
     cfg = TransformersEngineConfig(
         engine="transformers", slots=batch_size, context=context, chat_template=chat_template, device=device,
         dtype="bfloat16" if device == "cuda" else "float32",
@@ -141,7 +137,7 @@ def gather_command(
     output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")],
     num_fracs: Annotated[int, typer.Option(min=1, help="how many fractions there must be")] = 125,
     split: Annotated[Split, typer.Option()] = "train",
-    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "jsonl",
+    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
     """All fractions to one file; one that is missing is an error."""
     rows = gathered(input_dir, num_fracs, split)

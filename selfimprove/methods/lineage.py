@@ -1,19 +1,10 @@
 """Names of rows and iterations, and what they go on from and ask for: alike in every method."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from typing import Any
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
-class Descendant(Protocol):
-    """An iteration; ``init`` names its parent."""
-
-    @property
-    def init(self) -> str: ...
 
 
 def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> None:
@@ -77,11 +68,11 @@ def check_split(split: str, tasks: object) -> None:
 
 
 def lineage(
-    iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",), kind: str = "iterations"
+    iterations: Mapping[str, Any], name: str, roots: Collection[str] = ("base",), kind: str = "iterations"
 ) -> list[str]:
     """The iteration and its ancestors, oldest first; the root that they come from is left out. Of a root: nothing.
 
-    ``kind``: the section that holds them.
+    An iteration's ``init`` names its parent. ``kind``: the section that holds them.
 
     Raises:
         ValueError: an ``init`` that does not exist, or a cycle.

@@ -4,8 +4,6 @@ Every method counts these under the same names in a row's ``generate.json``, ``m
 results table shows those that are not zero. In the default profile no prompt and no example is shortened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

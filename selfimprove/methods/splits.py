@@ -1,7 +1,5 @@
 """Split files: frozen lists of task ids, one JSON line each, beside which their hashes are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Collects the results of one method's rows: the content of its table and of ``results/summary.json`` holds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,8 +82,7 @@ def by_environment(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[st
 
 def headline(summary: Mapping[str, Any]) -> str:
     """The metric by which a method's rows are ranked."""
-    metric: str = summary.get("headline", next(iter(summary["columns"]), ""))
-    return metric
+    return summary.get("headline", next(iter(summary["columns"]), ""))
 
 
 def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:

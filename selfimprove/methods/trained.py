@@ -1,7 +1,5 @@
 """Settings that a method's trainings share are written once in its section; each training has only what differs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

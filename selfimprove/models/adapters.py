@@ -13,8 +13,6 @@ Training with ``lora`` writes::
 weights calls it. This module imports neither torch nor peft.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -63,7 +61,7 @@ def weights_key(folder: Path) -> str:
     digest = blake2b(digest_size=16)
     for file in sorted(folder.iterdir()):
         if file.is_file() and (file.name.endswith(WEIGHT_SUFFIXES) or file.name in (CONFIG, BASE)):
-            _add(digest, file)
+            add_file(digest, file)
     return digest.hexdigest()
 
 
@@ -71,11 +69,12 @@ def content_key(folder: Path) -> str:
     """Hash of the names and contents of all files of a model folder."""
     digest = blake2b(digest_size=16)
     for file in sorted(one for one in folder.iterdir() if one.is_file()):
-        _add(digest, file)
+        add_file(digest, file)
     return digest.hexdigest()
 
 
-def _add(digest: blake2b, file: Path) -> None:
+def add_file(digest: blake2b, file: Path) -> None:
+    """Add a file's name and content to a hash."""
     digest.update(file.name.encode())
     with file.open("rb") as handle:
         while block := handle.read(1 << 20):

@@ -6,8 +6,6 @@ Peft's format, as ``save_pretrained`` writes it::
     adapter_config.json          {"peft_type": "LORA", "base_model_name_or_path": "owner/name", "revision": "1f0c…", …}
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

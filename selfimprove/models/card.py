@@ -3,11 +3,8 @@
 What params, files or data bring into it is shown as text: fenced, or with Markdown's own characters escaped.
 """
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -17,20 +14,13 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from ruamel.yaml import YAML
 
+from selfimprove.core.git import git
 from selfimprove.core.sources import load_sources
 
 METHODS = {
-    "rise": (
-        "RISE",
-        "several attempts with feedback, learning from the better ones by their reward",
-        "2407.18219",
-    ),
+    "rise": ("RISE", "several attempts with feedback, learning from the better ones by their reward", "2407.18219"),
     "agent_r": ("Agent-R", "revision trajectories from tree search, iterated self-training", "2501.11425"),
-    "reflect_rl": (
-        "Reflect-RL",
-        "a frozen reflection model, and a policy trained by reinforcement",
-        "2402.12621",
-    ),
+    "reflect_rl": ("Reflect-RL", "a frozen reflection model, and a policy trained by reinforcement", "2402.12621"),
     "spin": ("SPIN", "self-play fine-tuning against the model of the round before", "2401.01335"),
 }
 """By section: name, idea, arXiv number."""
@@ -170,11 +160,11 @@ def _yaml(value: Any) -> str:
 
 
 def _commit() -> str:
-    told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    if told.returncode != 0:
+    code, commit = git("rev-parse", "HEAD")
+    if code != 0:
         return "unknown"
-    changed = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
-    return f"`{told.stdout.strip()}`" + (", with changes that were not committed" if changed.stdout.strip() else "")
+    _, changed = git("status", "--porcelain", "-uno")
+    return f"`{commit.strip()}`" + (", with changes that were not committed" if changed.strip() else "")
 
 
 def _licence(row: Row) -> str:

@@ -4,8 +4,6 @@ The weights are not loaded into memory: the library builds the model on PyTorch'
 its tensors the files lack or hold in another shape. All values are read, a part at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Importing transformers' modelling code costs about 2.5 s beyond torch, whichever
 nothing to it); so it is imported here, inside the function, and by nothing light.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

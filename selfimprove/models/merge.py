@@ -3,8 +3,6 @@
 With ``--out`` it is the process in which ``merging.full_weights`` merges.
 """
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from pathlib import Path

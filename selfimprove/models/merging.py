@@ -6,8 +6,6 @@ or not at all. Who uses one holds a lock on it until the process ends; of those 
     python -m selfimprove.models.merge models/spin/iter1      prints where its full weights are (makes them, if need be)
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -5,8 +5,6 @@ transformers reads that file, and the folder written here is an ordinary one: a 
 tokenizer, its chat template, its generation config and a card.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Digits stay apart, so that arithmetic is learnable; with ``phrases`` merges may 
 phrase becomes one token and sequences get two to three times shorter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

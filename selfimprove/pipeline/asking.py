@@ -1,7 +1,5 @@
 """The engines of a stage that plays: over its journal, with its progress, and their throughput in its timing."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,12 +24,7 @@ async def asking(
     """The engines of ``policies`` (see ``open_engines``), and a progress over ``total`` units that watches them."""
     with stage.journal() as journal, stage.progress(total) as progress:
         async with open_engines(
-            configs,
-            policies,
-            threads=stage.run.threads,
-            journal=journal,
-            expert=expert,
-            cluster=stage.run.cluster,
+            configs, policies, threads=stage.run.threads, journal=journal, expert=expert, cluster=stage.run.cluster
         ) as engines:
             progress.watch(engines)
             yield engines, progress

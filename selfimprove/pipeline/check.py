@@ -4,21 +4,24 @@ It validates every section of params.yaml and reports every fault, not only the 
 and have no results yet it checks what their stages would miss late: API keys, packages, a GPU, models, templates.
 """
 
-from __future__ import annotations
-
 import os
+import re
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
 
 from selfimprove.core.chat import NAMED_TEMPLATES
-from selfimprove.core.errors import UserError
+from selfimprove.core.cli import one_sentence
+from selfimprove.core.errors import UserError, for_terminal
 from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.core.yaml import read_yaml
@@ -40,13 +43,17 @@ from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
 PARAMS_FILE = Path("params.yaml")
+GRAPH_FILE = Path("dvc.yaml")
 RESULTS = Path("results/summary")
+_EACH = re.compile(r"\$\{([\w.]+)\}")
+_ABSENT: Any = object()
 LOCAL = ("models/", "/", "./", "../")
 """How a model's name begins that can only be a folder; every other one may be the hub's."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists where the NVIDIA driver is installed (the last: under WSL)."""
 
 
+@one_sentence()
 def main() -> None:
     """Arguments: the methods that are about to run, or ``params``: that file alone; none: all.
 
@@ -71,17 +78,58 @@ def main() -> None:
     except UserError as error:
         faults = [str(error)]
     if faults:
-        print("\n".join(dict.fromkeys(faults)), file=sys.stderr)
+        print(for_terminal("\n".join(dict.fromkeys(faults))), file=sys.stderr)
         sys.exit(2)
     if not asked:
         print(f"{PARAMS_FILE}: {len(SCHEMAS)} sections are valid, and what {', '.join(methods)} need is there.")
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each key that does not fit, and one if curves are wanted where they cannot be sent."""
-    yield from schema_faults(values, str(PARAMS_FILE))
+    """A sentence for each key that does not fit or that DVC lacks, and one if curves cannot be sent where they are
+    wanted."""
+    faults = list(schema_faults(values, str(PARAMS_FILE)))
+    yield from faults
+    if not faults and GRAPH_FILE.is_file():
+        yield from graph_faults(values, _graph(GRAPH_FILE.absolute(), GRAPH_FILE.stat().st_mtime_ns))
     with suppress(ValidationError):  # which is told already
         yield from _said("", check_package, TrackingParams.model_validate(values.get("tracking", {})))
+
+
+def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each key that DVC reads for a stage (``stages``: of dvc.yaml) and that stands nowhere in the file.
+
+    The schemas know a value for it; DVC does not, and would end in the middle of the run.
+    """
+    told = set()
+    for name, stage in stages.items():
+        over = _EACH.fullmatch(str(stage.get("foreach", "")))
+        body = stage["do"] if over else stage
+        entries = _at(values, over[1]) if over else {"": None}
+        for item in entries if isinstance(entries, Mapping) else ():
+            for key in (str(param).replace("${key}", str(item)) for param in body.get("params", [])):
+                if key in told or _at(values, key) is not _ABSENT:
+                    continue
+                told.add(key)
+                method, last = key.partition(".")[0], key.rpartition(".")[2]
+                shared = _at(values, f"{method}.train.{last}") if ".train." in key else _ABSENT
+                remedy = "its default is in docs/params.md" if shared is _ABSENT else f"{method}.train has {shared}"
+                reader = f"{name}@{item}" if item else name
+                yield f"{PARAMS_FILE}: {key}: missing, and DVC reads it for {reader}; write it there ({remedy})."
+
+
+@cache
+def _graph(file: Path, _changed: int) -> Mapping[str, Any]:
+    """The stages of a dvc.yaml, read once for all points of a grid."""
+    return YAML(typ="safe").load(file)["stages"]
+
+
+def _at(values: Any, key: str) -> Any:
+    """What stands at a dotted key; ``_ABSENT`` if nothing does."""
+    for part in key.split("."):
+        if not isinstance(values, Mapping) or part not in values:
+            return _ABSENT
+        values = values[part]
+    return values
 
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:
@@ -111,10 +159,24 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
     if "cuda" in devices.values() and not any(Path(file).exists() for file in GPU_FILES):
         key = next(key for key, value in devices.items() if value == "cuda")
         yield f"{key} is cuda, but there is no NVIDIA GPU here; `make rehearse` runs a GPU profile on a CPU."
+    elif "cuda" in devices.values():
+        yield from compiler_faults(Path(sysconfig.get_path("include")))
     for key, value in every(section, "quantize"):
         if value != "none" and find_spec("bitsandbytes") is None:
             yield f"{key} is {value}, which needs the package bitsandbytes; run `make setup ACCELERATOR=cuda`."
             break
+
+
+def compiler_faults(headers: Path) -> Iterator[str]:
+    """What Triton lacks here, which compiles a launcher in C for each kernel; ``headers``: the folder of Python's."""
+    lacking = []
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))):
+        lacking.append("a C compiler")
+    if not (headers / "Python.h").is_file():
+        lacking.append(f"Python's headers ({headers})")
+    if lacking:
+        remedy = "`sudo apt-get install gcc python3.11-dev` installs both"
+        yield f"device is cuda, and Triton's kernels need {' and '.join(lacking)}, which are not here; {remedy}."
 
 
 def base_faults(method: str, base: BaseParams) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """What code a stage depends on: every module of this repository that its script imports, directly or not.
 
-Imports inside functions count, and so do modules that another process is started with, which no import names, and
-files that a module reads beside itself (``with_name``). Empty ``__init__.py`` files and ``PLUMBING`` do not count.
+Imports inside functions and relative ones count, packages with what their ``__init__.py`` holds, and so do modules that
+another process is started with, which no import names, and files that a module reads beside itself (``with_name``).
+``PLUMBING`` does not count, nor do empty ``__init__.py`` files.
 Of the environments only those count that the params name.
 Code is hashed without comments, docstrings and layout: only a changed program is another one.
 
@@ -32,6 +33,8 @@ REGISTRY = Path("selfimprove/envs/registry.py")
 
 KNOWN = Path(".scratch/code.json")
 """Cache of what was found in each file, by the hash of its content: parsing all of them takes two seconds."""
+KNOWN_FORMAT = 2
+"""Raised when more is looked for in a file; a cache of another format is not read."""
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
@@ -128,7 +131,8 @@ class _Sources:
         return found
 
     def _needs(self, file: Path, source: _Source) -> Iterator[Path]:
-        yield from (Path(*name.split(".")).with_suffix(".py") for name in source.modules)
+        for name in source.modules:
+            yield from _files_of(name)
         for name in source.beside:
             place = self._root / file.with_name(name)
             inner = place.rglob("*") if place.is_dir() else [place]
@@ -139,7 +143,9 @@ class _Sources:
         """None if there is no such file (what is imported from a module may be one, or a name in it)."""
         if file not in self._read:
             path = self._root / file
-            self._read[file] = self._parsed(file, path.read_bytes()) if path.is_file() else None
+            data = path.read_bytes() if path.is_file() else None
+            empty = data is None or (file.name == "__init__.py" and not data.strip())
+            self._read[file] = None if empty or data is None else self._parsed(file, data)
         return self._read[file]
 
     def _parsed(self, file: Path, data: bytes) -> _Source:
@@ -148,7 +154,7 @@ class _Sources:
             return _Source(content, content, [], [])
         known = self._known.get(str(file))
         if known is None or known.content != content:
-            known = self._known[str(file)] = _parsed(content, data.decode("utf-8"))
+            known = self._known[str(file)] = _parsed(content, data.decode("utf-8"), file.parent.parts)
             self._new = True
         return known
 
@@ -160,7 +166,15 @@ class _Sources:
         if self._new and self._file.parent.is_dir():
             text = json.dumps(self._known)
             with suppress(OSError):  # a full disk costs only time here
-                self._file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
+                self._file.write_text(f"{_sealed(text)}\n{text}", encoding="utf-8")
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """The files that Python runs for ``a.b``, as far as they exist: the packages above it, and its own."""
+    parts = module.split(".")
+    yield Path(*parts).with_suffix(".py")
+    for end in range(1, len(parts) + 1):
+        yield Path(*parts[:end], "__init__.py")
 
 
 def _played(script: Path, root: Path) -> Iterator[Path]:
@@ -174,7 +188,7 @@ def _played(script: Path, root: Path) -> Iterator[Path]:
         played = MIXTURE if isinstance(env, list) else str(env.get("name", DEFAULTS.get(method, "")))
         for name in {played, *_texts(section)}:
             for module in modules_of(method, name):
-                yield Path(*module.split(".")).with_suffix(".py")
+                yield from _files_of(module)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -192,12 +206,17 @@ def _read_known(file: Path) -> dict[str, _Source]:
         checksum, text = file.read_text(encoding="utf-8").split("\n", 1)
     except (OSError, ValueError):
         return {}
-    if checksum != hashlib.sha256(text.encode()).hexdigest():
+    if checksum != _sealed(text):
         return {}
     return {name: _Source(*values) for name, values in json.loads(text).items()}
 
 
-def _parsed(content: str, text: str) -> _Source:
+def _sealed(text: str) -> str:
+    return hashlib.sha256(f"{KNOWN_FORMAT} {text}".encode()).hexdigest()
+
+
+def _parsed(content: str, text: str, package: tuple[str, ...]) -> _Source:
+    """What a file holds; ``package``: the names of the packages around it, from which its relative imports start."""
     modules, beside = set[str](), set[str]()
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -207,6 +226,10 @@ def _parsed(content: str, text: str) -> _Source:
             case ast.ImportFrom(module=str(module), level=0):
                 modules.add(module)
                 modules.update(f"{module}.{alias.name}" for alias in node.names)
+            case ast.ImportFrom(module=module, level=level) if 0 < level <= len(package):
+                start = ".".join([*package[: len(package) - level + 1], *([module] if module else [])])
+                modules.add(start)
+                modules.update(f"{start}.{alias.name}" for alias in node.names)
             case ast.Call(func=ast.Attribute(attr="with_name"), args=[ast.Constant(value=str(name))]):
                 beside.add(name)
     return _Source(content, hashlib.sha256(program(text).encode()).hexdigest(), sorted(modules), sorted(beside))

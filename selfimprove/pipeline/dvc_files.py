@@ -8,29 +8,31 @@ to start. Every stage therefore keeps a copy at its beginning, when DVC has fini
 (``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: at most one stage is then run again, and its
 finished work is only published again. ``.dvc/tmp/rwlock`` says which process works on which file; a torn one, and the
 entries of processes that have ended, are removed.
+
+``dvc exp run`` leaves the branch while it works, and goes back at its end. Where it is killed, git stays on no branch;
+so the branch's name is kept (``keep_branch``).
 """
 
-from __future__ import annotations
-
 import fcntl
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
+from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from selfimprove.core.git import git
 from selfimprove.core.publish import aside, write_text
 
 LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
+BRANCH = Path(".scratch/branch")
 POLL_SECONDS = 0.5
 TURN = Path(".scratch/locks/repro")
 """Locked by the run that works here; holds its process id."""
@@ -71,8 +73,36 @@ def keep() -> None:
         return  # the first stage of all
 
 
+def keep_branch() -> None:
+    """Keep the name of the branch that an experiment is about to leave; on none, nothing."""
+    code, name = git("symbolic-ref", "--quiet", "HEAD")
+    if code == 0:
+        write_text(BRANCH, name)
+
+
+def back_on_branch() -> Iterator[str]:
+    """Go back to the kept branch where an experiment left git on none, and say so; files stay as they are."""
+    if not BRANCH.is_file():
+        return
+    name = BRANCH.read_text(encoding="utf-8").strip()
+    BRANCH.unlink()
+    if git("symbolic-ref", "--quiet", "HEAD")[0] == 0:
+        return  # it went back itself, or a person has chosen a branch
+    short = name.removeprefix("refs/heads/")
+    if git("rev-parse", "HEAD") == git("rev-parse", name):
+        git("symbolic-ref", "-m", "back from a killed experiment", "HEAD", name)
+        git("reset", "--quiet")  # the index alone, as DVC does
+        yield f"a killed experiment left git on no branch; it is on {short} again."
+    else:
+        yield (
+            f"a killed experiment left git on no branch, and something was committed since; `git branch NAME` keeps "
+            f"that, and `git switch {short}` goes back."
+        )
+
+
 def restore() -> Iterator[str]:
     """Repair what a kill of DVC left; a sentence for each repair. Only while no DVC works here."""
+    yield from back_on_branch()
     if LOCK.exists() and not _whole(LOCK):
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:
@@ -92,7 +122,7 @@ def restore() -> Iterator[str]:
 def wait_for_others() -> None:
     """Wait while another DVC works in this folder that a person has started without make; says so once."""
     said = False
-    while others := [pid for pid in _processes(_entries() or {}) if _is_dvc(pid)]:
+    while others := [pid for pid in _processes(_entries() or _Entries()) if _is_dvc(pid)]:
         if not said:
             names = ", ".join(str(pid) for pid in sorted(set(others)))
             _say_waiting(names)
@@ -116,20 +146,33 @@ def _whole(path: Path) -> bool:
     return True
 
 
-def _entries() -> dict[str, Any] | None:
-    """The content of ``rwlock``; {} if there is none, None if it is torn."""
+class _Process(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    pid: int
+    cmd: str
+
+
+class _Entries(BaseModel):
+    """``rwlock`` as DVC takes it. (Its own schema lies in a package whose import removes colours from our output.)"""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    write: dict[str, _Process] = {}
+    read: dict[str, list[_Process]] = {}
+
+
+def _entries() -> _Entries | None:
+    """The content of ``rwlock``; None if it is torn, or nothing that DVC takes."""
     try:
-        value = json.loads(RWLOCK.read_bytes())
+        return _Entries.model_validate_json(RWLOCK.read_bytes())
     except FileNotFoundError:
-        return {}
+        return _Entries()
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
 
 
-def _processes(entries: dict[str, Any]) -> set[int]:
-    readers = [one for many in entries.get("read", {}).values() for one in many]
-    return {int(one["pid"]) for one in [*readers, *entries.get("write", {}).values()] if "pid" in one}
+def _processes(entries: _Entries) -> set[int]:
+    readers = [one for many in entries.read.values() for one in many]
+    return {one.pid for one in [*readers, *entries.write.values()]}
 
 
 def _is_dvc(pid: int) -> bool:

@@ -1,7 +1,5 @@
 """What `make exp` checks of ``SET="key=value …"`` before DVC writes it into params.yaml."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shared by the finetune stages of all methods: the tokens that count, the call, and publishing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

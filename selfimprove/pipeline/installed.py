@@ -6,8 +6,6 @@ ScienceWorld) do not count, and neither does the build of a version (``+cpu``, `
 one without agree on the default's runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Changes a YAML file's values and keeps the lines of all others, comments included."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from io import StringIO

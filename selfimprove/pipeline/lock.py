@@ -4,16 +4,16 @@ A second run of a stage is refused with a sentence, except when the first is an 
 stage working. The orphan's results are as good as ours, so we wait for it and take them over.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -22,6 +22,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.pipeline.warm import parents
 
 HOST = socket.gethostname()
+LOCKS = Path(".scratch/locks")
 POLL_SECONDS = 0.2
 UNNAMED_POLLS = 10
 """After so many tries a holder without a name is reported."""
@@ -35,15 +36,24 @@ def alone(file: Path, sentence: str) -> Iterator[None]:
         UserError: another process holds it; says ``sentence``.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(sentence) from None
-    try:
+    with ExitStack() as held:
+        try:
+            held.enter_context(FileLock(file, timeout=0))
+        except Timeout:
+            raise UserError(sentence) from None
         yield
-    finally:
-        lock.release()
+
+
+@contextmanager
+def in_turn(file: Path, sentence: str) -> Iterator[None]:
+    """Hold a lock; where another process holds it, say ``sentence`` and wait."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(alone(file, sentence))
+        except UserError:
+            print(sentence, file=sys.stderr, flush=True)
+            held.enter_context(FileLock(file))
+        yield
 
 
 @contextmanager
@@ -102,11 +112,13 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
 
 
 def _holder(owner: Path) -> dict[str, object] | None:
+    """What the holder of a lock has written of itself; None if it is gone, or if that is missing or damaged."""
     try:
-        value: dict[str, object] = json.loads(owner.read_text())
+        value: dict[str, Any] = json.loads(owner.read_text())
+        _ = [float(one) for one in (value["pid"], value["created"], *itertools.chain(*value["parents"]))]
         elsewhere = value.get("host", HOST) != HOST  # the lock that it holds says that it lives
         return value if elsewhere or _lives(value["pid"], value["created"]) else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -4,8 +4,6 @@ A name alone stands for that key in every section, ``Class.name`` for one kind o
 one package (a method); the longer form goes before the name alone.
 """
 
-from __future__ import annotations
-
 MEANINGS = {
     # The sections.
     "rise": "for RISE",
@@ -99,7 +97,7 @@ MEANINGS = {
     "logging_steps": "steps between two points of the loss curve",
     "rank": "rank of the adapter matrices",
     "alpha": "scale of the adapters: they are multiplied by alpha / rank",
-    "dropout": "dropout before the adapters while training",
+    "dropout": "dropout before the adapters while training; SPIN's training on pairs has none",
     "targets": "names of the layers that get adapters; all-linear: every linear layer",
     "quantize": "store the base's frozen weights in 8 or 4 bits",
     "LauncherConfig.kind": "single: this process; fork: forks on a CPU; torchrun: DDP; deepspeed: ZeRO",

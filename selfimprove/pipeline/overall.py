@@ -5,17 +5,17 @@ How long stages take is known from their last run here (``.scratch/stages.json``
 that are still to come will be skipped is not known before DVC reaches them, hence "at most".
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
 from selfimprove.pipeline.params import METHODS
 
@@ -53,7 +53,8 @@ class Overall:
     def end(self) -> None:
         """The running stage has ended, without a known failure: keep how long it took."""
         if self._running:
-            write_json(SECONDS, _seconds() | {self._running: round(time.monotonic() - self._since, 1)})
+            with suppress(OSError, UserError):  # a full disk costs the run only what it would say of the next one
+                write_json(SECONDS, _seconds() | {self._running: round(time.monotonic() - self._since, 1)})
             self._running = ""
 
     def _position(self) -> str:
@@ -92,4 +93,5 @@ def _seconds() -> dict[str, float]:
         value = json.loads(SECONDS.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    found = value.items() if isinstance(value, dict) else ()
+    return {name: seconds for name, seconds in found if type(seconds) in (int, float)}

@@ -3,8 +3,6 @@
 A stage validates the sections it uses; an unknown top-level key is refused by every stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +14,7 @@ from pydantic_core import ErrorDetails
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
+from selfimprove.pipeline.kernels import Kernels
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 """In the order of tables and messages."""
@@ -23,15 +22,23 @@ METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
+OUTPUTS = ("data", "models", "results", ".scratch")
+"""Folders that the stages write to."""
+
 SHOWN = 60
 """Characters of a value that a message repeats, at most."""
 
 
 class RunParams(Section):
-    """What holds for every stage. Seed and threads are part of every result's identity, the rest changes no byte."""
+    """What holds for every stage. Results depend on seed, threads and kernels; the rest changes no byte."""
 
     seed: int = Field(ge=0, le=LARGEST_SEED)
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads; other counts give other last bits")
+    kernels: Kernels = Field(
+        default="native",
+        description="of the CPU; native: the fastest of this processor; portable: the same bits on every x86-64 "
+        "processor with AVX2, in more time",
+    )
     max_blocked: float = Field(
         default=0.05,
         ge=0,
@@ -42,9 +49,9 @@ class RunParams(Section):
     cluster: ClusterParams = Field(default=NO_CLUSTER, description="where the replicas of engines run")
 
     @property
-    def identity(self) -> tuple[int, int]:
+    def identity(self) -> tuple[int, int, str]:
         """What results depend on."""
-        return self.seed, self.threads
+        return self.seed, self.threads, self.kernels
 
 
 S = TypeVar("S", bound=Section)
@@ -77,10 +84,13 @@ def section_faults(values: dict[str, Any], name: str, schema: type[Section], whe
 
 
 def named_paths(value: Any) -> set[Path]:
-    """Files and folders that a part of the params names: every text in it that is the path of something that exists."""
+    """Files and folders that a part of the params names: every text in it that is the path of something that exists.
+
+    Folders that hold the outputs are left out.
+    """
     if isinstance(value, str):
         try:
-            return {Path(value)} if value and Path(value).exists() else set()
+            return {Path(value)} if value and Path(value).exists() and not _holds_outputs(Path(value)) else set()
         except (OSError, ValueError):  # longer than a name may be, or with a null character
             return set()
     if isinstance(value, BaseModel):
@@ -90,6 +100,15 @@ def named_paths(value: Any) -> set[Path]:
     elif not isinstance(value, Sequence):
         return set()
     return {path for inner in value for path in named_paths(inner)}
+
+
+def _holds_outputs(path: Path) -> bool:
+    """Whether it is this folder, one above it, or one of all stages' outputs: these change with every run.
+
+    No input is meant, but a text that happens to be a path, such as a stop text ``.``.
+    """
+    place, here = path.resolve(), Path.cwd()
+    return place in (here, *here.parents) or place in [here / name for name in OUTPUTS]
 
 
 def _check_sections(values: dict[str, Any], name: str, where: str) -> None:

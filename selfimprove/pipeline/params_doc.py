@@ -1,7 +1,5 @@
 """Writes docs/params.md from the schemas: every key of params.yaml with its type, default and meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -21,7 +19,8 @@ PAGE = Path("docs/params.md")
 def page() -> str:
     lines = ["# Every key of params.yaml", "", "Written by `make docs` from the schemas; a test keeps it true."]
     for place, schema in schemas():
-        lines += ["", f"## `{place}`", "", _text(schema), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        text = " ".join((schema.__doc__ or "").split())
+        lines += ["", f"## `{place}`", "", text, "", "| key | type | default | meaning |", "|---|---|---|---|"]
         for key, field in keys_of(schema):
             lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning(schema, key)} |")
     return "\n".join(lines) + "\n"
@@ -38,7 +37,8 @@ def schemas() -> Iterator[tuple[str, type[BaseModel]]]:
         seen.add(schema)
         yield place, schema
         for key, field in keys_of(schema):
-            waiting += [(f"{place}.{key}" + _star(field.annotation), inner) for inner in _models(field.annotation)]
+            star = ".*" if get_origin(field.annotation) is dict else ""
+            waiting += [(f"{place}.{key}{star}", inner) for inner in _models(field.annotation)]
 
 
 def keys_of(schema: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
@@ -57,10 +57,6 @@ def names_of(schema: type[BaseModel], key: str) -> tuple[str, ...]:
     """Under which ``MEANINGS`` may have a key, in the order in which they count."""
     classes = [f"{one.__name__}.{key}" for one in schema.__mro__ if issubclass(one, BaseModel)]
     return *classes, f"{schema.__module__.split('.')[-2]}.{key}", key
-
-
-def _text(schema: type[BaseModel]) -> str:
-    return " ".join((schema.__doc__ or "").split())
 
 
 def _default(field: FieldInfo) -> str:
@@ -107,10 +103,6 @@ def _options(annotation: Any) -> Iterator[Any]:
             yield "null"
         else:
             yield argument.__name__ if isinstance(argument, type) else argument
-
-
-def _star(annotation: Any) -> str:
-    return ".*" if get_origin(annotation) is dict else ""
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -5,10 +5,7 @@ another kind (another ``engine``, another ``launcher.kind``) replaces the defaul
 not change stay as they are, with their comments.
 """
 
-from __future__ import annotations
-
 import re
-import subprocess
 import sys
 from contextlib import suppress
 from difflib import get_close_matches
@@ -20,6 +17,7 @@ from ruamel.yaml import YAML
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
+from selfimprove.core.git import git
 from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
@@ -125,8 +123,8 @@ def _kept(content: bytes) -> bool:
 
 def _committed(path: Path) -> bool:
     """Whether the file is as the last commit has it."""
-    shown = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, check=False)
-    return shown.returncode == 0 and shown.stdout == path.read_bytes()
+    code, shown = git("show", f"HEAD:./{path}")
+    return code == 0 and shown == path.read_bytes().decode("utf-8", "replace")
 
 
 if __name__ == "__main__":

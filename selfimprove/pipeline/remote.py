@@ -9,10 +9,7 @@ Runs in the environment of ``make env-remote``, which has dvc-s3. Credentials ar
 variables, ``~/.aws``, a machine's role); none is ever written.
 """
 
-from __future__ import annotations
-
 import json
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +22,7 @@ from ruamel.yaml.error import YAMLError
 
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.git import git
 from selfimprove.pipeline import verify
 
 NAME = "shared"
@@ -75,7 +73,7 @@ def publish() -> None:
             _copy(cache, remote, part, f"sending to {where}", check=False)
         runs = _copy_runs(repo.cache.legacy, repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"))
     print(f"{where}: {len(new)} objects and {runs} runs sent, {len(held) - len(new)} objects were there.")
-    changed = [file for file in COMMITTED if _uncommitted(file)]
+    changed = [file for file in COMMITTED if git("status", "--porcelain", "--", file)[1].strip()]
     if changed:
         print(f"commit {', '.join(changed)}: a clone finds by them what was published.")
 
@@ -203,11 +201,6 @@ def _entries(path: str) -> dict[str, str]:
 
 def _folders(oids: Iterable[str]) -> list[str]:
     return [oid for oid in oids if oid.endswith(FOLDER)]
-
-
-def _uncommitted(file: str) -> bool:
-    done = subprocess.run(["git", "status", "--porcelain", "--", file], capture_output=True, text=True, check=False)
-    return bool(done.stdout.strip())
 
 
 def _check_url(url: str, endpoint: str) -> None:

@@ -1,7 +1,5 @@
 """The schema of each section of params.yaml, and params with every training's settings written out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The default profile trains a model of 0.8 million parameters with learning rates
 1,024 tokens. A large model trained like that loses in a few steps what it knew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

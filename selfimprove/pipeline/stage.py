@@ -9,7 +9,6 @@ re-run with the same identity publishes those at once.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -23,14 +22,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import FULL, UserError, for_terminal, refusal
 from selfimprove.core.journal import Journal
 from selfimprove.core.publish import link_copy, make_durable, publish, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.cluster.config import use
 from selfimprove.engines.progress import StageProgress
-from selfimprove.pipeline import dvc_files, warm
+from selfimprove.pipeline import dvc_files, kernels, warm
 from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
@@ -160,7 +159,7 @@ class Stage(Generic[S]):
                 "run again: what was answered is kept, only the blocked ones are asked again."
             )
         self._blocked = True
-        shown = " ".join(said.split()).rstrip(".")
+        shown = for_terminal(" ".join(said.split()).rstrip("."))
         print(f"{self.name}: {shown}. They count as failed; `dvc repro --force` asks for them again.", file=sys.stderr)
 
     @property
@@ -244,6 +243,9 @@ def stage(
         def command() -> None:
             module = _module_of(main)
             script = Path(*module.split(".")).with_suffix(".py")
+            if not kernels.chosen(wanted := kernels.wanted()):
+                os.environ.pop(warm.ADDRESS, None)  # its helper has loaded the libraries without them
+                kernels.start_again(wanted)
             code = warm.forward(module, section) if heavy else None
             if code is not None:
                 sys.exit(code)
@@ -266,17 +268,19 @@ def stage(
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 _run(Stage(full, item, run, params, script, tracking), main, since)
             except UserError as error:
-                print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)
+                print(f"{full}: {for_terminal(' '.join(str(error).split()))}", file=sys.stderr)
                 sys.exit(2)
             except Exception as error:
                 full_disk = _full_disk(error)
-                if full_disk is None:
+                sentence = refusal(error)
+                if full_disk is not None:
+                    sentence = (
+                        f"cannot write {full_disk}; free some space and run again: what was done is kept and no output "
+                        "was touched."
+                    )
+                if sentence is None:
                     raise
-                print(
-                    f"{full}: cannot write {full_disk}; free some space and run again: what was done is kept and no "
-                    "output was touched.",
-                    file=sys.stderr,
-                )
+                print(f"{full}: {for_terminal(sentence)}", file=sys.stderr)
                 sys.exit(2)
             except KeyboardInterrupt:
                 print(f"{full}: stopped; run again to go on from here.", file=sys.stderr)
@@ -298,6 +302,7 @@ def _module_of(main: Callable[..., None]) -> str:
 
 def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> None:
     """One run under its lock, from main to publishing; ``since``: when it began, in seconds since the epoch."""
+    kernels.check(current.run.kernels)
     # Read by OpenMP and MKL when torch is imported, which no stage has done yet.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(current.run.threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -325,7 +330,7 @@ def _full_disk(error: Exception) -> str | None:
                 probe.write(bytes(PROBE_BYTES))
         except OSError as found:
             error = found
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if isinstance(error, OSError) and error.errno in FULL:
         return f"{error.filename or 'its files'}: {error.strerror}"
     return None
 

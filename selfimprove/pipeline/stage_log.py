@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -18,34 +18,63 @@ MOST_BYTES = 1 << 20
 class _Both:
     """Standard error that is also written to a file. What moves the cursor (progress bars) is not kept."""
 
-    def __init__(self, shown: TextIO, file: IO[str]) -> None:
-        self._shown, self._file = shown, file
+    def __init__(self, shown: TextIO, log: _Log) -> None:
+        self._shown, self._log = shown, log
 
     def write(self, text: str) -> int:
         if "\x1b" not in text and "\r" not in text:
-            self._file.write(text)
-            self._file.flush()
+            self._log.write(text)
         return self._shown.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shown, name)
 
 
+class _Log:
+    """The file. A stage needs none: where it can't be written (a full disk), that is said once."""
+
+    def __init__(self, path: Path, stage: str) -> None:
+        self._path, self._stage = path, stage
+        self._file: IO[bytes] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = "wb" if path.is_file() and path.stat().st_size > MOST_BYTES else "ab"
+            self._file = path.open(mode, buffering=0)  # nothing is held back that closing would have to write
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, text: str) -> int:
+        if self._file is not None:
+            try:
+                self._file.write(text.encode("utf-8", "backslashreplace"))
+            except OSError as error:
+                self.close()
+                self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _give_up(self, error: OSError) -> None:
+        print(f"{self._stage}: its log {self._path} can't be written ({error.strerror}).", file=sys.__stderr__)
+
+
 @contextmanager
 def kept_log(stage: str) -> Iterator[None]:
     """Keep what is printed on standard error inside the block, and the traceback that ends it, in the stage's log."""
-    path = LOGS / f"{stage.replace('/', '-')}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = "w" if path.is_file() and path.stat().st_size > MOST_BYTES else "a"
-    with path.open(mode, encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {stage}\n")
-        file.flush()
+    with closing(_Log(LOGS / f"{stage.replace('/', '-')}.log", stage)) as log:
+        log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {stage}\n")
         before = sys.stderr
-        sys.stderr = _Both(before, file)  # type: ignore[assignment]
+        sys.stderr = _Both(before, log)  # type: ignore[assignment]
         try:
             yield
         except Exception:  # Python prints its traceback only when the process ends
-            traceback.print_exc(file=file)
+            traceback.print_exc(file=log)  # type: ignore[arg-type]
             raise
         finally:
             sys.stderr = before

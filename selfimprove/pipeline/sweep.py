@@ -9,8 +9,6 @@ begin that stage anew. Points share what is equal in them through the run cache.
 With GPUs, each of the runs at work has its own share of those that are visible.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import queue
@@ -101,7 +99,7 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
             raise UserError(f"GRID: {key} stands there twice; give all of its values after one equals sign.")
         try:
             axes[key] = [YAML(typ="safe", pure=True).load(value) for value in raw]
-        except YAMLError:
+        except (YAMLError, ValueError, RecursionError):  # of a date that does not exist, say
             raise UserError(f"GRID: a value of {word!r} is not YAML; correct it.") from None
         if len({repr(value) for value in axes[key]}) < len(raw):
             raise UserError(f"GRID: {key} has one value twice; leave one out.")
@@ -321,7 +319,10 @@ def _experiments(folder: Path) -> list[str]:
 
 
 def _git(*words: str, folder: Path = Path()) -> str:
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UserError("git is not installed here, and each point of a sweep is run in a clone; install it.") from None
     return done.stdout
 
 

@@ -17,8 +17,6 @@ So a stage whose section of the params names a GPU or vLLM runs in its own proce
 (``ACCELERATOR=cuda``) there is no helper at all.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -40,6 +38,7 @@ import psutil
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.kernels import environment, wanted
 from selfimprove.pipeline.params import RunParams, load_section
 
 ADDRESS = "SELFIMPROVE_WARM"
@@ -51,6 +50,8 @@ TERMINATE = b"t"
 ASK_SECONDS = 0.2
 FOLDER = "warm-"
 """Prefix of the helper's folder; the process id follows."""
+SHORT = "/tmp"
+"""Where that folder is, if TMPDIR is too long: the address of a socket holds about a hundred bytes."""
 
 
 def parents() -> list[list[float]]:
@@ -114,14 +115,16 @@ def _uses_gpu(params: Any) -> bool:
 
 def main() -> None:
     """Run the command given as arguments beside a helper; exit with its code."""
+    os.environ.update(environment(wanted()))  # for the helper; a stage would start again for them
     if os.environ.get("ACCELERATOR") == "cuda":
         sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
-    _clean()
-    folder = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-")
-    address = str(Path(folder) / "s")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(address)
-    server.listen()
+    try:
+        _clean()
+        folder = _listening(server)
+    except OSError:  # no room there, or nothing may be written: stages import for themselves
+        sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
+    address = server.getsockname()
     alive, held = os.pipe()
     helper = os.fork()
     if helper == 0:
@@ -137,9 +140,28 @@ def main() -> None:
     sys.exit(code)
 
 
+def _listening(server: socket.socket) -> str:
+    """A new folder in which the socket listens.
+
+    Raises:
+        OSError: there is no place for one; or TMPDIR and /tmp both have names too long for the address of a socket.
+    """
+    for place in (None, SHORT):
+        folder = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=place)
+        try:
+            server.bind(str(Path(folder) / "s"))
+            server.listen()
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            return folder
+    raise OSError(f"no socket can be bound below {tempfile.gettempdir()} or {SHORT}")
+
+
 def _clean() -> None:
     """Remove the folders of runs that were killed: their names hold the process ids."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
+    places = {Path(tempfile.gettempdir()), Path(SHORT)}
+    for folder in (found for place in places for found in place.glob(f"{FOLDER}[0-9]*-*")):
         pid = folder.name.removeprefix(FOLDER).partition("-")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,12 +177,14 @@ def _run(environment: dict[str, str]) -> int:
         overall = Overall(command[2:])
     turn = []
     if command[:1] == ["dvc"]:
-        from selfimprove.pipeline.dvc_files import sign_turn, take_turn
+        from selfimprove.pipeline.dvc_files import back_on_branch, keep_branch, sign_turn, take_turn
 
         try:
             turn.append(take_turn())
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
+        if command[1:2] == ["exp"]:
+            keep_branch()
     ended = threading.Event()
     with subprocess.Popen(
         command,
@@ -185,6 +209,8 @@ def _run(environment: dict[str, str]) -> int:
             return 128 + signal.SIGINT
         finally:
             ended.set()
+            for sentence in back_on_branch() if turn and process.poll() is not None else ():
+                print(sentence, file=sys.stderr, flush=True)
     if end.ident:
         return 128 + signal.SIGTERM
     if overall and process.returncode == 0:
@@ -203,8 +229,9 @@ def _end(pid: int, ended: threading.Event) -> None:
                 if stage.pid not in told:
                     told.add(stage.pid)
                     stage.terminate()
-            # While a stage runs, dvc waits for it; between stages it ends, in good order, on a SIGINT.
-            if not at_work and not command.children() and pid not in told:
+            # DVC waits for a stage that was told, and ends when that has failed: a SIGINT meanwhile could tear a file
+            # that it is writing. Before any stage was told, between two of them, it ends on a SIGINT.
+            if not told and not at_work and not command.children():
                 told.add(pid)
                 command.send_signal(signal.SIGINT)
 

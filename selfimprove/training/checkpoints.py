@@ -1,7 +1,5 @@
 """When a checkpoint counts: its files are on disk first, then a seal with their hashes; damaged ones are never read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

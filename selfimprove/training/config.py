@@ -35,8 +35,7 @@ class LauncherConfig(Section):
     processes: int = Field(default=1, ge=1, le=1024, description="processes on each node")
     nodes: int = Field(default=1, ge=1, le=1024)
     rendezvous: str | None = Field(
-        default=None,
-        description="host:port of node 0, where several nodes are started by hand",
+        default=None, description="host:port of node 0, where several nodes are started by hand"
     )
     zero_stage: Literal[2, 3] = 3
     offload: bool = Field(default=False, description="ZeRO: optimiser state (and parameters in stage 3) to CPU memory")

@@ -1,7 +1,5 @@
 """Warns that many of the examples or pairs are longer than ``max_length`` and were left out."""
 
-from __future__ import annotations
-
 import sys
 
 LOUD = 0.05

@@ -11,14 +11,12 @@ only the last message's tokens and the end-of-turn token after it carry weight (
 spans come from the one chat format, never from a second tokenisation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from selfimprove.core.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat, Encoded
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
 
@@ -61,8 +59,9 @@ def encode_examples(
     """Encode all examples, in order; those that cannot be trained on are left out and counted.
 
     Args:
-        max_length: longest sequence, in tokens. A longer dialogue loses its oldest (attempt, feedback) pairs, whole,
-            until it fits; the opening and the final message stay.
+        max_length: longest sequence, in tokens, without what the template writes after a trained last message. A
+            longer dialogue loses its oldest (attempt, feedback) pairs, whole, until it fits; the opening and the final
+            message stay.
         pinned: how many messages open a dialogue and always stay (a worked example and the problem, say); None
             means any system messages and the first user message.
     """
@@ -92,7 +91,7 @@ def encode_example(
     try:
         dialogue = chat.encode(messages)
         shortened = False
-        while len(dialogue.ids) > max_length:
+        while _length(messages, dialogue) > max_length:
             if len(messages) - opening < 3:
                 counters.dropped_long += 1
                 return None
@@ -101,7 +100,8 @@ def encode_example(
             dialogue = chat.encode(messages)
     except UserError as error:
         raise UserError(f"example {example.id!r}: {error}") from None
-    weights = [0.0] * len(dialogue.ids)
+    ids = dialogue.ids[:max_length]  # what the template writes after the last message may be beyond
+    weights = [0.0] * len(ids)
     for message, span in zip(messages, dialogue.spans, strict=True):
         if message.weight:
             weights[span.start : span.stop] = [message.weight] * (span.stop - span.start)
@@ -111,7 +111,12 @@ def encode_example(
         counters.dropped_empty += 1
         return None
     counters.truncated += shortened
-    return EncodedExample(list(dialogue.ids), weights)
+    return EncodedExample(ids, weights)
+
+
+def _length(messages: Sequence[Message], dialogue: Encoded) -> int:
+    """Tokens, but for those that the template writes after a trained message at the end, which nobody learns."""
+    return dialogue.spans[-1].stop if messages[-1].weight else len(dialogue.ids)
 
 
 def _opening(messages: list[Message]) -> int:

@@ -7,8 +7,6 @@ asks before anything is planned. It asks in a process of its own (``python -m se
 answer takes loading the kernel and starting CUDA, whose memory the training processes need.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

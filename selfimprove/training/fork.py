@@ -6,8 +6,6 @@ threads that torch (libgomp) has started for the thread that forks, so each proc
 gets new ones. Its first thread waits for the caller's end: no killed stage leaves processes behind.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -25,10 +23,10 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch.distributed
 
 from selfimprove.core.errors import UserError
+from selfimprove.training.processes import ORPHANED
 from selfimprove.training.progress import Progress
 from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts
 
-ORPHANED = 3
 LAST_WORDS_SECONDS = 5.0
 """How long the other processes may still report why they ended once one has failed."""
 

@@ -1,7 +1,5 @@
 """The job of a training process, and how it starts: threads, process group, Trainer's arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import link_copy
 from selfimprove.core.records import Example
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
-from selfimprove.models.adapters import complete
+from selfimprove.models.adapters import add_file, complete
 from selfimprove.models.merging import full_weights
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import drop_damaged, newest_whole
@@ -218,10 +218,7 @@ def _identity(job: RunJob, encoded: Sequence[EncodedExample]) -> str:
         digest.update(json.dumps([example.ids, example.token_weights]).encode())
     for file in sorted(job.model_dir.iterdir()):
         if file.is_file():
-            digest.update(file.name.encode())
-            with file.open("rb") as handle:
-                while block := handle.read(1 << 20):
-                    digest.update(block)
+            add_file(digest, file)
     return digest.hexdigest()
 
 

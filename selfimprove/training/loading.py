@@ -1,7 +1,5 @@
 """Loading a model folder for training: attention, RoPE scaling, quantisation, adapters."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math
@@ -22,7 +20,7 @@ from selfimprove.training.config import FinetuneParams, LoraConfig
 def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: bool = True) -> tuple[Any, float | None]:
     """The model to train, with adapters if asked for, and the RoPE factor put in (None: positions suffice).
 
-    Without ``dropout`` the model's own is off in training too; adapters keep theirs.
+    Without ``dropout`` there is none in training either: neither the model's own nor before the adapters.
 
     Raises:
         UserError: no such model, not a causal language model, or quantisation without its library.
@@ -38,7 +36,8 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return peft.get_peft_model(model, peft_config(lora)), factor
+            kept = lora if dropout else lora.model_copy(update={"dropout": 0.0})
+            return peft.get_peft_model(model, peft_config(kept)), factor
         except ValueError as error:
             raise UserError(
                 f"train.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
@@ -100,7 +99,7 @@ def placement(params: FinetuneParams) -> dict[str, Any]:
 def _without_dropout(model: torch.nn.Module) -> None:
     """In the modules alone: the config, which is written out again, stays as it is."""
     for module in model.modules():
-        for name in ("p", "dropout", "attention_dropout"):
+        for name in ("p", "dropout", "attention_dropout", "hidden_dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
 

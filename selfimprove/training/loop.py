@@ -4,8 +4,6 @@ Trainer keeps the optimiser, schedule, clipping, precision, distribution and che
 optimiser step reads (``packing``), its loss (each objective's own trainer), and when a checkpoint counts as whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -20,12 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers.trainer import Trainer
-from transformers.trainer_callback import (
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
@@ -150,8 +143,7 @@ class PlannedTrainer(Trainer):
         """Logits [trained, vocabulary] that predict the tokens with a coefficient, in row order."""
         self._trained = trained_positions(inputs["coefficients"])
         read = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
-        logits: torch.Tensor = model(**read, use_cache=False).logits
-        return logits
+        return model(**read, use_cache=False).logits
 
     def _only_trained(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Before the output layer: keep the hidden states [trained, hidden] whose next token is trained on."""

@@ -4,58 +4,23 @@ A node that is lost ends the others. The training then begins again on the nodes
 checkpoint, and on CPUs ends with the bytes of an unbroken run.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.engines.cluster.config import ClusterParams, sent
 from selfimprove.training.checkpoints import drop_damaged
-from selfimprove.training.config import FinetuneParams
-from selfimprove.training.progress import Progress
+from selfimprove.training.processes import NodesRun
 
-SENT = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "PYTHONPATH", "TOKENIZERS_PARALLELISM")
-"""Variables that training processes on other nodes get from the stage."""
+Attempt = Callable[[ClusterParams, NodesRun], int]
+"""Starts the processes on all nodes and waits for their end: ``ray_nodes.attempt``, ``slurm_nodes.attempt``.
 
-
-class Attempt(Protocol):
-    """Starts the processes on all nodes and waits for their end: ``ray_nodes.attempt``, ``slurm_nodes.attempt``."""
-
-    def __call__(
-        self,
-        cluster: ClusterParams,
-        params: FinetuneParams,
-        job_file: Path,
-        environment: Mapping[str, str],
-        progress: Progress | None,
-        threads: int,
-    ) -> int:
-        """One training, to its end or to its failure.
-
-        Args:
-            job_file: of the workers, in a folder that all nodes see; there the first node writes ``worker.log``.
-            environment: what the processes need, beside what a node has.
-            threads: CPU threads of each process.
-
-        Returns:
-            0, or the exit code of a node that failed.
-
-        Raises:
-            UserError: no cluster, or not so many nodes with room.
-        """
-        ...
+Returns 0, or the exit code of a node that failed. Raises ``UserError``: no cluster, or not so many nodes with room.
+"""
 
 
-def run_on_nodes(
-    cluster: ClusterParams,
-    params: FinetuneParams,
-    job_file: Path,
-    environment: Mapping[str, str],
-    progress: Progress | None,
-    threads: int,
-) -> int:
+def run_on_nodes(cluster: ClusterParams, run: NodesRun) -> int:
     """``Attempt``, again at most ``max_restarts`` times, unless a worker has named what is wrong."""
     attempt: Attempt
     if cluster.kind == "slurm":
@@ -63,14 +28,14 @@ def run_on_nodes(
     else:
         from selfimprove.training.ray_nodes import attempt
 
-    sent = {name: environment[name] for name in SENT if name in environment}
-    log_file = job_file.with_name("worker.log")
+    run = replace(run, environment=sent(run.environment) | {"PYTHONPATH": run.environment["PYTHONPATH"]})
+    log_file = run.job_file.with_name("worker.log")
     for restart in range(cluster.max_restarts + 1):
         if restart:
-            drop_damaged(job_file.parent)
+            drop_damaged(run.job_file.parent)
             print(f"finetune: restart {restart} of {cluster.max_restarts}", file=sys.stderr, flush=True)
         log_file.unlink(missing_ok=True)
-        code = attempt(cluster, params, job_file, sent, progress, threads)
+        code = attempt(cluster, run)
         if code == 0 or _names_an_error(log_file):
             break
     return code

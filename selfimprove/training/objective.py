@@ -5,8 +5,6 @@ The batch is the optimiser step's, however it is cut into micro-batches, rows an
 coefficient before the cutting, so that summing coefficient * token loss anywhere gives the same number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -5,8 +5,6 @@ micro-batches of at most ``micro_batch_tokens``, one share a process) changes sp
 Conversations are never cut: several share a row, side by side, and do not see each other.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterator, Sequence

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from selfimprove.core.errors import UserError
-from selfimprove.training.config import LauncherConfig
+from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.progress import Progress
 from selfimprove.training.stopping import SAVING_SECONDS, sigterm_interrupts
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from selfimprove.training.job import RunJob
 
 Report = TypeVar("Report", bound=BaseModel)
-OverNodes = Callable[..., int]
-"""``nodes.run_on_nodes``, which knows its cluster."""
 
 ORPHANED = 3
 """Exit code of a training process that outlived the one that launched it."""
@@ -43,6 +42,25 @@ MEETING_MARK = "@meet "
 LOG_LINES = 6
 LAUNCHED = "SELFIMPROVE_LAUNCHED"
 """Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
+
+
+@dataclass(frozen=True)
+class NodesRun:
+    """One training over several nodes.
+
+    ``job_file``: of the workers, in a folder that all nodes see; there the first node writes ``worker.log``.
+    ``environment``: what the processes need, beside what a node has; ``threads``: CPU threads of each process.
+    """
+
+    params: FinetuneParams
+    job_file: Path
+    environment: Mapping[str, str]
+    progress: Progress | None
+    threads: int
+
+
+OverNodes = Callable[[NodesRun], int]
+"""``nodes.run_on_nodes``, which knows its cluster."""
 
 
 def run_workers(
@@ -69,7 +87,7 @@ def run_workers(
     path = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
     environment = worker_environment(job) | {"PYTHONPATH": path}
     if launcher.nodes > 1 and over_nodes is not None:
-        code = over_nodes(job.params, job_file.absolute(), environment, progress, job.threads)
+        code = over_nodes(NodesRun(job.params, job_file.absolute(), environment, progress, job.threads))
     else:
         if launcher.nodes > 1 and launcher.rendezvous is None:
             raise UserError(

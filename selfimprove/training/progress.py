@@ -1,7 +1,5 @@
 """How training reports progress."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 Progress = Callable[[int, int, str, Mapping[str, float]], object]

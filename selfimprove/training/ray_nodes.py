@@ -3,8 +3,6 @@
 Only what starts and watches them is Ray's; the processes meet by torchrun's c10d rendezvous, on the first node.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -15,9 +13,8 @@ from typing import Any
 from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import ClusterParams
 from selfimprove.engines.cluster.ray_cluster import connect, kill, living_nodes
-from selfimprove.training.config import FinetuneParams, LauncherConfig
-from selfimprove.training.processes import free_port, watch, worker_command
-from selfimprove.training.progress import Progress
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.processes import NodesRun, free_port, watch, worker_command
 
 POLL_SECONDS = 0.5
 ROOM_SECONDS = 120.0
@@ -50,21 +47,14 @@ class TrainingNode:
         return self._told[since:]
 
 
-def attempt(
-    cluster: ClusterParams,
-    params: FinetuneParams,
-    job_file: Path,
-    environment: Mapping[str, str],
-    progress: Progress | None,
-    threads: int,
-) -> int:
+def attempt(cluster: ClusterParams, run: NodesRun) -> int:
     """See ``nodes.Attempt``."""
     ray = connect(cluster)
-    group = _reserve(ray, params, threads)
+    group = _reserve(ray, run.params, run.threads)
     actors: list[Any] = []
     try:
-        actors = _actors(ray, group, params, threads)
-        return _attend(ray, actors, job_file, params.launcher, environment, progress)
+        actors = _actors(ray, group, run.params, run.threads)
+        return _attend(ray, actors, run)
     except ray.exceptions.RayError as error:
         print(f"finetune: a node was lost ({type(error).__name__})", file=sys.stderr, flush=True)
         return 1
@@ -123,22 +113,17 @@ def _actors(ray: Any, group: Any, params: FinetuneParams, threads: int) -> list[
     ]
 
 
-def _attend(
-    ray: Any,
-    actors: Sequence[Any],
-    job_file: Path,
-    launcher: LauncherConfig,
-    environment: Mapping[str, str],
-    progress: Progress | None,
-) -> int:
+def _attend(ray: Any, actors: Sequence[Any], run: NodesRun) -> int:
     """Start all nodes and pass progress on until all have ended; the first one's code, or another's that failed."""
     places = ray.get([actor.address.remote() for actor in actors])
     endpoint = f"{places[0][0]}:{places[0][1]}"
     # Told, as torchrun would guess both by the hosts' names, which need not be known to the other nodes.
     own = [[f"--local-addr={host}", f"--rdzv-conf=is_host={rank == 0}"] for rank, (host, _) in enumerate(places)]
-    logs = [job_file.with_name(f"node{rank}.log" if rank else "worker.log") for rank in range(len(actors))]
+    logs = [run.job_file.with_name(f"node{rank}.log" if rank else "worker.log") for rank in range(len(actors))]
     running = {
-        actor.run.remote(worker_command(job_file, launcher, endpoint, own[rank]), environment, str(log)): rank
+        actor.run.remote(
+            worker_command(run.job_file, run.params.launcher, endpoint, own[rank]), run.environment, str(log)
+        ): rank
         for rank, (actor, log) in enumerate(zip(actors, logs, strict=True))
     }
     codes: dict[int, int] = {}
@@ -149,6 +134,6 @@ def _attend(
             codes[running.pop(one)] = ray.get(one)
         for step in ray.get(actors[0].told.remote(seen)):  # all nodes tell the same
             seen += 1
-            if progress is not None:
-                progress(*step)
+            if run.progress is not None:
+                run.progress(*step)
     return next((code for _, code in sorted(codes.items()) if code), 0)

@@ -1,7 +1,5 @@
 """The tensors of packed rows: conversations side by side that do not see each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

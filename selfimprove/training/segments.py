@@ -5,8 +5,6 @@ every pair of its tokens and throws away those of different conversations and of
 taken of each conversation. On a CPU that doubles the training rate of conversations of a few hundred tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,37 +5,26 @@ stage writes to srun's standard input, and srun passes on to all tasks. That inp
 workers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import ClusterParams
-from selfimprove.training.config import FinetuneParams, LauncherConfig
-from selfimprove.training.processes import MEETING_MARK, free_port, watch, worker_command
-from selfimprove.training.progress import Progress
+from selfimprove.training.config import LauncherConfig
+from selfimprove.training.processes import MEETING_MARK, NodesRun, free_port, watch, worker_command
 
 
-def attempt(
-    cluster: ClusterParams,
-    params: FinetuneParams,
-    job_file: Path,
-    environment: Mapping[str, str],
-    progress: Progress | None,
-    threads: int,
-) -> int:
+def attempt(cluster: ClusterParams, run: NodesRun) -> int:
     """See ``nodes.Attempt``; the job's nodes have the CPUs and GPUs that Slurm gave it.
 
     Raises:
         UserError: no Slurm job, or one of fewer nodes.
     """
-    nodes = params.launcher.nodes
+    nodes = run.params.launcher.nodes
     allotted = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
     if allotted < nodes or shutil.which("srun") is None:
         found = f"this one has {allotted}" if allotted else "this process belongs to none"
@@ -55,9 +44,9 @@ def attempt(
         sys.executable,
         "-m",
         "selfimprove.training.slurm_nodes",
-        str(job_file),
+        str(run.job_file),
     ]
-    return watch(command, {**os.environ, **environment}, job_file.with_name("worker.log"), progress)
+    return watch(command, {**os.environ, **run.environment}, run.job_file.with_name("worker.log"), run.progress)
 
 
 def main(job_file: Path) -> None:

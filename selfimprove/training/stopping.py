@@ -3,8 +3,6 @@
 A checkpoint changes no result, so when it is written may depend on time and on a person.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

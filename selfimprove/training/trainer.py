@@ -1,7 +1,5 @@
 """Weighted SFT: the training loop with RISE's objective."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 The job file names the trainer that it runs, as dotted names: nothing else of any method is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pkgutil
@@ -44,8 +42,7 @@ def _train(job_file: Path) -> BaseModel:
     """The trainer that the job file names; importing it imports torch and transformers."""
     told, sequences = json.loads(job_file.read_text(encoding="utf-8")), load_encoded(job_file.with_name("examples.npz"))
     train, job_class = pkgutil.resolve_name(told["train"]), pkgutil.resolve_name(told["job_class"])
-    report: BaseModel = train(job_class.model_validate_json(json.dumps(told["job"])), sequences, tell)
-    return report
+    return train(job_class.model_validate_json(json.dumps(told["job"])), sequences, tell)
 
 
 if __name__ == "__main__":

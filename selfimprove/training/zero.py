@@ -1,7 +1,5 @@
 """DeepSpeed's configuration from our params, and what its checkpoints may hold."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from typing import Any

@@ -5,12 +5,7 @@ from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.methods.agent_r.judge import judge_examples
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.prompts import SYSTEM
-from selfimprove.methods.agent_r.tasks import (
-    build_splits,
-    demonstrate,
-    demonstrate_revision,
-    texts,
-)
+from selfimprove.methods.agent_r.tasks import build_splits, demonstrate, demonstrate_revision, texts
 from selfimprove.methods.splits import sizes, to_rows
 from selfimprove.pipeline.stage import Stage, stage
 

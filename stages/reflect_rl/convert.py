@@ -16,7 +16,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     markers, instruction = MARKERS[stage.params.prompt.markers], stage.params.env.instruction()
     train = load_split(stage.input("data/reflect_rl/tasks") / "train.jsonl", trajectories[0].env)
     demonstrated = train[: stage.params.tasks.demonstrations]
-    stage.narrow((stage.params.env.name, stage.params.prompt, demonstrated))
+    stage.narrow((instruction, stage.params.prompt, demonstrated))
 
     sets = convert(trajectories, instruction, markers, demonstrated)
 

@@ -20,10 +20,9 @@ def main(stage: Stage[RiseParams]) -> None:
 
     earlier = read_jsonl(parent / "collected.jsonl", Example, may_be_empty=True)
     singles = read_jsonl(parent / "single_turn.jsonl", Example, may_be_empty=True)
-    own = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length)
-    used = own
-    if cfg.accumulate and earlier:
-        used = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, earlier=earlier)
+    more = earlier if cfg.accumulate else []
+    used = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, earlier=more)
+    own = convert(episodes, cfg, seed=stage.run.seed, may_be_empty=True) if more else used
 
     folder = stage.output(f"data/rise/{stage.item}/train")
     folder.mkdir()

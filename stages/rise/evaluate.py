@@ -32,10 +32,11 @@ def main(stage: Stage[RiseParams]) -> None:
             played = await play_all(split, play_one, concurrency=cfg.concurrency, progress=progress)
         sequential, parallel = [one for one, _ in played], [one for _, one in played]
         stage.count_blocked(sequential)
+        whole = {"turns": cfg.max_turns, "samples": cfg.parallel_samples}
         metrics = evaluate_metrics(
-            sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle, window=cfg.context_window
+            sequential, parallel, env.equivalent, **whole, oracle=cfg.oracle, window=cfg.context_window
         )
-        each = outcomes(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
+        each = outcomes(sequential, parallel, env.equivalent, **whole, oracle=cfg.oracle)
         write_jsonl(stage.output(f"results/rise/{row}/episodes.jsonl"), [*sequential, *parallel])
         write_jsonl(stage.output(f"results/rise/{row}/outcomes.jsonl"), each)
         write_json(stage.output(f"results/rise/{row}/metrics.json"), metrics)

@@ -20,19 +20,16 @@ def main(stage: Stage[RiseParams]) -> None:
     cfg, env = iteration.generate, stage.params.env.make()
     policy = stage.input(f"models/rise/{iteration.init}")
     split = load_split(stage.input("data/rise/tasks") / "train.jsonl", env)
-    stage.narrow((rise.env, rise.engines, cfg))
+    embedded = rise.tasks.source == "embedded"
+    stage.narrow((rise.env, rise.engines, cfg, embedded))
 
     problems = cfg.select(split)
     play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, stage.name))
-    embedded = rise.tasks.source == "embedded"
 
     async def run() -> None:
         expert = lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate)  # noqa: E731
         models = dict.fromkeys(cfg.models, policy)
-        async with (
-            play,
-            asking(stage, rise.engines, models, len(problems), expert=expert) as (engines, progress),
-        ):
+        async with play, asking(stage, rise.engines, models, len(problems), expert=expert) as (engines, progress):
             play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
             episodes = await play_all(problems, play_one, concurrency=cfg.concurrency, progress=progress)
         stage.count_blocked(episodes)

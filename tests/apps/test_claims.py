@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from selfimprove.apps.claims import runs
 from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
 from selfimprove.apps.claims.pages import BEGIN, END, PAGES, default_digests, written
 from selfimprove.apps.claims.published import (
     collected,
     kernels_here,
+    kernels_of,
     kinds_here,
     params_digest,
     pooled,
@@ -121,7 +123,7 @@ def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
         told([run("avx2", 20)], published)[0] == "SPIN: no run with seed 20 is published, so no bytes can be compared."
     )
     assert told([run("avx2", 17, params="q"), run("avx2", 17, method="rise")], published) == [
-        "SPIN: params.yaml is not the published runs': nothing to compare.",
+        "SPIN: params.yaml differs from the published runs: nothing to compare.",
         "RISE: no run is published yet; `make claims` makes some.",
     ]
 
@@ -198,6 +200,22 @@ def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> 
     assert kernels_here() in kinds_here()
     with pytest.raises(UserError, match="this machine has no neon kernels; choose among default"):
         run_all(tmp_path, ["neon"], [17])
+
+
+def test_portable_runs_name_their_kernels_in_the_params_and_others_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, asked = copy_tiny(tmp_path / "repo"), []
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+
+    def repro(folder: Path, _: list[str], environ: dict[str, str]) -> int:
+        asked.append((kernels_of(folder), environ.get("ATEN_CPU_CAPABILITY")))
+        return 1
+
+    monkeypatch.setattr(runs, "repro", repro)
+    for kind in ("default", "portable"):
+        assert run_all(root, [kind], [1]) == 1
+    assert asked == [(kernels_here(), "default"), ("portable", None)]
 
 
 def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_were(

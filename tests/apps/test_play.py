@@ -252,6 +252,7 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
             2,
             "there is no file nowhere.jsonl; name one",
         ),
+        (["--env", "txi"], 2, "there is no environment 'txi'; did you mean 'taxi'?"),
         (["--env", ""], 2, "there is no environment ''; take one of textcraft"),
     ],
 )

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams, use
 from selfimprove.engines.cluster.ray_cluster import connect, living_nodes
-from selfimprove.engines.cluster.ray_replicas import RayEngine
-from selfimprove.engines.cluster.replicas import replicated_transformers
+from selfimprove.engines.cluster.ray_replicas import Need, RayEngine
+from selfimprove.engines.cluster.replicas import replicated_transformers, transformers_replica
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 from selfimprove.envs.alfworld.env import AlfWorld
@@ -39,6 +41,7 @@ from selfimprove.training import ray_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from tests.pipeline.workbench import Workbench, kept_by, killed, published
 from tests.support.nodes_trainer import Training
+from tests.support.ray_gpus import SlowToLoad, gpu_of
 from tests.support.repo_copy import copy_repo, run
 from tests.support.tiny import make_tiny_model
 
@@ -207,6 +210,36 @@ def test_two_engines_share_the_cluster_and_a_limit_on_replicas_holds(
     one, other, answered = asyncio.run(both())
     assert list(answered) == [expected, expected]
     assert (len(one.requests_by_node()), len(other.requests_by_node())) == (2, 1)
+
+
+def test_of_two_engines_each_shared_gpu_holds_one_replica_of_each_and_they_load_one_after_the_other(
+    cluster: Cluster, folder: Path, tmp_path: Path
+) -> None:
+    async def both(where: ClusterParams) -> list[list[int]]:
+        plan, share = transformers_replica(config(), folder, threads=2)
+        slow = replace(plan, make=SlowToLoad(plan.make, tmp_path))
+        chat = ChatFormat.load(folder, None)
+        engines = [RayEngine(where, slow, share, chat, Need(1, 1, 2), name=name, remedy="") for name in ("a", "b")]
+        try:
+            await asyncio.gather(*(engine.generate(ask(i)) for i in range(40) for engine in engines))
+            while any(len(engine._workers) < 2 for engine in engines):
+                await asyncio.sleep(0.1)
+            return [[await one.actor.__ray_call__.remote(gpu_of) for one in engine._workers] for engine in engines]
+        finally:
+            for engine in engines:
+                await engine.close()
+
+    node = cluster.add_node(**{**NODE, "num_cpus": 2}, num_gpus=2)
+    try:
+        held = asyncio.run(both(ClusterParams(kind="ray", address=cluster.address)))
+    finally:
+        cluster.remove_node(node)
+    assert [sorted(gpus) for gpus in held] == [[0, 1], [0, 1]]
+    for gpu in (0, 1):
+        marks = sorted(
+            (tmp_path / f"{gpu}.log").read_text("utf-8").splitlines(), key=lambda mark: float(mark.split()[0])
+        )
+        assert [mark.split()[1] for mark in marks] == ["begins", "ends", "begins", "ends"]
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -253,27 +253,19 @@ def test_vllms_server_and_what_cannot_work(server: Server, monkeypatch: pytest.M
         run(once("large"))
 
 
-class Book:
-    """A library of one page."""
-
-    def has(self, name: str) -> bool:
-        return name == "search"
-
-    async def call(self, name: str, argument: str) -> str | None:
-        return "Mara Venn is a painter."
-
-
 @pytest.mark.parametrize("form", ["alpaca", "chat"])
 def test_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: Any) -> None:
     from selfimprove.envs.qa.base import Question
+    from selfimprove.envs.qa.tools.dispatch import Tools
     from selfimprove.methods.spin.params import PlayParams
     from selfimprove.methods.spin.play import SpinEpisode, play
 
     cfg = PlayParams.model_validate({"max_tokens": 16, "max_turns": 2, "retries": 1})
     question = Question(id="q", task="hotpotqa", question="Who is Mara Venn?", gold="painter")
+    tools = Tools({"search": lambda query: "Mara Venn is a painter."}, concurrency=4, timeout=30, longest=200)
 
     async def runs() -> list[SpinEpisode]:
-        return await asyncio.gather(*(play(question, 0, Book(), engine, cfg, 7, form=form, run=i) for i in range(4)))
+        return await asyncio.gather(*(play(question, 0, tools, engine, cfg, 7, form=form, run=i) for i in range(4)))
 
     episodes = run(runs())
     assert all(episode.rounds and episode.status in ("solved", "unsolved") for episode in episodes), episodes

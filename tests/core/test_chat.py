@@ -127,6 +127,8 @@ def test_spans_hold_the_contents_and_an_assistant_s_ends_with_the_end_of_turn(
     messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
     encoded = chat.encode(messages)
     last = 0
+    if "first" in chat._trimmed:
+        messages[0] = Message(role="user", content=texts[0].strip())
     for message, span in zip(messages, encoded.spans, strict=True):
         assert last <= span.start <= span.end <= span.stop <= len(encoded.ids)
         content = chat.content_ids(message)
@@ -240,11 +242,11 @@ def test_padding_has_an_id_of_its_own(tokenizer: Tokenizer) -> None:
 def test_the_released_trainers_template_makes_the_first_message_the_systems(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     rise = ChatFormat.load(tmp_path, "rise")
-    turns = [("user", "example"), ("assistant", "worked"), ("user", "problem")]
+    turns = [("user", "\nexample\n"), ("assistant", " worked\n"), ("user", "problem\n")]
     ids = rise.encode([Message(role=role, content=text) for role, text in turns], add_generation_prompt=True).ids  # type: ignore[arg-type]
     end = rise.end_text
     assert rise._tokens.decode(ids, skip_special_tokens=False) == (
-        f"<|system|>\nexample{end}\n<|assistant|>\nworked{end}\n<|user|>\nproblem{end}\n<|assistant|>\n"
+        f"<|system|>\nexample{end}\n<|assistant|>\n worked\n{end}\n<|user|>\nproblem\n{end}\n<|assistant|>\n"
     )
 
 

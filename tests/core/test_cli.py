@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 import typer
 
-from selfimprove.core.cli import run
+from selfimprove.core.cli import one_sentence, run
 from selfimprove.core.errors import UserError
 
 
@@ -30,9 +36,83 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "'x'\n"
 
 
+def test_control_characters_in_a_mistake_are_shown_by_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(UserError("a\x1b[2J\u202e: no;\nfix é.")) == 2
+    assert capsys.readouterr().err == "a\\x1b[2J\\u202e: no;\nfix é.\n"
+    with pytest.raises(SystemExit), one_sentence():
+        raise UserError("a\x1b[2J")
+    assert capsys.readouterr().err == "a\\x1b[2J\n"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO])
+def test_a_file_that_the_system_refuses_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    assert ended(OSError(number, os.strerror(number), "a\x1b.json")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("a\\x1b.json can't be ")
+    assert os.strerror(number) in said
+    with pytest.raises(SystemExit) as end, one_sentence():
+        raise OSError(number, os.strerror(number), "a\x1b.json")
+    assert (end.value.code, capsys.readouterr().err) == (2, said)
+
+
+def test_another_error_of_the_system_keeps_its_traceback() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "gone")
+
+    with pytest.raises(FileNotFoundError):
+        run(app, [])
+    with pytest.raises(FileNotFoundError), one_sentence():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "gone")
+
+
 def test_an_interrupted_command_ends_as_shells_say_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(KeyboardInterrupt()) == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+WITHOUT_TYPER = """
+import sys
+from selfimprove.core.cli import one_sentence
+@one_sentence()
+def main():
+    exec(sys.argv[1])
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("for _ in range(100_000): print('a line')", 141),
+        ("print('a line')", 141),
+        ("print('a line'); sys.exit(2)", 141),
+        ("import signal; signal.raise_signal(signal.SIGINT)", 130),
+    ],
+)
+def test_without_a_reader_or_interrupted_a_command_ends_without_a_traceback(does: str, code: int) -> None:
+    """Whether it notices in its midst or only when it ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_TYPER, does], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (code, "")
+
+
+def test_what_an_encoding_lacks_is_a_question_mark() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TYPER, "print('.7\u00b1.1')"], env={"PYTHONIOENCODING": "ascii"}, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.stdout == b".7?.1\n"
 
 
 def test_a_fault_of_ours_keeps_its_traceback_and_success_is_0() -> None:

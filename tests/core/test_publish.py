@@ -177,5 +177,8 @@ def test_a_full_disk_and_a_file_that_the_block_cannot_read_are_no_fault_of_the_t
         with pytest.raises(OSError) as full, aside(tmp_path / "out") as part:
             raise OSError(number, os.strerror(number), str(part))
         assert full.value.errno == number
+        with pytest.raises(OSError) as full, aside(tmp_path / "out"):
+            raise OSError(number, os.strerror(number))  # as a write says it
+        assert full.value.filename == str(tmp_path / "out")
     with pytest.raises(FileNotFoundError), aside(tmp_path / "out"):
         (tmp_path / "gone").read_text()

@@ -23,11 +23,14 @@ from selfimprove.core.records import (
     dump_line,
     load_json,
     mean_and_error,
+    only_regular,
     read_jsonl,
+    read_object,
     read_rows,
     write_jsonl,
     write_rows,
 )
+from selfimprove.core.yaml import read_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 IDS = st.none() | st.lists(st.integers(0, 2**31), max_size=4)
@@ -125,6 +128,19 @@ def test_empty_and_missing_files_are_refused_unless_emptiness_is_meant(tmp_path:
     assert read_jsonl(tmp_path / "r", Example, may_be_empty=True) == []
 
 
+def test_a_byte_order_mark_is_named_as_the_invisible_character_that_it_is(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n', encoding="utf-8-sig")
+    with pytest.raises(UserError, match="line 1: a byte order mark opens the line; save the file as UTF-8"):
+        list(read_rows(tmp_path / "rows.jsonl"))
+
+
+def test_a_folder_in_the_place_of_a_file_is_called_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder; name a file"):
+        list(read_rows(tmp_path))
+    with pytest.raises(UserError, match="is a folder where a file was expected"):
+        read_yaml(tmp_path)
+
+
 def test_numbers_are_finite_and_defaults_are_left_out() -> None:
     with pytest.raises(ValidationError):
         Message(role="user", content="", weight=math.inf)
@@ -199,3 +215,21 @@ def test_a_negative_training_weight_is_refused(tmp_path: Path) -> None:
     path.write_text('{"id": "e", "messages": [{"role": "assistant", "content": "x", "weight": -29.5}]}\n')
     with pytest.raises(UserError, match=r"line 1: field 'messages.0.weight': .*greater than or equal to 0"):
         read_jsonl(path, Example)
+
+
+@pytest.mark.parametrize("text", ["", '{"a": [1,', "[1]", "null", "\xff"])
+def test_a_damaged_file_of_ours_is_one_sentence_that_names_it(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(UserError) as caught:
+        read_object(file)
+    assert str(caught.value).startswith(f"{file} ")
+    assert str(caught.value).endswith("restore it, or write it again.")
+
+
+def test_a_path_that_is_too_long_is_one_sentence() -> None:
+    path = Path("a" * 5000)
+    for read in (lambda: list(read_rows(path)), lambda: load_json(path), lambda: only_regular(path)):
+        with pytest.raises(UserError, match=r"a… can't be looked for \(File name too long\); fix the path") as refused:
+            read()
+        assert len(str(refused.value)) < 200

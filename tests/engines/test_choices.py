@@ -4,6 +4,7 @@ trainer's own weights (docs/reflect-rl.md, L4 to L6)."""
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,3 +188,17 @@ def test_what_filters_leave_out_counts_neither_for_the_probability_nor_for_the_e
     assert float(entropy) == pytest.approx(float(-(two.exp() * two).sum()))
     unfiltered = score_choices(logits, one, torch.tensor([0]), None)
     assert score_choices(logits, one, torch.tensor([0]), None, one, torch.tensor([0])) == unfiltered
+
+
+@pytest.mark.parametrize("ids", [[3, 1, 2], [0, 1, 2, 3], [2, 0]])
+@pytest.mark.parametrize("top_p", [0.1, 0.5])
+def test_of_equally_probable_choices_the_one_that_is_drawn_has_a_probability(ids: list[int], top_p: float) -> None:
+    """``top_p`` kept the first of the list for the probability, and the lowest id for the draw."""
+    logits, one, narrow = torch.zeros(1, 4), torch.ones(1), torch.tensor([top_p])
+    kept = sorted(ids)[: math.ceil(top_p * len(ids))]
+    for noise in (0.0, 0.5, 0.99):
+        drawn, _ = choose(logits, torch.tensor([noise], dtype=torch.float64), one, narrow, [([0], ids)])
+        logprob, entropy = score_choices(logits, one, drawn, ids, narrow)
+        assert int(drawn) in kept
+        assert float(logprob.exp()) == pytest.approx(1 / len(kept))
+        assert float(entropy) == pytest.approx(math.log(len(kept)))

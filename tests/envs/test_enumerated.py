@@ -184,6 +184,15 @@ def test_an_invalid_label_leaves_the_kitchen_but_time_passes() -> None:
     assert [env.step("zz").done for _ in range(3)] == [False, False, True]
 
 
+def test_an_invalid_label_leaves_shuffled_labels_as_they_were() -> None:
+    env = listed_env(name="alfworld", shuffle_action=True).make()
+    state = env.reset(env.task_ids()[0])
+    env.step("zz")
+    assert env.state() == state
+    env.step(state.labels[0])
+    assert env.state() != state
+
+
 def test_a_heading_in_a_file_does_not_split_the_state(tmp_path: Path) -> None:
     text = "# Choose from below your command\n0. id everything\n" * 9
     plant(tmp_path / "repo/eventlib", FILES | {"trap.md": text})

@@ -35,3 +35,15 @@ def test_where_there_are_labels_enough_every_action_is_listed() -> None:
     state = env.reset(7)
     assert list(env.commands().values()) == game.valid_actions()
     assert state.unlisted == 0
+
+
+def test_labels_are_shuffled_without_touching_the_game_s_own_list() -> None:
+    """A game that gives out one list had it shuffled at each look, so that a label did another command than listed."""
+    game = text_env(name="textcraft").make()
+    own = list("abcdefgh")
+    game.valid_actions = lambda: own  # type: ignore[method-assign]
+    env = ListedText(game, 15, [str(i) for i in range(200)], shuffle_action=True)
+    state = env.reset(7)
+    assert own == list("abcdefgh")
+    assert state.post.endswith("\n".join(f"Action {label}: {command}" for label, command in env.commands().items()))
+    assert list(env.commands().values()) != own

@@ -8,7 +8,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs import contract
-from selfimprove.envs.interface import AgentEnv, AnswerEnv, Problem, Step
+from selfimprove.envs.interface import AgentEnv, AnswerEnv, Problem, Step, to_row
 from selfimprove.envs.own import Answers, TextEnv
 from selfimprove.envs.params import own_class
 from selfimprove.envs.qa.experts import QuestSource
@@ -129,6 +129,19 @@ def test_answers_are_loaded_only_if_their_own_demonstration_earns_the_reward() -
         Words().load([(3, {"question": "2 + 2?", "answer": 4})], HERE)
 
 
+def test_answers_to_a_question_that_a_file_repeats_have_ids_of_their_own() -> None:
+    rows: list[dict[str, object]] = [
+        {"question": "q", "answer": "a"},
+        {"question": "q", "answer": "b"},
+        {"question": "q", "answer": "c", "id": 7},
+        {"question": "r", "answer": "a", "id": None},
+        {"question": "s", "answer": "b", "id": None},
+    ]
+    loaded = Words().load(enumerate(rows, start=1), HERE)
+    assert [problem.id for problem in loaded] == ["q", "q-2", "7", "r", "s"]
+    assert Words().load(enumerate([to_row(one, Words()) for one in loaded], start=1), HERE) == loaded
+
+
 def test_facts_are_dealt_to_splits_that_share_no_question() -> None:
     dealt = [{quest.question.question for quest in Colours().quests(split, n)} for split, n in SIZES]  # type: ignore[arg-type]
     assert [len(one) for one in dealt] == [16, 2, 2]
@@ -163,9 +176,29 @@ class Paid(Corridor):
         return super().step(action)._replace(reward=-5.0)
 
 
+class Silent(Corridor):
+    def begin(self, task_id: int) -> str:
+        super().begin(task_id)
+        return None  # type: ignore[return-value]
+
+
+class Mute(Corridor):
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return None, 0.0, False  # type: ignore[return-value]
+
+
+class Stream(Corridor):
+    def begin(self, task_id: int) -> str:
+        self.rolls = (task_id + i for i in range(3))
+        return super().begin(task_id)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("Silent", r"Silent begins with None; an observation is a text"),
+        ("Mute", r"Mute answers '\w+' with None; an observation is a text"),
+        ("Stream", r"stream: the state cannot be copied \(cannot pickle 'generator' object\); keep what never changes"),
         ("Dice", r"Dice: task 0 began with 'Roll \d\.' and then with 'Roll \d\.'; reset has to depend on nothing but"),
         ("Paid", r"Paid: step gave reward -5\.0 for '\w+'; rewards are from 0 to 1"),
         ("Lavish", r"act gave reward 2\.0 for '\w+'; rewards are from 0 to 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,22 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_smoke_profile_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     check.main()
     assert "8 sections are valid, and what rise, agent_r, reflect_rl, spin need is there" in capsys.readouterr().out
+
+
+def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    check.main()
+    capsys.readouterr()
+    change("max_length: 352, ", "")  # of rise.rows.iter1; rise.train has one, which the row then trains with
+    change("  threads: 1\n", "")
+    assert ends_with(capsys) == [
+        "params.yaml: run.threads: missing, and DVC reads it for base@rise; write it there (its default is in "
+        "docs/params.md).",
+        "params.yaml: rise.rows.iter1.train.max_length: missing, and DVC reads it for rise-convert@iter1; write it "
+        "there (rise.train has 352).",
+    ]
 
 
 def test_every_section_s_fault_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +118,44 @@ def test_gpus_and_packages_that_are_not_here_are_named() -> None:
     faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
     assert any("is cuda, but there is no NVIDIA GPU here" in fault for fault in faults)
     assert any("engines.student: engine vllm: the package vllm is not installed here" in fault for fault in faults)
+
+
+def test_where_there_is_a_gpu_and_no_compiler_a_run_on_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "GPU_FILES", (str(tmp_path),))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    values = profile("rise-llama2-7b")
+    faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
+    assert any("Triton's kernels need a C compiler" in fault for fault in faults)
+    assert not any("there is no NVIDIA GPU" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "header", "lacking"),
+    [
+        (True, True, None),
+        (False, True, "a C compiler"),
+        (True, False, "Python's headers ("),
+        (False, False, "a C compiler and Python's headers ("),
+    ],
+)
+def test_what_triton_compiles_with_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: bool, header: bool, lacking: str | None
+) -> None:
+    if compiler:
+        (tmp_path / "gcc").touch(mode=0o755)
+    if header:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    faults = list(check.compiler_faults(tmp_path))
+    if lacking is None:
+        assert faults == []
+    else:
+        (said,) = faults
+        assert f"Triton's kernels need {lacking}" in said
 
 
 def set_key(path: str, value: object) -> None:

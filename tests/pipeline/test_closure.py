@@ -137,6 +137,31 @@ def test_imports_count_inside_functions_through_others_and_in_circles(tmp_path: 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("named", "files"),
+    [
+        ("mine:Own", {"__init__.py", "helper.py", "deep/other.py"}),
+        ("mine.worlds:Own", {"__init__.py", "helper.py", "deep/other.py", "worlds.py"}),
+        ("mine.deep.inner:Own", {"__init__.py", "helper.py", "deep/other.py", "deep/inner.py", "worlds.py"}),
+    ],
+)
+def test_your_own_package_counts_with_its_init_file_and_its_relative_imports(
+    tmp_path: Path, named: str, files: set[str]
+) -> None:
+    for tree in ("selfimprove", "stages", "requirements"):
+        (tmp_path / tree).symlink_to(ROOT / tree)
+    for name, text in {
+        "__init__.py": "from .helper import Own\n", "helper.py": "from .deep import other\nclass Own: pass\n",
+        "worlds.py": "from . import helper\nfrom .helper import Own\n", "deep/__init__.py": "", "unused.py": "",
+        "deep/inner.py": "from ..worlds import Own\nfrom ...above import nothing\n", "deep/other.py": "",
+    }.items():  # fmt: skip
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    (tmp_path / "params.yaml").write_text(f"agent_r: {{env: {{name: '{named}'}}}}\n")
+    found = [file for file in closure(Path("stages/agent_r/generate.py"), tmp_path) if file.startswith("mine/")]
+    assert found == sorted(f"mine/{name}" for name in files)
+
+
 def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_path: Path) -> None:
     (script,) = scripts(repository(tmp_path))
     hashes = {path: digest for digest, path in (line.split("  ") for line in manifest(script, tmp_path).splitlines())}

@@ -72,11 +72,15 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("name", [None, "[]", "null", '{"host": "other"}', '{"pid": 1, "created": "x", "parents": []}'])
 def test_a_holder_without_a_name_is_told_of_while_it_is_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str | None
 ) -> None:
+    """None: it has none; else it is damaged."""
     with holder(tmp_path) as process:
         (tmp_path / "stage.owner.json").unlink()
+        if name is not None:
+            (tmp_path / "stage.owner.json").write_text(name)
         said: list[str] = []
 
         def end() -> None:

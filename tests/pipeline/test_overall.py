@@ -65,6 +65,12 @@ def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(f
     assert again.line("Running stage 'base@rise':\n") == (
         "Running stage 'base@rise' (stage 3 of 5, at most about 14 min left):\n"
     )
+    SECONDS.write_text('{"rise-finetune@iter1": "long", "rise-finetune@iter2": 210}')
+    assert "(stage 4 of 5)" in again.line("Running stage 'rise-finetune@iter1':\n")
+    SECONDS.unlink()
+    SECONDS.mkdir()  # what can't be written is no reason to end a run
+    again.end()
+    SECONDS.rmdir()
     SECONDS.write_text("{torn")
     assert "(stage 4 of 5)" in again.line("Running stage 'rise-finetune@iter1':\n")
 
@@ -91,3 +97,22 @@ def test_a_stage_s_log_keeps_its_words_and_its_traceback_but_no_progress_bar(
     assert "ZeroDivisionError" in text
     assert "2K" not in text
     assert "3/5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["full", "no folder"])
+def test_a_stage_goes_on_and_is_heard_where_its_log_cannot_be_written(
+    folder: Path, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    logs = folder / ".scratch/logs"
+    if where == "full":
+        logs.mkdir(parents=True)
+        (logs / "rise-generate@iter1.log").symlink_to("/dev/full")
+    else:
+        logs.parent.mkdir()
+        logs.touch()
+    with kept_log("rise-generate@iter1"):
+        print("rise-generate@iter1: cannot write; free some space", file=sys.stderr)
+        print("rise-generate@iter1: stopped", file=sys.stderr)
+    told, *said = capfd.readouterr().err.splitlines()
+    assert told.startswith("rise-generate@iter1: its log .scratch/logs/rise-generate@iter1.log can't be written (")
+    assert said == ["rise-generate@iter1: cannot write; free some space", "rise-generate@iter1: stopped"]

@@ -186,6 +186,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("agent_r.env.server_timeout", 0, "greater than 0"),
         ("agent_r.env.server_concurrency", 0, "greater than or equal to 1"),
         ("agent_r.tasks.layouts", 0, "greater than or equal to 1"),
+        ("agent_r.evaluate.stop", [""], "at least 1 character"),
         ("agent_r.evaluate.max_turns", 0, "greater than or equal to 1"),
         ("agent_r.iterations.iter1.generate.n_gen", 0, "greater than or equal to 1"),
         ("agent_r.iterations.iter1.generate.dives", 1.5, "integer"),
@@ -430,6 +431,18 @@ def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monk
     assert named_paths([rise, BaseParams(model="mine"), None, 3, "x" * 5000, "a\0b", ""]) == {
         Path("my/train.jsonl"), Path("mine"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [".", "..", "/", "data", "models/", "./results", ".scratch"])
+def test_a_text_that_is_the_path_of_a_folder_of_outputs_names_no_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("data/code", "models", "results", ".scratch"):
+        (tmp_path / name).mkdir(parents=True)
+    assert Path(text).exists()
+    assert named_paths({"stop": [text]}) == set()
+    assert named_paths("data/code") == {Path("data/code")}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from selfimprove.pipeline.plan import plan as planning
-from selfimprove.pipeline.plan.hardware import GB, GPUS, parse_gpus
+from selfimprove.pipeline.plan.hardware import GB, GPUS, Asked, parse_gpus
 from selfimprove.pipeline.plan.plan import plans
 from selfimprove.pipeline.profiles import names
 from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
@@ -41,7 +41,7 @@ def test_a_base_from_scratch_holds_the_default_s_contexts(method: str, tmp_path:
 def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(tmp_path: Path) -> None:
     folder = overlay(tmp_path, SIXTY_FOUR_SLOTS)
     for gpus in ("1x40GB", "1x80GB"):  # 45 GB each, with the blocks that are kept
-        (plan,) = plans("mine", gpus=parse_gpus(gpus), folder=folder)
+        (plan,) = plans("mine", asked=Asked(gpus=parse_gpus(gpus)), folder=folder)
         found = [problem for problem in plan.problems if "reflect_rl-reinforce@reflect_rl" in problem]
         assert len(found) == 1
         assert "KV cache" in found[0]
@@ -77,15 +77,15 @@ def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_pa
 
 
 def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_path: Path) -> None:
-    (plan,) = plans("rise-llama2-7b", gpus=parse_gpus("4x80GB"))
+    (plan,) = plans("rise-llama2-7b", asked=Asked(gpus=parse_gpus("4x80GB")))
     assert not plan.problems
     trained = line(plan, "rise-finetune@iter1")
     assert trained.gpus == 4
     assert 27 * GB < trained.memory.total < 45 * GB  # 16 bytes a parameter over four, and activations
-    (small,) = plans("rise-llama2-7b", gpus=parse_gpus("1x24GB"))
+    (small,) = plans("rise-llama2-7b", asked=Asked(gpus=parse_gpus("1x24GB")))
     assert any("rise.rows.base.train.launcher.processes is 4" in problem for problem in small.problems)
     text = (PROFILES / "rise-llama2-7b.yaml").read_text().replace("processes: 4", "processes: 1")
-    (one,) = plans("mine", gpus=parse_gpus("1x24GB"), folder=overlay(tmp_path, text))
+    (one,) = plans("mine", asked=Asked(gpus=parse_gpus("1x24GB")), folder=overlay(tmp_path, text))
     where = "on a GPU of 24.0 GB"
     [said] = (problem for problem in one.problems if where in problem and "rise-finetune@base" in problem)
     assert "launcher.processes, set offload: true there, or add lora" in said, "ZeRO-3 is set already"
@@ -115,7 +115,7 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
 def test_what_does_not_fit_is_named_with_its_key(tmp_path: Path, old: str, new: str, gpus: str, said: str) -> None:
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     assert old in text
-    (plan,) = plans("mine", gpus=parse_gpus(gpus), folder=overlay(tmp_path, text.replace(old, new)))
+    (plan,) = plans("mine", asked=Asked(gpus=parse_gpus(gpus)), folder=overlay(tmp_path, text.replace(old, new)))
     assert any(said in problem for problem in plan.problems), plan.problems
 
 
@@ -140,9 +140,9 @@ def test_positions_that_are_learned_bound_what_is_trained_on(tmp_path: Path) -> 
 
 
 def test_a_disk_that_is_too_small_is_named_with_the_stage_that_takes_most() -> None:
-    (plan,) = plans("rise-llama2-7b", disk=100 * GB)
+    (plan,) = plans("rise-llama2-7b", asked=Asked(disk=100 * GB))
     assert any("DISK is 100 GB" in problem and "save_total_limit" in problem for problem in plan.problems)
-    assert not plans("rise-llama2-7b", disk=2000 * GB)[0].problems
+    assert not plans("rise-llama2-7b", asked=Asked(disk=2000 * GB))[0].problems
 
 
 def test_two_vllm_engines_of_a_stage_share_the_gpus_memory(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.__main__ import app
-from selfimprove.pipeline.plan.hardware import GPUS, visible_gpus
+from selfimprove.pipeline.plan.hardware import GPUS, Asked, visible_gpus
 from selfimprove.pipeline.plan.plan import methods_of, plans
 from selfimprove.pipeline.profiles import compose, composed
 from tests.pipeline.planned import PROFILES, ROOT, overlay
@@ -108,9 +108,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], said: s
 
 
 def test_over_several_machines_generation_spreads_and_training_stays_where_its_launcher_says() -> None:
-    (one,) = plans("rise-llama2-7b", gpus=(8, 80e9), price=(0.5, 1.5), hourly=2.5)
-    (eight,) = plans("rise-llama2-7b", gpus=(8, 80e9), price=(0.5, 1.5), nodes=8, hourly=2.5)
-    (wide,) = plans("rise-llama2-7b", gpus=(8, 80e9), nodes=8, wide=True)
+    (one,) = plans("rise-llama2-7b", asked=Asked(gpus=(8, 80e9), price=(0.5, 1.5), hourly=2.5))
+    (eight,) = plans("rise-llama2-7b", asked=Asked(gpus=(8, 80e9), price=(0.5, 1.5), nodes=8, hourly=2.5))
+    (wide,) = plans("rise-llama2-7b", asked=Asked(gpus=(8, 80e9), nodes=8, wide=True))
     evaluated, trained = (
         [{line.stage: line for line in plan.lines}[stage] for plan in (one, eight, wide)]
         for stage in ("rise-evaluate@iter1", "rise-finetune@iter1")

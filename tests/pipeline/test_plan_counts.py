@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dvc.parsing import DataResolver
@@ -15,7 +14,7 @@ from ruamel.yaml import YAML
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.pipeline.params import METHODS, load_section
 from selfimprove.pipeline.plan import plan as planning
-from selfimprove.pipeline.plan.hardware import parse_gpus
+from selfimprove.pipeline.plan.hardware import Asked, parse_gpus
 from selfimprove.pipeline.plan.plan import make_plan, plans, stored_copies
 from selfimprove.pipeline.plan.reflect_rl import _reinforcement
 from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
@@ -58,8 +57,7 @@ def uses_a_model(name: str, stage: dict, params: dict) -> bool:
 def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, name: str) -> None:
     params = profile(name)
     wanted = {stage for stage, entry in resolved(repo, params).items() if uses_a_model(stage, entry, params)}
-    settings: dict[str, Any] = {"gpus": None, "gpu": None, "disk": None, "price": None}
-    planned = [line.stage for method in METHODS for line in make_plan(name, params, method, **settings).lines]
+    planned = [line.stage for method in METHODS for line in make_plan(name, params, method, Asked()).lines]
     assert len(planned) == len(set(planned))
     assert set(planned) == wanted
 
@@ -87,7 +85,9 @@ def test_all_gpus_generate_unless_replicas_say_otherwise(tmp_path: Path) -> None
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     assert line(plans("rise-llama2-7b")[0], "rise-evaluate@iter1").gpus == 4
     folder = overlay(tmp_path, text.replace("tensor_parallel: 1", "tensor_parallel: 2, replicas: 1"))
-    assert line(plans("mine", gpus=parse_gpus("4x80GB"), folder=folder)[0], "rise-evaluate@iter1").gpus == 2
+    assert (
+        line(plans("mine", asked=Asked(gpus=parse_gpus("4x80GB")), folder=folder)[0], "rise-evaluate@iter1").gpus == 2
+    )
 
 
 def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_those_written(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ NOTHING: dict[str, str] = {
         from time import time as started
         def forward(module, section): return None
     """,
-    "training/progress.py": "Progress = None",
+    "training/progress.py": "Progress = object",
     "training/stopping.py": """
         from contextlib import nullcontext
         SAVE, END, INTERRUPTED, SAVING_SECONDS = 1, 2, 130, 60

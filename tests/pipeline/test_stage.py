@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from pydantic import Field
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
+from selfimprove.core.records import Episode
 from selfimprove.pipeline.stage import Stage, stage
 from tests.pipeline.workbench import copy_code
 
@@ -156,6 +159,41 @@ def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
         work()
     assert capsys.readouterr().err == "small@item: in.txt: two lines in one; fix it.\n"
     assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_what_an_environment_repeats_of_a_model_s_words_reaches_no_terminal_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    """Whether the stage ends over the blocked episodes or goes on."""
+    episode = Episode(
+        id="one", env="mine", query="", gold="", prompt=[], turns=[], status="blocked", seed="1/one",
+        error="no action \x1b]0;title\x07\x1b[31m called \u202eevil",
+    )  # fmt: skip
+    (folder / "params.yaml").write_text(f"run: {{seed: 1, threads: 1, max_blocked: {share}}}\nbase: {{}}\n")
+
+    def body(stage: Stage[Small]) -> None:
+        stage.output("results/b.txt").write_text("b")
+        stage.count_blocked([episode])
+
+    with suppress(SystemExit):
+        run(body)
+    said = capsys.readouterr().err
+    assert r"no action \x1b]0;title\x07\x1b[31m called \u202eevil" in said
+    assert all(char.isprintable() or char == "\n" for char in said)
+
+
+def test_a_file_that_the_system_refuses_is_one_line_and_exit_code_2(
+    work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.error = PermissionError(errno.EACCES, "Permission denied", "in.txt")
+    with pytest.raises(SystemExit) as end:
+        work()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "small@item: in.txt can't be read or written (Permission denied); change that, or name another place.\n"
+    )
+    assert not (folder / "results").exists()
 
 
 def test_a_fault_of_ours_keeps_its_traceback_and_touches_nothing(work: Work, folder: Path) -> None:

@@ -33,6 +33,7 @@ def test_a_grid_is_every_combination_and_values_are_yaml() -> None:
         ("run.seed=17 run.seed=18", "run.seed stands there twice"),
         ("run.seed=17,17", "run.seed has one value twice"),
         ("run.seed={", "is not YAML"),
+        ("run.seed=2026-13-45", "is not YAML"),
         (" ".join(f"k{n}=1,2" for n in range(10)), "GRID has 1024 points; 1000 at most"),
     ],
 )

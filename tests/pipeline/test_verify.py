@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,28 @@ def test_a_damaged_file_of_the_cache_is_named_though_dvc_finds_it_up_to_date(rep
 
 def test_a_lock_that_is_torn_or_missing_is_one_sentence(repo: Path) -> None:
     (repo / "dvc.lock").write_text("stages:\n  make: 7\n")
-    assert verify(repo) == (2, ["dvc.lock is torn; run `make check`, which puts the last good copy back."])
+    assert verify(repo) == (2, ["dvc.lock is torn; run `make repro`, which puts the last good copy back."])
     (repo / "dvc.lock").unlink()
     assert verify(repo) == (2, ["dvc.lock does not exist, so nothing has been made yet; run `make repro`."])
+
+
+@pytest.mark.parametrize("cache", ["elsewhere", "gone"])
+def test_a_folders_files_are_read_wherever_the_cache_is_and_without_one(
+    repo: Path, tmp_path_factory: pytest.TempPathFactory, cache: str
+) -> None:
+    if cache == "elsewhere":
+        other = tmp_path_factory.mktemp("shared")
+        shutil.copytree(repo / ".dvc/cache", other, dirs_exist_ok=True)
+        dvc(repo, "cache", "dir", "--local", str(other))
+    shutil.rmtree(repo / ".dvc/cache")
+    assert verify(repo) == (0, ["3 files and DVC's cache are as dvc.lock names them."])
+    (repo / "f/a").write_text("One\n")
+    code, (said,) = verify(repo)
+    assert code == 2
+    assert (
+        said
+        == {
+            "elsewhere": "f/a is not what dvc.lock names; `dvc checkout --force make` brings it back.",
+            "gone": "f is not what dvc.lock names, and DVC's cache does not hold it; run `dvc repro --force make`.",
+        }[cache]
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,9 +28,10 @@ CLIENT = (
 )
 
 
-def start(folder: Path, work: str, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, work: str, *arguments: str, kernels: str = "native") -> subprocess.Popen[str]:
     """The helper beside a client that asks it to run the module ``work``."""
-    shutil.copy(ROOT / "profiles/default.yaml", folder / "params.yaml")
+    params = (ROOT / "profiles/default.yaml").read_text()
+    (folder / "params.yaml").write_text(params.replace("kernels: native", f"kernels: {kernels}"))
     (folder / "work.py").write_text(work)
     (folder / "client.py").write_text(CLIENT)
     command = [sys.executable, "-m", "selfimprove.pipeline.warm", sys.executable, "client.py", *arguments]
@@ -47,6 +47,40 @@ def test_arguments_environment_folder_output_and_exit_code_are_the_stages_own(tm
     said, _ = helper.communicate(timeout=240)
     assert helper.returncode == 7
     assert said.split("\n")[0] == f"['iter1'] green {tmp_path} True"
+
+
+def test_the_helper_has_loaded_the_libraries_with_the_kernels_that_the_params_name(tmp_path: Path) -> None:
+    work = (
+        "import os, sys\nprint('torch' in sys.modules, {**os.environ, **PORTABLE} == os.environ)\n"
+        "import torch\nprint(torch.backends.cpu.get_cpu_capability())\n"
+    )
+    helper = start(tmp_path, f"from selfimprove.pipeline.kernels import PORTABLE\n{work}", kernels="portable")
+    said, _ = helper.communicate(timeout=240)
+    assert said == "True True\nAVX2\n"
+
+
+def test_a_run_does_its_work_whatever_folder_tmpdir_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("a" * 120)  # longer than the address of a socket may be
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    helper = start(tmp_path, "import sys\nprint('torch' in sys.modules)\nsys.exit(7)\n")
+    said, _ = helper.communicate(timeout=240)
+    assert (helper.returncode, said.split("\n")[0]) == (7, "True")
+    assert not list(long.glob(f"{warm.FOLDER}*"))
+
+
+def test_without_room_for_a_helper_the_command_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(
+        sys, "argv", ["warm", sys.executable, "-c", f"import os, sys; sys.exit('{warm.ADDRESS}' in os.environ)"]
+    )
+    monkeypatch.setenv("ACCELERATOR", "cpu")
+    with pytest.raises(SystemExit) as end:
+        warm.main()
+    assert end.value.code == 0
 
 
 def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_command(tmp_path: Path) -> None:
@@ -68,9 +102,12 @@ def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_co
 def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_saves_and_ends(
     tmp_path: Path, to: str, code: int
 ) -> None:
+    # It sleeps in short naps: Python looks for a signal between two calls, and one that comes just before a long call,
+    # which is likeliest on a busy machine, would be handled after it.
     work = (
         "import sys, time\nfrom selfimprove.training.stopping import sigterm_interrupts\n"
-        "with sigterm_interrupts():\n    try:\n        print('at work', flush=True)\n        time.sleep(600)\n"
+        "with sigterm_interrupts():\n    try:\n        print('at work', flush=True)\n"
+        "        while True: time.sleep(0.1)\n"
         "    except KeyboardInterrupt:\n        time.sleep(1)\n        print('saved', flush=True)\n"
         "        sys.exit(130)\n"
     )
@@ -82,6 +119,24 @@ def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_sa
         os.kill(pid, signal.SIGTERM)
     assert helper.communicate(timeout=60)[0] == "saved\n"
     assert helper.returncode == code
+
+
+def test_a_sigterm_leaves_the_command_alone_while_it_writes_about_the_stage_that_it_ended(tmp_path: Path) -> None:
+    command = (
+        "import subprocess, sys, time\n"
+        "stage = 'import time; print(\"at work\", flush=True); time.sleep(600)'\n"
+        "subprocess.run([sys.executable, '-c', stage, 'stages.work'])\n"
+        "time.sleep(2)\nprint('written', flush=True)\n"
+    )
+    (tmp_path / "command.py").write_text(command)
+    run = [sys.executable, "-m", "selfimprove.pipeline.warm", sys.executable, "command.py"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATOR": "cpu"}
+    with subprocess.Popen(run, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "at work\n"
+        running.terminate()
+        said = running.stdout.read()
+    assert (said, running.returncode) == ("written\n", 128 + signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,26 @@ def test_a_long_dialogue_loses_its_oldest_pairs_whole_and_keeps_the_problem(chat
     [one], _ = encode_examples([Example(id="a", messages=THREE_TURNS)], chat, len(chat.encode(shortest).ids))
     assert one.ids == chat.encode(shortest).ids
     assert one.trained == len(chat.content_ids(THREE_TURNS[-1])) + 1
+
+
+def test_what_a_template_writes_after_the_end_of_turn_makes_no_dialogue_too_long(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path)
+    zephyr, example = ChatFormat.load(tmp_path, "zephyr"), Example(id="a", messages=THREE_TURNS)
+    dialogue = zephyr.encode(THREE_TURNS)
+    length = dialogue.spans[-1].stop
+    assert len(dialogue.ids) > length  # a newline
+    [one], counters = encode_examples([example], zephyr, length)
+    assert (one.ids, counters.truncated) == (dialogue.ids[:length], 0)
+    assert one.token_weights[-1] == 12.18
+    [one], counters = encode_examples([example], zephyr, length - 1)
+    assert (len(one.ids) < length, counters.truncated) == (True, 1)
+
+
+def test_a_last_message_that_is_not_trained_is_kept_whole_and_an_older_pair_goes_for_it(chat: ChatFormat) -> None:
+    messages = [*THREE_TURNS, user("You got the thing.")]
+    whole, shorter = chat.encode(messages).ids, chat.encode([messages[0], *messages[3:]]).ids
+    [one], counters = encode_examples([Example(id="a", messages=messages)], chat, len(whole) - 1)
+    assert (one.ids, counters.truncated) == (shorter, 1)
 
 
 def test_a_worked_example_and_the_problem_stay_when_they_are_pinned(chat: ChatFormat) -> None:

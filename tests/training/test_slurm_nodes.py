@@ -17,6 +17,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import ClusterParams
 from selfimprove.training import slurm_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.processes import NodesRun
 from tests.support.nodes_trainer import Training
 from tests.support.repo_copy import ROOT
 
@@ -72,4 +73,4 @@ def test_without_a_job_of_so_many_nodes_it_is_one_sentence(tmp_path: Path, monke
         if allotted:
             monkeypatch.setenv("SLURM_JOB_NUM_NODES", allotted)
         with pytest.raises(UserError, match=rf"nodes 3 by srun, .*{words}; run `CLUSTER=slurm sbatch --nodes=3 "):
-            slurm_nodes.attempt(ClusterParams(kind="slurm"), cfg, tmp_path / "job.json", {}, None, 1)
+            slurm_nodes.attempt(ClusterParams(kind="slurm"), NodesRun(cfg, tmp_path / "job.json", {}, None, 1))

@@ -5,8 +5,6 @@ docs/arena.md.
 selfimprove.apps.claims.arena FOLDER`` publishes the run of another folder. ``make docs`` writes the page.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,8 +68,7 @@ def pooled_arena(runs: Sequence[PublishedArena]) -> Arena:
     first: Arena = runs[0]["arena"]
     if len(runs) == 1:
         return first
-    merged: Arena = _merged([run["arena"] for run in runs])
-    return merged
+    return _merged([run["arena"] for run in runs])
 
 
 def _merged(values: Sequence[Any]) -> Any:

@@ -7,8 +7,6 @@ each kind the difference pooled over the seeds is beyond three standard errors. 
 two rows act in different states: the error of their difference takes the rows for independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -78,8 +76,7 @@ def difference(claim: Claim, run: Published) -> Estimate | None:
         error = math.hypot(mine["se"], other["se"])
         return {"mean": mine["mean"] - other["mean"], "se": error, "n": min(mine["n"], other["n"])}
     place = last if claim.row is None else results["last_minus"].get(claim.row, {})
-    found: Estimate | None = place.get(claim.metric)
-    return found
+    return place.get(claim.metric)
 
 
 def holds(claim: Claim, run: Published) -> bool | None:

@@ -4,8 +4,6 @@ Between the marks of a page stands what the committed runs say and nothing else:
 and which claims are made. A test fails if a page differs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

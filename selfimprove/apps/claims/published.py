@@ -6,8 +6,6 @@ params leaves the published runs of the others as they are. ``python -m selfimpr
 writes those of a run in another folder (``make claims`` does).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -31,6 +29,8 @@ from selfimprove.pipeline.params import METHODS
 FOLDER = Path("results/published")
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 DIGITS = 6
+PORTABLE = "portable"
+"""Kernels that params.yaml chooses (``run.kernels``); all others are chosen by the environment."""
 
 Published = Mapping[str, Any]
 """What such a file holds."""
@@ -48,6 +48,12 @@ def kinds_here() -> list[str]:
     kinds = ["default", "avx2", "avx512"]
     own = kernels_here()
     return kinds[: kinds.index(own) + 1] if own in kinds else [own]
+
+
+def kernels_of(root: Path) -> str:
+    """Those of the run in a folder, if this machine made it: ``portable`` are the same everywhere."""
+    portable = read_yaml(root / "params.yaml")["run"].get("kernels") == PORTABLE
+    return PORTABLE if portable else kernels_here()
 
 
 def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
@@ -91,9 +97,9 @@ def identity(params: Mapping[str, Any], kernels: str) -> dict[str, Any]:
 
 
 def params_digest(params: Mapping[str, Any], methods: Sequence[str] = METHODS) -> str:
-    """Names the params that some methods read, apart from the seed."""
+    """Names the params that some methods read, apart from seed and kernels, which are told beside them."""
     kept = {
-        "run": {key: value for key, value in params["run"].items() if key != "seed"},
+        "run": {key: value for key, value in params["run"].items() if key not in ("seed", "kernels")},
         "methods": {method: [params[method], *_start(params, method)] for method in methods},
     }
     return blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
@@ -165,8 +171,7 @@ def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
     kept = {key: summary[key] for key in ("columns", "gains", "rates", "order", "last")}
     kept["headline"] = headline(summary)
-    shown: dict[str, Any] = rounded({**kept, "rows": rows, "last_minus": summary["last_minus"]})
-    return shown
+    return rounded({**kept, "rows": rows, "last_minus": summary["last_minus"]})
 
 
 def rounded(value: Any) -> Any:
@@ -182,9 +187,9 @@ def rounded(value: Any) -> Any:
 
 @one_sentence()
 def main() -> None:
-    """Publish the run of the folder that is named (else: of this one), made with this machine's kernels."""
+    """Publish the run of the folder that is named (else: of this one), made on this machine."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
-    for run in collected(root, kernels_here()):
+    for run in collected(root, kernels_of(root)):
         print(publish(run))
 
 

@@ -7,8 +7,6 @@ finished run is published at once (``results/published/``); ``make docs`` then w
 ``--profile arena-textcraft`` it is the comparison of the methods that is published (``claims.arena``).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -18,7 +16,7 @@ from pathlib import Path
 
 from selfimprove.apps.claims.arena import ARENAS, collected_arena, publish_arena
 from selfimprove.apps.claims.claims import verdicts
-from selfimprove.apps.claims.published import FOLDER, collected, kinds_here, publish, read_published
+from selfimprove.apps.claims.published import FOLDER, PORTABLE, collected, kinds_here, publish, read_published
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS
@@ -43,9 +41,10 @@ def run_all(
     Raises:
         UserError: kernels that this machine does not have, or another ``make claims`` runs here.
     """
-    unknown = [kind for kind in kinds if kind not in kinds_here()]
+    there = [*kinds_here(), PORTABLE]
+    unknown = [kind for kind in kinds if kind not in there]
     if unknown:
-        raise UserError(f"this machine has no {unknown[0]} kernels; choose among {', '.join(kinds_here())}.")
+        raise UserError(f"this machine has no {unknown[0]} kernels; choose among {', '.join(there)}.")
     home = root / HOME
     with alone(home / "claims.lock", f"another `make claims` is running in {home}; wait for it, or stop it."):
         for seed in seeds:
@@ -68,10 +67,13 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str)
     link_named_files(folder, root, params, list(methods))
     text, found = re.subn(r"^(  seed: )\d+", rf"\g<1>{seed}", compose(profile, root / "profiles"), count=1, flags=re.M)
     assert found == 1, "the run section names the seed"
+    if kind == PORTABLE:
+        text = re.sub(r"^(  kernels: )native", rf"\g<1>{PORTABLE}", text, count=1, flags=re.M)
     write_if_changed(folder / "params.yaml", text)
     print(f"claims: seed {seed} on {kind} kernels, in {folder}", flush=True)
     goals = ["report"] if tuple(methods) == tuple(METHODS) else [f"{method}-report" for method in methods]
-    chosen = {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind], "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
+    limits = {} if kind == PORTABLE else {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind]}
+    chosen = {**limits, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
     code = repro(folder, goals, {**os.environ, **chosen})
     if code == 0:
         compared = collected_arena(folder, kind)
@@ -87,7 +89,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="make claims", description="the default for several seeds and kernels")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--kernels", nargs="+", default=None, help="default, avx2, avx512 (else all)")
+    parser.add_argument("--kernels", nargs="+", default=None, help="default, avx2, avx512 (else all), portable")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--profile", default=DEFAULT)
     args = parser.parse_args()

@@ -4,13 +4,11 @@ Published bytes are of one seed and one kind of CPU kernels; another kind gives 
 rest on several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from selfimprove.apps.claims.claims import difference, holds, verdicts
-from selfimprove.apps.claims.published import Published, collected, kernels_here, read_published
+from selfimprove.apps.claims.published import Published, collected, kernels_of, read_published
 from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
 
@@ -27,7 +25,7 @@ def _of_method(run: Published, runs: Sequence[Published]) -> list[str]:
     if not runs:
         return [f"{name}: no run is published yet; `make claims` makes some."]
     if run["params"] != runs[0]["params"]:
-        return [f"{name}: params.yaml is not the published runs': nothing to compare."]
+        return [f"{name}: params.yaml differs from the published runs: nothing to compare."]
     lines = [_bytes(run, one) for one in runs if one["seed"] == run["seed"]]
     if not lines:
         lines = [f"no run with seed {run['seed']} is published, so no bytes can be compared."]
@@ -60,7 +58,7 @@ def _bytes(run: Published, other: Published) -> str:
 @one_sentence()
 def main() -> None:
     """Print it; exit code 2 if there is nothing to verify."""
-    print("\n".join(told(collected(Path(), kernels_here()), read_published())))
+    print("\n".join(told(collected(Path(), kernels_of(Path())), read_published())))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Writes ``results/leaderboard/<model>.json`` after every task, so what was stoppe
 models evaluated so far. The six are asked as the leaderboard did, in plain text without a chat template.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -4,8 +4,6 @@ Heavy, and imported only when an evaluation starts. Nothing of a data set or a m
 plain files, and ``trust_remote_code`` stays off.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ The wrong results are values on the way to the right one, and right ones misread
 split of the problems than the questions.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from selfimprove.core.records import write_rows

@@ -5,8 +5,6 @@ stopped goes on with the next one. Metrics of other weights, of other settings o
 file: they are what its ``key`` is made of.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

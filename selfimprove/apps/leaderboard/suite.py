@@ -10,8 +10,6 @@ The paper names version 0.4.0 of the harness, whose data sets came as programs t
 locked version asks the same questions. GSM8K is its ``strict-match``, the only reading that 0.4.0 had.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """``make page``: the report of this run, ``report/index.html``."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ import typer
 from selfimprove.apps.page.build import OUT, build
 from selfimprove.apps.page.scores import Wanted
 from selfimprove.core.cli import run as run_command
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, for_terminal
 
 
 def main(
@@ -35,7 +33,7 @@ def main(
     built = build(run, out, logprobs, compare_with=compare or (), live=live)
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
     for problem in built.problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"left out: {for_terminal(problem)}", file=sys.stderr)
     print(f"{out / 'index.html'}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s; open it in a browser")
 
 

@@ -4,8 +4,6 @@ Everything is made in a folder aside and put in place when it is whole, so that 
 half of the new one.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +27,13 @@ from selfimprove.apps.report.table import TIMING, figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.publish import publish
 from selfimprove.methods.summary import headline
+from selfimprove.pipeline.lock import LOCKS, in_turn
 from selfimprove.pipeline.params import METHODS
 
 HERE = Path(__file__).parent
 OUT = Path("report")
+ASIDE = ".page-"
+"""Prefix of the folder in which a report is made."""
 
 VIEWS = [
     ("index.html", "Overview"),
@@ -73,7 +74,8 @@ def build(
         UserError: there is no such run to compare with.
     """
     run = Run(root)
-    with TemporaryDirectory(prefix=".page-", dir=_made(out)) as aside:
+    turn = in_turn(LOCKS / "page", f"another process writes the page in {out}; waiting for it")
+    with turn, TemporaryDirectory(prefix=ASIDE, dir=_without_remains(_made(out))) as aside:
         folder = Path(aside) / "page"
         (folder / "data").mkdir(parents=True)
         (folder / "tables").mkdir()
@@ -84,6 +86,13 @@ def build(
             publish(entry, out / entry.name)
             files.append(out / entry.name)
     return Built(files, run.problems)
+
+
+def _without_remains(folder: Path) -> Path:
+    """The folder, without what a process that was killed has left there. Only in turn."""
+    for left in folder.glob(f"{ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return folder
 
 
 def _made(folder: Path) -> Path:
@@ -217,7 +226,8 @@ def _claim(method: str, summary: Mapping[str, Any], run: Run) -> dict[str, Any] 
         sure = bool(gain["se"]) and abs(gain["mean"]) > 3 * gain["se"]
         sign = ("up" if gain["mean"] > 0 else "down") if sure else "level"
         lines.append({"delta": signed_text(gain, metric).strip(), "text": f"to {row_name(method, name)}", "sign": sign})
-    seed = (run.params.get("run") or {}).get("seed", "unknown")
+    known = run.run_param("seed")
+    seed = "unknown" if known is None else known
     return {
         "method": method_name(method), "file": f"{method}.html", "value": figure_text(measured, metric),
         "metric": metric_name(metric), "row": row_name(method, last), "lines": lines,

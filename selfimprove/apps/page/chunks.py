@@ -8,8 +8,6 @@ string, gzipped JSON in base64 ::
 and ``static/page.js`` unpacks it when a view asks for it.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -3,8 +3,6 @@
 A commit or an experiment is read from its ``dvc.lock`` and DVC's cache; nothing is checked out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import hypot
 from pathlib import Path
@@ -24,8 +22,8 @@ from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome, average, compare
 from selfimprove.methods.summary import headline
+from selfimprove.pipeline.verify import cache_of
 
-CACHE = Path(".dvc/cache/files/md5")
 EXPERIMENTS = "refs/exps"
 MOST = 8
 """So many experiments are compared unasked, the newest first."""
@@ -106,7 +104,12 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
         params = YAML(typ="safe", pure=True).load(provenance.git(run, "show", f"{revision}:params.yaml")) or {}
     except YAMLError:
         return None
-    files = {path: run.root / CACHE / md5[:2] / md5[2:] for path, md5 in hashes_of(lock).items() if md5}
+    try:
+        cache = cache_of(run.root)
+    except UserError as error:
+        run.tell(str(error))
+        return None
+    files = {path: cache / md5[:2] / md5[2:] for path, md5 in hashes_of(lock).items() if md5}
     there = {path: file for path, file in files.items() if path.endswith("outcomes.jsonl") and file.is_file()}
     about = provenance.git(run, "log", "-1", "--format=%h, %cs: %s", revision)
     missing = sum(path.endswith("outcomes.jsonl") for path in files) - len(there)

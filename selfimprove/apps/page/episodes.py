@@ -12,8 +12,6 @@ parts ``p`` are [text, weight in training, token ids]; where they were computed,
 before training follow. ``v`` is a scene (``scenes.py``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The charts of a run's pages."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

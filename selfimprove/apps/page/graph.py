@@ -1,7 +1,5 @@
 """The run's stages as DVC knows them: what each reads, writes and measures, and what has not run yet."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ One log a row: ``OUT/<method>-<row>.eval``. Runs in ``.venvs/inspect``, which ha
 environment.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A set is one file: a row's evaluation, what it generated, what it was trained on
 of a method has its tasks once, and for every set one column a property: 200,000 episodes are a few short arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run is doing now, read from its scratch folder: stages at work, curves so far, what they wrote last."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

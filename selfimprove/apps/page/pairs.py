@@ -9,8 +9,6 @@ A piece is [1 if only this side has it else 0, text]. ``margin``: log p(real) âˆ
 training, where it was computed.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

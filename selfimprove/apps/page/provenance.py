@@ -1,10 +1,7 @@
 """Where a run's numbers come from: commit, profile and own params, seed, versions, processor kernels."""
 
-from __future__ import annotations
-
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
 from selfimprove.core.errors import UserError
+from selfimprove.core.git import git as ask_git
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, composed, named
 
 NAMED = 8
@@ -26,10 +24,8 @@ SHOWN = ("torch", "transformers", "numpy", "tokenizers", "dvc", "peft", "vllm")
 
 def git(run: Run, *arguments: str) -> str:
     """What git says; "" where it fails."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=run.root, capture_output=True, text=True, check=False, errors="replace"
-    )
-    return done.stdout.strip() if done.returncode == 0 else ""
+    code, said = ask_git(*arguments, folder=run.root)
+    return said.strip() if code == 0 else ""
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
@@ -43,13 +39,18 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("commit", commit or "not a Git repository"),
         ("files that differ from the commit", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
         ("profile", profile(run)),
-        ("seed", str((run.params.get("run") or {}).get("seed", "not set"))),
-        ("threads", str((run.params.get("run") or {}).get("threads", "not set"))),
+        ("seed", _set(run.run_param("seed"))),
+        ("threads", _set(run.run_param("threads"))),
+        ("kernels (run.kernels)", _set(run.run_param("kernels"))),
         ("versions", ", ".join(f"{name} {packages[name]}" for name in SHOWN if name in packages)),
         ("processor, where this page was made", _processor()),
         ("its kernels", _kernels()),
         ("its Python", platform.python_version()),
     ]
+
+
+def _set(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def profile(run: Run) -> str:

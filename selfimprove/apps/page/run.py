@@ -4,8 +4,6 @@ A run is a folder with ``params.yaml``, ``results/``, ``data/`` and, where DVC m
 left out and said (``Run.problems``): a line of a JSONL file by its file and number.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -24,6 +22,7 @@ from selfimprove.methods.rows import NONE, START
 from selfimprove.pipeline.params import METHODS
 
 SPLITS = ("train", "dev", "test")
+
 COLUMNS = 7
 """So many metrics a method shows that has no summary yet."""
 
@@ -60,11 +59,16 @@ class Run:
         for method in self.methods:
             try:
                 whole = read_summaries([method], self.root / SUMMARIES)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, UserError) as error:
                 self.tell(f"{SUMMARIES}/{method}.json cannot be read ({first_line(error)}); run `make repro`.")
                 whole = {}
             found[method] = whole.get(method) or self._partial(method)
         return found
+
+    def run_param(self, key: str) -> Any:
+        """A value of the section ``run``; None where there is none."""
+        section = self.params.get("run")
+        return section.get(key) if isinstance(section, dict) else None
 
     def _partial(self, method: str) -> dict[str, Any]:
         """A summary of the rows that are there: no differences, and no claim about which row is the last."""

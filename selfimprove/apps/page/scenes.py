@@ -3,8 +3,6 @@
 Read from the episode's own text, so that it works for every record, whoever played it: nothing is played again.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

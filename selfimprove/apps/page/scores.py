@@ -6,8 +6,6 @@ small enough for this to take seconds, or where the user asks for them. Each act
 that was recorded when it was chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -71,7 +69,7 @@ class Scorer:
                     for part, span in zip(parts, encoded.spans, strict=True):
                         if part is not None:
                             part[2] = encoded.ids[span.start : span.stop]
-                            part += [_rounded(values[span.start : span.stop]) for values in scores]
+                            part += [[round(value, 3) for value in values[span.start : span.stop]] for values in scores]
             except (UserError, ValidationError):
                 pass  # no dialogue that the method's models read: shown without tokens
         ids = self._ids.setdefault(method, set())
@@ -214,7 +212,3 @@ def _encoded(chat: ChatFormat, messages: list[Message], opened: int) -> tuple[li
         span for message, span in zip(messages[opened:], encoded.spans[opened:], strict=True) if message.weight
     ]  # fmt: skip
     return encoded.ids, [place for span in spans for place in range(span.start, span.stop)]
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [round(value, 3) for value in values]

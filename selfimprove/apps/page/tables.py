@@ -1,7 +1,5 @@
 """The tables of the page, which are those of `make repro`, cell by cell; and their export to CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

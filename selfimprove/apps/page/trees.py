@@ -10,8 +10,6 @@ A tree of the page::
 ``good`` and ``bad`` are paths as node numbers, ``cut`` is the node after which the bad path is left.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The first view shows stages at work, their curves and what they wrote last; the 
 again whenever a stage has written results.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess
@@ -29,6 +27,7 @@ from selfimprove.apps.page.build import write_live
 from selfimprove.apps.page.live import SCRATCH, status
 from selfimprove.core.cli import run as run_command
 from selfimprove.core.errors import UserError
+from selfimprove.envs.remote.server import listen
 
 HOST = "127.0.0.1"
 OUT = SCRATCH / "watch"
@@ -107,13 +106,14 @@ def watch(
     """Serve the report until interrupted.
 
     Raises:
-        UserError: no folder of a run.
+        UserError: no folder of a run; or the port is taken.
     """
     if not run.is_dir():
         raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
+    listener = listen(HOST, port)
     write_live(out)
     typer.echo(f"http://{HOST}:{port} shows the run; Ctrl-C ends it")
-    uvicorn.run(make_app(run, out), host=HOST, port=port, log_level="warning")
+    uvicorn.Server(uvicorn.Config(make_app(run, out), log_level="warning")).run([listener])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """``make pretrain``: makes models/pretrained again from its recipe. Killed and started again, it goes on."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from selfimprove.apps.pretraining.make import make
 from selfimprove.core.cli import one_sentence
+from selfimprove.pipeline.lock import alone
 
 RECIPE = Path(__file__).with_name("recipe.yaml")
 
@@ -19,7 +18,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/pretrained"))
     parser.add_argument("--scratch", type=Path, default=Path(".scratch/pretraining"))
     arguments = parser.parse_args()
-    made = make(arguments.recipe, arguments.out, arguments.scratch)
+    with alone(arguments.scratch / "lock", f"another `make pretrain` works in {arguments.scratch}; wait for it."):
+        made = make(arguments.recipe, arguments.out, arguments.scratch)
     for kind, it in made.answers.items():
         print(f"{kind:28} {it.right:5} of {it.asked:5} right")
     print(f"{arguments.out}: a model folder; its README.md is the card.")

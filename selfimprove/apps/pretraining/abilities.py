@@ -4,8 +4,6 @@ Right is what is right word for word; of a task that is solved or begun, its las
 question is asked alone, behind the statements of its page: what was answered before it is left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card: written from what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pages of made-up words and numbers, in which nothing helps but reading what stands on the page and copying it."""
 
-from __future__ import annotations
-
 from random import Random
 
 from selfimprove.envs.passages import Passage

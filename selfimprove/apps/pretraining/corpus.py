@@ -9,9 +9,6 @@ or as one text, without the markers of a chat, which SPIN's ``react`` template w
 drawn at random, and predicting them teaches little: they weigh ``Text.statement_weight``, answers 1.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -106,21 +103,21 @@ def encoded(
     numbers: range,
     shares: dict[str, float] | None = None,
     lines: Lines | None = None,
-) -> Iterator[EncodedExample]:
+) -> list[EncodedExample]:
     """The training sequences of these numbers, in their order; ``shares`` in place of the text's.
 
     ``lines``: what the share ``ids`` holds; without ``shares``, everything.
     """
     writer = Writer(text, model)
     shares = shares or ({"ids": 1.0} if lines is not None else text.shares)
+    found = []
     for number in numbers:
         world = world_of(shares, number)
-        if world == "ids" and lines is not None:
-            yield writer.repeated(lines, seed, number)
-            continue
-        one = writer.sequence(world, seed, "train", number)
-        if one is not None:
-            yield one
+        repeats = lines if world == "ids" else None
+        found.append(
+            writer.repeated(repeats, seed, number) if repeats else writer.sequence(world, seed, "train", number)
+        )
+    return [one for one in found if one is not None]
 
 
 class Writer:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from selfimprove.apps.pretraining.abilities import Measured, measure
 from selfimprove.apps.pretraining.card import card
 from selfimprove.apps.pretraining.corpus import Lines, Text, encoded
-from selfimprove.apps.pretraining.tied import tie, untie
+from selfimprove.apps.pretraining.tied import tie
 from selfimprove.apps.pretraining.words import make_tokenizer
 from selfimprove.core.errors import UserError, fault
 from selfimprove.core.params import Section
@@ -98,7 +98,7 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
     reports = _train(recipe, start, scratch)
     shutil.rmtree(trained, ignore_errors=True)
     shutil.copytree(scratch / f"phase-{len(reports)}", trained)
-    untie(trained)
+    tie(trained, tied=False)
     measured = measure(recipe.text, trained, recipe.seed, threads=recipe.threads)
     facts = {
         "parameters": parameters,
@@ -152,22 +152,10 @@ def _train(recipe: PretrainingRecipe, start: Path, scratch: Path) -> list[TrainR
 
 def _sequences(recipe: PretrainingRecipe, phase: Phase, model: Path, numbers: range) -> list[EncodedExample]:
     """A phase's sequences in their order, written by as many processes as train."""
-    write = partial(_written, recipe.text, model, recipe.seed, shares=phase.shares, lines=phase.lines)
+    write = partial(encoded, recipe.text, model, recipe.seed, shares=phase.shares, lines=phase.lines)
     parts = [numbers[i : i + 500] for i in range(0, len(numbers), 500)]
     with ProcessPoolExecutor(recipe.train.launcher.processes, get_context("fork")) as pool:
         return [one for part in pool.map(write, parts) for one in part]
-
-
-def _written(
-    text: Text,
-    model: Path,
-    seed: int,
-    numbers: range,
-    *,
-    shares: dict[str, float] | None,
-    lines: Lines | None,
-) -> list[EncodedExample]:
-    return list(encoded(text, model, seed, numbers, shares, lines))
 
 
 def _key(recipe: PretrainingRecipe, phase: int, start: Path) -> str:

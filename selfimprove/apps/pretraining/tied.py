@@ -4,8 +4,6 @@ With two matrices from the start each word has to be learnt twice before it can 
 want two, since they reload weights in place.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,17 +12,11 @@ from selfimprove.core.publish import write_json
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def tie(folder: Path) -> None:
-    """Take the output layer out of a Llama folder: the embedding is the output layer then."""
-    _rewrite(folder, tied=True)
+def tie(folder: Path, *, tied: bool = True) -> None:
+    """Take the output layer out of a Llama folder: the embedding is the output layer then.
 
-
-def untie(folder: Path) -> None:
-    """Give a tied Llama folder an output layer of its own, which is the embedding's copy."""
-    _rewrite(folder, tied=False)
-
-
-def _rewrite(folder: Path, *, tied: bool) -> None:
+    ``tied`` false: give a tied folder an output layer of its own, which is the embedding's copy.
+    """
     from safetensors.torch import load_file, save_file
 
     file = folder / "model.safetensors"

@@ -9,8 +9,6 @@ gap and cell is a token, so that columns keep their distance. A word that no wor
 known pieces, down to bytes: any text can be written.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -109,13 +107,9 @@ def _said(pages: int, seed: int) -> Iterator[str]:
     for env, tasks in ((crafting, crafting.task_ids()), (taxi, taxi.task_ids()), (kitchen, kitchen.task_ids("train"))):
         for task in list(tasks)[:: max(1, len(tasks) // pages)]:
             yield env.reset(task)  # type: ignore[attr-defined]
-            yield from _lines(env.expert())  # type: ignore[attr-defined]
+            moves: Iterable[tuple[str, str]] = env.expert()  # type: ignore[attr-defined]
+            yield from (f"Thought: {thought}\nAction: {action}" for thought, action in moves)
     book = make_encyclopedia(EncyclopediaParams(people=300), {"train": pages}, seed=seed)
     for quest in book.splits["train"]:
         yield from (quest.question.question, quest.conclusion, f"Observation: finish[{quest.question.gold}]")
         yield from (f"{lookup.thought}\nAction: search[{lookup.query}]" for lookup in quest.lookups)
-
-
-def _lines(moves: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for thought, action in moves:
-        yield f"Thought: {thought}\nAction: {action}"

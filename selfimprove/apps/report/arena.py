@@ -15,8 +15,6 @@ SPIN        em: the episode's reward is 1
 ==========  =========================================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path

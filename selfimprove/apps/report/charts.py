@@ -4,8 +4,6 @@ Each function returns a specification with its data in it. Colours and fonts com
 one over it.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -9,8 +9,6 @@ A column a method's headline metric, with its standard error, and its paired dif
 the commit; the others say what they changed of its params.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from selfimprove.apps.report.table import fitted, in_console
+from selfimprove.core.cli import one_sentence
 
 Run = tuple[str, dict[str, Any], dict[str, str]]
 """A run's name, its params as a flat mapping, and its cells by column."""
@@ -32,6 +31,7 @@ MOST_CHANGES = 12
 """So many changed params are named of a run: another profile changes hundreds."""
 
 
+@one_sentence()
 def main() -> None:
     """Print the table; exit with 2 if there is nothing to compare."""
     done = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)

@@ -3,12 +3,11 @@
 ``dvc dag`` draws all stages of all methods in one picture, some seven thousand columns wide.
 """
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.pipeline.overall import ALWAYS
 from selfimprove.pipeline.params import METHODS
 
@@ -48,6 +47,7 @@ def _together(names: Sequence[str]) -> list[str]:
     return [kind + several.get(kind, f"@{items[0]}" if items[0] else "") for kind, items in kinds.items()]
 
 
+@one_sentence()
 def main() -> None:
     """Arguments: a method; none: all four."""
     found = needs()

@@ -6,8 +6,6 @@ where the server is out of reach, these are used. ``make report`` writes them be
 so that it asks no server at all.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

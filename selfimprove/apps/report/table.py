@@ -4,8 +4,6 @@ Figures come from ``results/summary/<method>.json``; seconds and generated token
 (``.scratch/timing``), which is why they are not in the summary: they differ from run to run.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
@@ -20,17 +18,26 @@ from rich.table import Column, Table
 from selfimprove.apps.report.arena import arena, arena_tables
 from selfimprove.apps.report.charts import curve_chart, rows_chart, write_png
 from selfimprove.apps.report.words import figure_text, signed_text
+from selfimprove.core.cli import one_sentence
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_object
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.summary import headline
+from selfimprove.pipeline.lock import LOCKS, in_turn
 from selfimprove.pipeline.params import METHODS
 
 STAGES = ("generate", "convert", "finetune", "evaluate")
 SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
+PARTS = {
+    "columns": list, "gains": list, "rates": dict, "note": str, "order": list, "solid": list, "rows": dict,
+    "last": str, "last_minus": dict,
+}  # fmt: skip
+"""What every summary holds."""
 
 
+@one_sentence()
 def main() -> None:
     """Print the tables of the methods named as arguments, or of all that have results; draw the plots."""
     summaries = read_summaries(sys.argv[1:])
@@ -54,9 +61,24 @@ def main() -> None:
 
 
 def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str, Any]:
-    """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order."""
+    """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order.
+
+    Raises:
+        UserError: one is damaged.
+    """
     files = {method: folder / f"{method}.json" for method in METHODS if method in methods or not methods}
-    return {method: read_object(file) for method, file in files.items() if file.is_file()}
+    found = {method: read_object(file) for method, file in files.items() if file.is_file()}
+    for method, summary in found.items():
+        if not _is_summary(summary):
+            raise UserError(f"{files[method]} is no summary of a run; run `make repro METHOD={method}`.")
+    return found
+
+
+def _is_summary(value: dict[str, Any]) -> bool:
+    """Whether it has what every summary has, and a row for each name."""
+    if not all(isinstance(value.get(key), kind) for key, kind in PARTS.items()):
+        return False
+    return bool(value["order"]) and all(isinstance(value["rows"].get(name), dict) for name in value["order"])
 
 
 def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:
@@ -123,7 +145,8 @@ def in_console() -> Console:
 def fitted(table: Table, console: Console) -> list[Table]:
     """The table as it is where the console is wide enough, else its columns in several tables below each other.
 
-    The columns on the left that are not right-aligned name a row; each part repeats them. Nothing is cut.
+    The columns on the left that are not right-aligned name a row; each part repeats them. Nothing is cut: where even
+    one column is too wide, its cells take several lines.
     """
     named = next((place for place, column in enumerate(table.columns) if column.justify == "right"), 1)
     parts: list[list[Column]] = [[]]
@@ -132,6 +155,10 @@ def fitted(table: Table, console: Console) -> list[Table]:
             parts.append([])
         parts[-1].append(column)
     made = [_part(table, [*table.columns[:named], *columns]) for columns in parts]
+    for part in made:
+        if _width(part, console) > console.width:
+            for column in part.columns:
+                column.no_wrap, column.overflow = False, "fold"
     made[0].title, made[-1].caption = table.title, table.caption
     return made
 
@@ -186,21 +213,27 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
     """A PNG of each method's rows and of each of its curves; one that shows these very points is left as it is."""
-    folder.mkdir(exist_ok=True)
-    for method, summary in summaries.items():
-        write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
-        for curve in summary.get("curves") or [summary["curve"]]:
-            name = f"{method}-{curve['title'].replace(' ', '-')}.png"
-            write_png(curve_chart(method, curve, summary["solid"]), folder / name)
+    with in_turn(LOCKS / "plots", f"another process draws the plots in {folder}; waiting for it"):
+        for method, summary in summaries.items():
+            write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
+            for curve in summary.get("curves") or [summary["curve"]]:
+                name = f"{method}-{curve['title'].replace(' ', '-')}.png"
+                write_png(curve_chart(method, curve, summary["solid"]), folder / name)
 
 
 def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
     """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
+
+    def seconds(path: Path) -> str:
+        try:
+            return f"{read_object(path)['seconds']:.0f}"
+        except (OSError, UserError, KeyError, ValueError, TypeError):  # damaged: no reason to show no table
+            return "-"
+
     found = []
     for steps in (("finetune", "reinforce"), ("evaluate", "agent")):
         paths = [timing / f"{method}-{step}@{row}.json" for step in steps]
-        seconds = [read_object(path)["seconds"] for path in paths if path.is_file()]
-        found.append(f"{seconds[0]:.0f}" if seconds else "-")
+        found.append(next((seconds(path) for path in paths if path.is_file()), "-"))
     return found[0], found[1]
 
 

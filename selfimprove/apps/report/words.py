@@ -1,8 +1,6 @@
 """Methods, rows and metrics in words, as legends and tables say them: ``rise``, ``iter2`` is "RISE, iteration 2"; and
 their values."""
 
-from __future__ import annotations
-
 import re
 
 METHOD_NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -12,6 +13,16 @@ from selfimprove.core.params import Section
 
 VARIABLE = "CLUSTER"
 KINDS = ("none", "ray", "slurm")
+
+COMPUTING = ("ATEN_", "DNNL_", "DS_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
+SENT = (*COMPUTING, "HF_", "LOCAL_KERNELS", "TOKENIZERS_", "TRANSFORMERS_", "VLLM_")
+"""What the names of variables begin with that a stage's processes on Ray's nodes get from it: Ray's own processes have
+the environment of whoever started their node."""
+
+
+def sent(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to other nodes."""
+    return {name: value for name, value in environment.items() if name.startswith(SENT)}
 
 
 class ClusterParams(Section):

@@ -1,29 +1,25 @@
 """The connection to a Ray cluster: joining it, its nodes, and whether they have what a run needs."""
 
-from __future__ import annotations
-
+import asyncio
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.engines.cluster.config import ClusterParams, sent
 from selfimprove.engines.cluster.ray_actor import node_report
 
 CONNECT_SECONDS = 5.0
 LOCK = Path("requirements/runtime.lock")
 OBJECT_STORE = 100 << 20
 """Bytes for a cluster of this machine alone: requests and answers are small and are passed on at once."""
-
-SENT = ("ATEN_", "DNNL_", "HF_", "MKL_", "OMP_", "ONEDNN_", "TOKENIZERS_", "TRANSFORMERS_", "VLLM_")
-"""Variables that replicas get from the stage: Ray's workers have the environment of whoever started their node."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +138,7 @@ def living_nodes(ray: Any) -> list[Node]:
 
 def environment_of_replicas(threads: int) -> dict[str, str]:
     """What replicas take over of this process's environment; ``threads``: of each of them."""
-    sent = {name: value for name, value in os.environ.items() if name.startswith(SENT)}
-    return sent | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return sent(os.environ) | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class Examination:
@@ -208,6 +203,49 @@ def _pinned(remote: Any, node: Node, **options: Any) -> Any:
     return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), **options)
 
 
+@dataclass(eq=False)
+class SharedGpu:
+    """A GPU that one replica of each of a stage's engines has.
+
+    A placement group holds it whole: Ray packs fractions of GPUs, and would give one GPU to two replicas of one engine.
+
+    Attributes:
+        loading: held by the replica that loads its model, as vLLM measures meanwhile how much memory it takes.
+    """
+
+    group: Any
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def place(self, ray: Any, kind: type, share: float) -> Any:
+        """An actor class whose actors have ``share`` of this GPU."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0)
+        return ray.remote(kind).options(scheduling_strategy=strategy, num_cpus=0, num_gpus=share)
+
+
+_gpus: dict[tuple[str, int], SharedGpu] = {}
+"""Those of this process, by node and number."""
+
+
+def shared_gpu(node: Node, number: int, cpus: int) -> SharedGpu:
+    """The node's GPU of that number, with ``cpus``: the same one for each of the stage's engines."""
+    from ray.util.placement_group import placement_group
+
+    if (node.id, number) not in _gpus:
+        on_the_node = [{"ray.io/node-id": node.id}]
+        group = placement_group([{"CPU": cpus, "GPU": 1}], bundle_label_selector=on_the_node)
+        _gpus[node.id, number] = SharedGpu(group)
+    return _gpus[node.id, number]
+
+
+def forget_gpus_of_lost_nodes(ray: Any, living: Sequence[Node]) -> None:
+    """Ask no longer for GPUs of nodes that have died."""
+    there = {node.id for node in living}
+    for place in [place for place in _gpus if place[0] not in there]:
+        ray.util.remove_placement_group(_gpus.pop(place).group)
+
+
 def kill(ray: Any, actor: Any) -> None:
     """End an actor, if the cluster is still there."""
     with suppress(Exception):
@@ -229,4 +267,5 @@ def release(ray: Any) -> None:
     global _holders
     _holders -= 1
     if _holders == 0:
+        _gpus.clear()  # their placement groups end with the connection
         ray.shutdown()

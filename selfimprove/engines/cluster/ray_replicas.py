@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ from selfimprove.engines.cluster.ray_actor import ReplicaActor
 from selfimprove.engines.cluster.ray_cluster import (
     Examination,
     Node,
+    SharedGpu,
     connect,
     environment_of_replicas,
+    forget_gpus_of_lost_nodes,
     hold,
     kill,
     living_nodes,
     pinned,
     release,
+    shared_gpu,
 )
 from selfimprove.engines.cluster.replicas import transformers_replica, vllm_replica, vllm_share
 from selfimprove.engines.cluster.worker import WorkerSpec
@@ -61,7 +64,7 @@ class Need:
 
     Attributes:
         cpus, gpus: what it computes with.
-        sharing: engines of the stage that share the cluster; each replica reserves its part of CPUs, and of one GPU.
+        sharing: engines of the stage that share the cluster; each replica reserves its part of CPUs.
     """
 
     cpus: int
@@ -69,18 +72,19 @@ class Need:
     sharing: int = 1
 
     @property
-    def reserved(self) -> dict[str, float]:
-        """Ray's options."""
-        gpus = self.gpus / self.sharing if self.gpus == 1 else self.gpus
-        return {"num_cpus": self.cpus / self.sharing, "num_gpus": gpus}
+    def shares_gpu(self) -> bool:
+        """Whether a replica has a GPU together with one replica of each other engine."""
+        return self.gpus == 1 and self.sharing > 1
 
 
 @dataclass(eq=False)
 class _Worker(Replica):
-    """An actor and its node; ``outbox``: what is sent to it with the next message."""
+    """An actor, its node and its number there; ``outbox``: what is sent to it with the next message."""
 
     node: Node = field(kw_only=True)
+    number: int = field(kw_only=True)
     actor: Any = field(kw_only=True)
+    gpu: SharedGpu | None = field(kw_only=True)
     outbox: list[tuple[int, Request | None]] = field(default_factory=list)
     seen: int = 0
     task: asyncio.Task[None] | None = None
@@ -194,6 +198,7 @@ class RayEngine(Dispatcher[_Worker]):
         try:
             while self._error is None:
                 nodes = await asyncio.to_thread(living_nodes, self._ray)
+                forget_gpus_of_lost_nodes(self._ray, nodes)
                 await self._admit(nodes)
                 self._place([node for node in nodes if node.id in self._known and node.id not in self._refused])
                 waited = 0.0 if self._workers else waited + NODE_SECONDS
@@ -223,23 +228,30 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _place(self, nodes: Sequence[Node]) -> None:
         """Start the replicas that are missing."""
-        here = Counter(worker.node.id for worker in (*self._workers, *self._ready, *self._starting))
+        here = {(worker.node.id, worker.number) for worker in (*self._workers, *self._ready, *self._starting)}
         self._began = self._began or time.monotonic()
-        for node in self._units(nodes):
-            if here[node.id]:
-                here[node.id] -= 1
+        for node, number in self._units(nodes):
+            if (node.id, number) in here or (self._most is not None and len(here) >= self._most):
                 continue
-            actor_class = pinned(self._ray, ReplicaActor, node, **self._need.reserved)
-            worker = _Worker(node=node, actor=actor_class.remote(str(self._root)))
+            here.add((node.id, number))
+            need, gpu = self._need, None
+            if need.shares_gpu:
+                gpu = shared_gpu(node, number, need.cpus)
+                actor_class = gpu.place(self._ray, ReplicaActor, 1 / need.sharing)
+            else:
+                slots = {"num_cpus": need.cpus / need.sharing, "num_gpus": need.gpus}
+                actor_class = pinned(self._ray, ReplicaActor, node, **slots)
+            worker = _Worker(node=node, number=number, actor=actor_class.remote(str(self._root)), gpu=gpu)
             self._starting.append(worker)
             worker.task = asyncio.create_task(self._serve(worker))
 
-    def _units(self, nodes: Sequence[Node]) -> list[Node]:
-        """The node of each replica: one a node in turn, so that a limit leaves no node without one."""
+    def _units(self, nodes: Sequence[Node]) -> list[tuple[Node, int]]:
+        """Each replica's node and number: one a node in turn, so that a limit leaves no node without one."""
         need = self._need
         order = sorted(nodes, key=lambda node: self._known.index(node.id))  # a newcomer moves nobody
         rooms = {node.id: node.room(need.cpus, need.gpus) for node in order}
-        units = [node for turn in range(max(rooms.values(), default=0)) for node in order if rooms[node.id] > turn]
+        turns = range(max(rooms.values(), default=0))
+        units = [(node, turn) for turn in turns for node in order if rooms[node.id] > turn]
         if need.gpus > 1:  # Ray reserves whole GPUs where there are several: the engines divide them
             units = units[self._part :: need.sharing]
         return units[: self._most]
@@ -248,7 +260,8 @@ class RayEngine(Dispatcher[_Worker]):
         """Load one replica's model, then read its answers until it dies."""
         environment = environment_of_replicas(self._plan.cpus)
         try:
-            outcome, text = await worker.actor.load.remote(self._plan, environment)
+            async with worker.gpu.loading if worker.gpu else nullcontext():
+                outcome, text = await worker.actor.load.remote(self._plan, environment)
             if outcome == "refused":
                 raise UserError(f"node {worker.node.host}: {text}" if len(self._known) > 1 else text)
             if outcome == "failed":
@@ -338,7 +351,7 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _check_room(self, nodes: Sequence[Node]) -> None:
         need = self._need
-        if len(self._units_of(nodes)) > (self._part if need.gpus > 1 else 0):
+        if sum(node.room(need.cpus, need.gpus) for node in nodes) > (self._part if need.gpus > 1 else 0):
             return
         wanted = f"{need.gpus} GPUs (tensor_parallel)" if need.gpus else f"{need.cpus} CPUs (threads / replicas)"
         whole = f" for each of its {need.sharing} engines" if need.gpus > 1 and need.sharing > 1 else ""
@@ -346,9 +359,6 @@ class RayEngine(Dispatcher[_Worker]):
             f"engine {self._name}: a replica needs {wanted} on one node{whole}, and the cluster has no room for it: "
             f"{'; '.join(map(str, nodes)) or 'it has no node'}. Lower what a replica needs, or add nodes."
         )
-
-    def _units_of(self, nodes: Sequence[Node]) -> list[int]:
-        return [1 for node in nodes for _ in range(node.room(self._need.cpus, self._need.gpus))]
 
     def _leave(self) -> None:
         _open.remove(self)

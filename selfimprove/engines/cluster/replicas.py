@@ -15,8 +15,6 @@ imported once, if it was not already; where it has threads, the workers are fres
 not survive a fork), and load side by side. Promise: as one vLLM engine's.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A worker process of a replicated engine: it holds a whole engine and answers until its connection breaks."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import gc

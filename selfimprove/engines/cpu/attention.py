@@ -4,8 +4,6 @@ The fused kernel works in blocks of queries and is slow where there is one; here
 Prefill, with its many queries, stays with the fused kernel.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ its rows: with a hundred million parameters, a quarter as many rows already come
 and the passes that cannot be filled, or that are tried when the engine starts, cost a quarter.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from math import ceil, log10
 from pathlib import Path

@@ -6,8 +6,6 @@ masked positions is faster, and some smaller shapes give the very bits of the fu
 at hand, so it is found out when the decoder is made (``_exact``), and no other shape is used.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,11 +39,9 @@ class Forward(Protocol):
         self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """Prefill, for keys and values; with ``last`` [rows], also the logits [rows, vocabulary] behind it."""
-        ...
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """One token a row; returns the next one's logits [rows, vocabulary]."""
-        ...
 
 
 class Module:
@@ -65,17 +61,12 @@ class Module:
         return logits[torch.arange(len(last), device=last.device), last]
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._through(self._model, rows, ids, at, seen).logits[:, 0]
-        return out
+        return self._through(self._model, rows, ids, at, seen).logits[:, 0]
 
     def _through(self, module: Any, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> Any:
         mask = torch.zeros(seen.shape, dtype=rows.kv.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
         return module(
-            input_ids=ids,
-            attention_mask=mask[:, None],
-            position_ids=at,
-            past_key_values=rows.cache,
-            use_cache=True,
+            input_ids=ids, attention_mask=mask[:, None], position_ids=at, past_key_values=rows.cache, use_cache=True
         )
 
 

@@ -11,8 +11,6 @@ and values depend on nothing but the tokens before its end, and every draw is ke
 half precision the draws are keyed all the same, but kernels may round differently.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Blocks are aligned at position 0; one that an earlier prompt shares is copied fr
 same however many of its rows are filled, so one that cannot be filled may wait a little for more prompts.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

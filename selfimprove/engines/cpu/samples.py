@@ -4,8 +4,6 @@ A sample is one completion of a request; a request for n samples takes n slots, 
 sample stands in changes nothing about it, so it may be moved.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Set
 from dataclasses import dataclass, field

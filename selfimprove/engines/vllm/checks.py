@@ -3,8 +3,6 @@
 Nothing here imports vLLM; the numbers of GPUs are arguments, so that a plan can ask for a machine that is not this one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Environments whose actions are listed by label, acted in by text (Agent-R): the action is the command itself."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field, SerializeAsAny

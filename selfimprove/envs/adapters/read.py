@@ -1,7 +1,5 @@
 """Questions that are looked up, as problems with one right answer (RISE): the paragraphs stand in the question."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field, SerializeAsAny

@@ -27,8 +27,6 @@ It answers and is used as the built-in kitchen is (``kitchen.py``); games are th
 only (docs/reflect-rl.md, L44).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -10,8 +10,6 @@ sliced or that hold others, and games that its own planner did not solve; and it
 where that is missing; here ``initial_state.pddl`` is read instead.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import load_json
@@ -52,22 +50,6 @@ class AlfGame:
     problem: str
 
 
-class Games(Protocol):
-    """A list of games, numbered for good."""
-
-    def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """Their numbers: all, or those to learn from (``train``) or to be tested on (``valid``)."""
-        ...
-
-    def id(self, task: int) -> str:
-        """What logs and the blacklist call it."""
-        ...
-
-    def game(self, task: int) -> AlfGame:
-        """One of them. Raises: UserError: there is none of that number, or its files are no game."""
-        ...
-
-
 class GeneratedGames:
     """The built-in kitchen's games, number for number, in ALFWorld's format."""
 
@@ -79,14 +61,17 @@ class GeneratedGames:
         self._seed, self._thing, self._place = seed, thing, place
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """Their numbers: all, or those to learn from (``train``) or to be tested on (``valid``)."""
         tasks = {"train": TRAIN, "valid": VALID}.get(split or "", range(TRAIN.start, VALID.stop))
         return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
 
     def id(self, task: int) -> str:
+        """What logs and the blacklist call it."""
         asked = "".join(f"-{word}" for word in (self._thing, self._place) if word)
         return f"kitchen-{self._seed}-{task}{asked}"
 
     def game(self, task: int) -> AlfGame:
+        """One of them. Raises: UserError: there is none of that number, or its files are no game."""
         if not 0 <= task < VALID.stop or KINDS[task % len(KINDS)] not in self._kinds:
             raise UserError(f"alfworld: there is no game {task!r} of {', '.join(self._kinds)}; see task_ids().")
         game = make_game(self._seed, task, self._thing, self._place)
@@ -127,7 +112,7 @@ class DownloadedGames:
             raise UserError(f"{folder}: {_nothing(kinds, thing, place)}")
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """See ``Games``. ``valid``: the folders valid_seen and valid_unseen; ``train``: all others."""
+        """See ``GeneratedGames``. ``valid``: the folders valid_seen and valid_unseen; ``train``: all others."""
         return [
             task
             for task, (path, _) in enumerate(self._found)

@@ -1,7 +1,5 @@
 """ALFWorld's process on a node of a Ray cluster: held by an actor, asked as one on this machine is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from selfimprove.engines.cluster.config import ClusterParams

@@ -39,8 +39,6 @@ The rules and the wording are ALFWorld 0.4's (``kitchen_rules.py``), a step take
 other step brings 0 and costs nothing (docs/reflect-rl.md, L43).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
@@ -154,13 +152,7 @@ class Kitchen:
 
     def _answer(self, observation: str, valid: bool) -> Step:
         won, late = self._now.ending == "success", self._now.steps >= self._max_turns
-        info = {
-            "raw_score": float(won),
-            "valid": valid,
-            "disaster": False,
-            "terminated": won,
-            "truncated": late,
-        }
+        info = {"raw_score": float(won), "valid": valid, "disaster": False, "terminated": won, "truncated": late}
         return Step(observation, float(won), bool(self._now.ending), info)
 
     def snapshot(self) -> KitchenSnapshot:

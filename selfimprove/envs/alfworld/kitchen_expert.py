@@ -4,8 +4,6 @@ An errand says which things are brought where, one after the other, and where th
 something else. All errands are tried; a walk turns each into deeds; the shortest is the plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Game 4 of seed 0, for instance: "cool some plate and put it in microwave", with 
 A game never changes; what changes in play is a ``Scene`` (``kitchen_rules.py``).
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass

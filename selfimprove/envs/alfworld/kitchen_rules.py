@@ -7,8 +7,6 @@ middle of the room always shows the room (there only as the first observation, l
 door can't be sliced, so the commands don't betray it; ``help`` has words of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The words and the facts are those of ALFRED (Shridhar et al. 2020), which ALFWor
 belong in a kitchen; a desk lamp, which ALFRED keeps in other rooms, stands here so that all six goals have a place.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 Kind = Literal["pick_and_place", "look_in_light", "clean", "heat", "cool", "pick_two"]

@@ -8,8 +8,6 @@ What the teacher says in the episode of ``kitchen.py`` on arriving at the fridge
 It is shown no spoiler: it says what a player hopes to find.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -24,11 +22,9 @@ class PlannedGame(AgentEnv, Protocol):
 
     def task_ids(self, split: Any = None) -> Sequence[int]:
         """The games to learn in (``train``), to be tested in (``valid``), or all (None)."""
-        ...
 
     def oracle(self) -> list[str]:
         """The fewest commands to the goal from here, whether or not max_turns allows them; [] at the end."""
-        ...
 
 
 class EnumeratedKitchen(ListedText):

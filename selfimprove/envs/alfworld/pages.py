@@ -11,8 +11,6 @@ A page::
     Which task is about a plate? heat some plate and put it in cabinet
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, make_game

@@ -16,8 +16,6 @@ simulator. Ours say what the built-in kitchen's game of the same number says, so
 side by side. ALFWorld numbers what has the same kind in falling order of the ids, and so do we.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from selfimprove.envs.alfworld.kitchen_games import KitchenGame

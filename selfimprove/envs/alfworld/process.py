@@ -8,8 +8,6 @@ ALFWorld's packages live in an environment of their own (``make env-alfworld``).
 and leaves that alive when a step takes too long; a process can be killed, and is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -16,8 +16,6 @@ Text and commands are TextWorld's, exactly; but it derives every admissible comm
 ms a step, where filling in the names gives the same at a tenth of that.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -84,7 +82,7 @@ class Worlds:
         raise ValueError(f"no such operation: {operation}")
 
     def _begin(self, problem: str, goal: str) -> dict[str, Any]:
-        world = self._idle.pop() if self._idle else _world()
+        world = self._idle.pop() if self._idle else _world_class()()
         told = _told(world.begin(problem))
         self._count += 1
         self._open[self._count] = world
@@ -141,10 +139,6 @@ def _world_class() -> type[Any]:
             state["admissible_commands"] = sorted(set(state["_valid_commands"]))
 
     return GameInPlay
-
-
-def _world() -> Any:
-    return _world_class()()
 
 
 def filled(action: Any, names: dict[str, str]) -> str:

@@ -9,8 +9,6 @@ Labels are the numbers 0 to 199, then a-z and A-Z: 252, each one token for GPT-2
 folder with more actions than that shows the first 252.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

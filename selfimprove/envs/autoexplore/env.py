@@ -47,29 +47,17 @@ An episode (a small repository, played by the expert; the first state in full)::
 step; the last one costs H (15) less if a target was identified, and H more if not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.autoexplore.actions import (
-    LABELS,
-    Action,
-    Choice,
-    can_be_listed,
-    choose,
-    every_action,
-    label,
-    list_actions,
-)
+from selfimprove.envs.autoexplore.actions import LABELS, Action, Choice, can_be_listed, choose, every_action, label
 from selfimprove.envs.autoexplore.expert import explain, plan
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import COMMANDS, Result, Sandbox, quoted
 from selfimprove.envs.autoexplore.tasks import Task, reachable
 from selfimprove.envs.autoexplore.tree import Leaveout, View, join
-from selfimprove.envs.autoexplore.truncation import Cut, first_tokens
 from selfimprove.envs.interface import Move, Step
 
 INSTRUCTION = """\
@@ -130,8 +118,7 @@ class AutoExplore:
     ``shuffle_action``: draw labels from all ``labels``. ``easy``: the task is "Find <path>" of one target.
     ``first_step``: a bandit of one step, whose cost is -100 - H for the first command of the optimal path, else 1.
     ``union_targets``: what teachers identified counts as right, too. ``keyword_costs``: further costs by the first word
-    of a result, such as ``{"Error": 2, "Warning": 1}``; the original means to charge these, and never does. ``cut``:
-    the tokenizer's measure of 500 tokens.
+    of a result, such as ``{"Error": 2, "Warning": 1}``; the original means to charge these, and never does.
 
     Draws are named by ``seed``, the task and the episode, never by order.
     """
@@ -152,7 +139,6 @@ class AutoExplore:
         union_targets: bool = False,
         keyword_costs: Mapping[str, float] | None = None,
         seed: int = 0,
-        cut: Cut = first_tokens,
         labels: Sequence[str] = LABELS,
     ) -> None:
         """Raises ``UserError``: no tasks, or one whose repository or target is missing or can't be reached."""
@@ -173,8 +159,9 @@ class AutoExplore:
         self._leaveout_prob, self._shuffle_action = leaveout_prob, shuffle_action
         self._easy, self._first_step, self._union_targets = easy, first_step, union_targets
         self._keyword_costs = dict(keyword_costs or {})
-        self._seed, self._cut, self._labels = seed, cut, tuple(labels)
+        self._seed, self._labels = seed, tuple(labels)
         self._moment = ExploreSnapshot(-1)
+        self._listed: tuple[ExploreSnapshot, list[Action]] = (self._moment, [])
         self.restore(ExploreSnapshot(0))
 
     def task_ids(self) -> Sequence[int]:
@@ -238,7 +225,7 @@ class AutoExplore:
         if self._first_step and chosen is not None and chosen.text == self._tasks[now.task].optimal_path[0]:
             now = now._replace(success=True)
             cost = -FIRST_STEP_BONUS - self.max_turns
-        elif named or (done and not self._first_step):
+        elif named or steps >= self.max_turns:
             cost += -self.max_turns if now.success else self.max_turns
         self._moment = now._replace(steps=steps, cost=now.cost + cost, done=done)
         return self._step(self._moment.result if done else self.observation(), cost, chosen, valid)
@@ -268,7 +255,7 @@ class AutoExplore:
             self._all_targets = self._existing_targets(task)
             self._easy_target = rng("autoexplore easy", *draw).choice(self._all_targets)
             leaveout = Leaveout.around(self._all_targets, self._leaveout_prob, *draw)
-            self._sandbox = Sandbox(View(self._repos[task.root].tree, leaveout), self._cut)
+            self._sandbox = Sandbox(View(self._repos[task.root].tree, leaveout))
         self._moment = snapshot
 
     def _existing_targets(self, task: Task) -> tuple[str, ...]:
@@ -291,14 +278,18 @@ class AutoExplore:
         if now.done:
             return []
         key = (self._seed, now.task, now.episode, now.steps) if self._shuffle_action else None
-        actions = list_actions(self._sandbox.view, now.cwd, now.seen, len(self._labels))
-        return label(actions, key, self._labels)
+        return label(self._every_action()[: len(self._labels)], key, self._labels)
+
+    def _every_action(self) -> list[Action]:
+        """What can be done now, whether or not there are as many labels; a folder is gone through once a step."""
+        now = self._moment
+        if self._listed[0] is not now:
+            self._listed = (now, [] if now.done else every_action(self._sandbox.view, now.cwd, now.seen))
+        return self._listed[1]
 
     def unlisted(self) -> int:
         """How many actions of this folder have no label, since there are more of them than labels; 0 when done."""
-        now = self._moment
-        every = () if now.done else every_action(self._sandbox.view, now.cwd, now.seen)
-        return max(0, len(every) - len(self._labels))
+        return max(0, len(self._every_action()) - len(self._labels))
 
     def valid_actions(self) -> list[str]:
         """The listed commands, sorted."""

@@ -7,8 +7,6 @@
 The sentences never tell the target itself before the folder shows it: they speak of the question and of the next name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 

@@ -6,8 +6,6 @@ Which Python packages a machine has, and in which versions, is not in the params
 rows explored the same files (docs/reflect-rl.md, L36). No place on the machine is named.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from hashlib import sha256

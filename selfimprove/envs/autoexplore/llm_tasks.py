@@ -19,8 +19,6 @@ each for code, text and data, in our own wording. The original's parser loses th
 duplicates, and its pattern for build outputs also drops "layout"; this one does not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter
@@ -32,17 +30,10 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, EngineError, Request
-from selfimprove.envs.autoexplore.questions import (
-    DATA_LINES,
-    MAX_FILES,
-    MAX_LEVEL,
-    MIN_TOKENS,
-    asked_about,
-    read_text,
-)
+from selfimprove.envs.autoexplore.questions import DATA_LINES, MAX_FILES, MAX_LEVEL, MIN_TOKENS, asked_about, read_text
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path
-from selfimprove.envs.autoexplore.truncation import CODE_SUFFIXES, DATA_SUFFIXES, SHELL_SUFFIXES, Cut, first_tokens
+from selfimprove.envs.autoexplore.truncation import CODE_SUFFIXES, DATA_SUFFIXES, SHELL_SUFFIXES, first_tokens
 from selfimprove.envs.params import Asking
 
 MAX_TOKENS = 2000  # of an excerpt
@@ -98,16 +89,14 @@ def kind_of(path: str) -> Kind:
     return "data" if path.endswith(DATA_SUFFIXES) else "text"
 
 
-def excerpts(
-    repo: Repo, seed: int, max_files: int = MAX_FILES, max_level: int = MAX_LEVEL, cut: Cut = first_tokens
-) -> Iterator[Excerpt]:
+def excerpts(repo: Repo, seed: int, max_files: int = MAX_FILES, max_level: int = MAX_LEVEL) -> Iterator[Excerpt]:
     """The files to ask about, in drawn order, as far as they have at least ``MIN_TOKENS`` tokens."""
     for path in asked_about(repo, seed, max_files, max_level):
         kind, text = kind_of(path), read_text(repo, path)
         if kind == "data":
             text = "\n".join(text.split("\n")[:DATA_LINES])
-        if cut(text, MIN_TOKENS - 1) != text:  # it has more tokens than that
-            yield Excerpt(path, kind, cut(text, MAX_TOKENS))
+        if first_tokens(text, MIN_TOKENS - 1) != text:  # it has more tokens than that
+            yield Excerpt(path, kind, first_tokens(text, MAX_TOKENS))
 
 
 def prompt(repo: Repo, excerpt: Excerpt, pairs: int) -> list[Message]:
@@ -185,7 +174,6 @@ async def make_llm_tasks(
     model: str,
     max_files: int = MAX_FILES,
     max_level: int = MAX_LEVEL,
-    cut: Cut = first_tokens,
     progress: Callable[[int, int], object] | None = None,
 ) -> Asked:
     """Tasks about all repositories, by repository and file, and counts of what became of the answers.
@@ -200,7 +188,7 @@ async def make_llm_tasks(
     shown = {
         (name, excerpt.path): (repos[name], excerpt)
         for name in sorted(repos)
-        for excerpt in excerpts(repos[name], seed, max_files, max_level, cut)
+        for excerpt in excerpts(repos[name], seed, max_files, max_level)
     }
     if not shown:
         raise UserError(

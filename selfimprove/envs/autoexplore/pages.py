@@ -14,8 +14,6 @@ A page of a made-up repository::
     What is 1?                                              cat hub.py
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from selfimprove.envs.passages import Passage

@@ -1,7 +1,5 @@
 """AutoExplore's tasks that can be played: a teacher's or a file's, filtered, or made from the repositories."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ follows the original (docs/reflect-rl.md, L37): at most 100 a repository, drawn 
 with at least 50 tokens, and no tests or build outputs, recognised by whole words of the path.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings
@@ -57,10 +55,7 @@ _ASK: dict[str, tuple[str, ...]] = {
         "I want to change the function {name}. Which file is it in?",
     ),
     "module": ("Which file is about this? {name}", "Find the module described as: {name}"),
-    "heading": (
-        'Which document has a section called "{name}"?',
-        'Where can I read the section "{name}"?',
-    ),
+    "heading": ('Which document has a section called "{name}"?', 'Where can I read the section "{name}"?'),
     "columns": ("Which table has the columns {name}?", "I need data on {name}. Which file has it?"),
     "key": ('Which file sets "{name}"?', 'Where is the value of "{name}" kept?'),
 }
@@ -169,7 +164,7 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
     if path.endswith(".py"):
         for kind, name in _PYTHON.findall(text):
             yield Fact("class" if kind == "class" else "function", name)
-        if first := _sentence(_docstring_at_start(text)):
+        if (opening := _OPENING.match(text)) and (first := _sentence(opening[2])):
             yield Fact("module", first)
     elif path.endswith(SHELL_SUFFIXES):
         yield from (Fact("function", name) for name in _SHELL.findall(text))
@@ -196,11 +191,6 @@ def _columns(path: str, text: str) -> Iterator[Fact]:
 
 
 _OPENING = re.compile(r"\A(?:\s++|#[^\n]*+)*+[rR]?(\"\"\"|''')(.*?)\1", re.DOTALL)
-
-
-def _docstring_at_start(text: str) -> str:
-    match = _OPENING.match(text)
-    return match[2] if match else ""
 
 
 def _sentence(text: str) -> str:

@@ -25,14 +25,12 @@ folder may be slow; the operating system may note the time of a read; files that
 exist here. It hides nothing *inside* the tree: keep secrets out of the folders that you let a model explore.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from selfimprove.envs.autoexplore.tree import Entry, View, join
-from selfimprove.envs.autoexplore.truncation import Cut, first_tokens, truncate
+from selfimprove.envs.autoexplore.truncation import truncate
 
 COMMANDS = ("cd", "ls", "cat", "head", "tail", "id")
 
@@ -65,10 +63,9 @@ class _Outside(_Refused):
 class Sandbox:
     """One episode's place in a tree. ``cwd``: the working directory, relative to the root, "" at the root."""
 
-    def __init__(self, view: View, cut: Cut = first_tokens) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
         self.cwd = ""
-        self._cut = cut
 
     def run(self, argv: Sequence[str]) -> Result:
         """Run one command, given as its name and operands; raises for no operand.
@@ -140,7 +137,7 @@ class Sandbox:
             asked = there[:lines] if name == "head" else there[max(0, len(there) - lines) :]
             complete = complete or len(asked) < len(there)  # what was asked for is all there
             content = "".join(asked)
-        body = _UNPRINTABLE.sub("\ufffd", truncate(path, content, complete, self._cut))
+        body = _UNPRINTABLE.sub("\ufffd", truncate(path, content, complete))
         return Result(True, f"Success: The content of {quoted(shown(unquoted(operand)))} is:\n{body}")
 
     def _read(self, path: str, name: str) -> tuple[bytes, bool]:
@@ -153,7 +150,7 @@ class Sandbox:
         path, entry = self._find("id", operand, missing)
         if entry.kind != "file":
             raise _Refused(missing)
-        return Result(True, f"Success: Identified file {shown(unquoted(operand))}", identified=path)
+        return Result(True, f"Success: Identified file {shown(path)}", identified=path)
 
     def _find(self, command: str, operand: str, missing: str) -> tuple[str, Entry]:
         """The canonical path and entry that an operand names. Raises ``_Refused`` with ``missing`` if there is none."""

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import Record, read_records
@@ -50,16 +50,30 @@ class OriginalTrajectory(Record):
     trajectory: list[Reflected]
 
 
+def _unquoted_path(path: str) -> str:
+    """A path without the quotes that the original writes around names; a folder's own quotes stay.
+
+    A file whose name ends with a quote is never explored, so quotes at the end were added. Around a folder they were
+    added if there is a space between them, the only reason for any.
+    """
+    folders, slash, name = path.rpartition("/")
+    if unquoted(name) == name and name[-1:] in "'\"":  # the path as a whole stands in quotes
+        return unquoted(path)
+    kept = "/".join(unquoted(folder) if " " in folder else folder for folder in folders.split("/"))
+    return f"{kept}{slash}{unquoted(name)}"
+
+
 class Task(Record):
     """One question about one repository. ``filename`` is the target's path below ``root``, the repository's name.
 
-    The original writes names with spaces in quotes; these are removed here, so that they match.
+    The original writes names with spaces in quotes; these are removed here, so that they match. A question that is
+    missing is blank.
     """
 
-    question: str
+    question: Annotated[str, BeforeValidator(lambda text: "" if text is None else text)] = ""
     answer: str
     optimal_path: list[str]
-    filename: Annotated[str, AfterValidator(unquoted)]
+    filename: Annotated[str, AfterValidator(_unquoted_path)]
     root: str
     n_level: int = Field(ge=0)
     model: str
@@ -75,7 +89,7 @@ class Task(Record):
 
         The original always adds the latter, negative trajectories' too, and drops tasks without any: tests then leak.
         """
-        named = {unquoted(t.filename) for t in self.trajectories if t.filename} if union else set()
+        named = {_unquoted_path(t.filename) for t in self.trajectories if t.filename} if union else set()
         return (self.filename, *sorted(named - {self.filename}))
 
     def with_trajectories(self, more: Iterable[OriginalTrajectory]) -> Task:
@@ -141,11 +155,12 @@ def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = l
 
 def _cleaned(commands: Sequence[str], filename: str) -> list[str]:
     """A path without ``ls``, its operands quoted as they are listed, that ends with ``id``; an empty one is made."""
-    cleaned = []
+    cleaned, parts = [], filename.split("/")
     for command in commands:
         name, _, operand = command.strip().partition(" ")
+        bare = operand if operand in parts else unquoted(operand.strip())
         if name != "ls":
-            cleaned.append(f"{name} {quoted(unquoted(operand.strip()))}" if operand else name)
+            cleaned.append(f"{name} {quoted(bare)}" if operand else name)
     if cleaned and not cleaned[-1].startswith("id "):
         cleaned.append(f"id {quoted(filename.rpartition('/')[2])}")
     return cleaned or optimal_path(filename)

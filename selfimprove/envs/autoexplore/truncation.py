@@ -8,8 +8,6 @@
 The limits are the original's (docs/reflect-rl.md, L33).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import islice
@@ -33,8 +31,7 @@ _PIECE = re.compile(r" ?[^\W\d_]{1,16}|\d{1,3}| ?[^\w\s]{1,16}|_{1,16}|\s{1,16}|
 def first_tokens(text: str, limit: int) -> str:
     """A ``Cut`` that needs no vocabulary: about as long as a large model's tokens, the same everywhere.
 
-    The original counts GPT-4's tokens, whose vocabulary has to be downloaded; pass a tokenizer's own cut where there
-    is one.
+    The original counts GPT-4's tokens, whose vocabulary has to be downloaded.
     """
     last = next(islice(_PIECE.finditer(text), limit, limit + 1), None) if limit > 0 else None
     return text[: last.start()] if last else text if limit > 0 else ""

@@ -6,29 +6,23 @@ numbers, a space of text as it is. An observation is what the environment draws 
 its values.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import Move
 from selfimprove.envs.own import TextEnv
 
-try:
-    import gymnasium
-    from gymnasium import spaces
-except ImportError:  # an optional package
-    gymnasium = None  # type: ignore[assignment]
-
 COLOURED = re.compile(r"\x1b\[(\d+)[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 """What a drawing for a terminal shows in a colour: FrozenLake's place, Taxi's passenger."""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson"]
-"""By the last digit of a colour's code."""
+COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson", "plain"]
+"""By the last digit of a colour's code; 39 and 49 go back to a terminal's own colours."""
 MOST_VALUES = 1000
 """Values of an observation, at most: more are a picture."""
 CLOSE = 1e-9
@@ -44,10 +38,11 @@ class Gymnasium(TextEnv):
         names: of the numbered actions; empty: their numbers.
         about: what it is, said first.
         score: how rewards become a score (``GymnasiumParams.score``).
+        success_return: the sum of the rewards that scores 1, with ``score="return"``.
         tasks: how many seeds are tasks.
 
     Raises:
-        UserError: Gymnasium is not installed, has no such environment, or its spaces cannot be written as text.
+        UserError: Gymnasium has no such environment, or its spaces cannot be written as text.
     """
 
     def __init__(
@@ -59,15 +54,17 @@ class Gymnasium(TextEnv):
         *,
         about: str = "",
         score: Literal["return", "terminated"] | float = "return",
+        success_return: float = 1.0,
         tasks: int = 2000,
     ) -> None:
         self.name, self.tasks = name, tasks
         self._env = _made(made_as, options)
-        self._score = score
+        self._score, self._success_return = score, success_return
         space = self._env.action_space
         self._first = int(getattr(space, "start", 0))
         self.actions = _names(made_as, space, names)
         self.instruction = _instruction(about or f"This is {made_as}.", self.actions)  # type: ignore[misc]
+        self._task = -1  # none has begun
         self._path: tuple[Any, ...] = ()
 
     def begin(self, task_id: int) -> str:
@@ -84,17 +81,18 @@ class Gymnasium(TextEnv):
         self._sum += float(reward)
         match self._score:
             case "return":
-                score = self._sum
+                score = self._sum / self._success_return
             case "terminated":
                 score = float(terminated)
             case least:
                 score = float(float(reward) >= least)
         if not -CLOSE <= score <= 1 + CLOSE:
             raise UserError(
-                f"gymnasium:{self.name}: the rewards of task {self._task} add up to {score:g}, and a score lies in "
-                "[0, 1]; set env.score to terminated, or to the reward that means success."
+                f"gymnasium:{self.name}: the rewards of task {self._task} add up to {self._sum:g}, and a score lies in "
+                "[0, 1]; set env.success_return to the sum that means success, or env.score to terminated or to the "
+                "reward that means success."
             )
-        return self._written(seen, info), min(1.0, max(0.0, score)), terminated or truncated
+        return self._written(seen, info), min(1.0, max(0.0, round(score, 9))), terminated or truncated
 
     def valid_actions(self) -> list[str] | None:
         """See ``AgentEnv``: those that ``action_mask`` allows, where the environment tells; None of free text."""
@@ -170,14 +168,12 @@ def written(seen: Any) -> str:
         return "\n".join(f"{key}: {written(value)}" for key, value in seen.items())
     if isinstance(seen, str):
         return seen
-    if isinstance(seen, tuple | list | np.ndarray) and np.ndim(seen) > 0:
+    if isinstance(seen, tuple | list) or (isinstance(seen, np.ndarray) and seen.ndim > 0):
         return f"[{', '.join(written(value) for value in seen)}]"
     return f"{seen:.4g}" if isinstance(seen, float | np.floating) else str(seen)
 
 
 def _made(made_as: str, options: Mapping[str, Any]) -> Any:
-    if gymnasium is None:
-        raise UserError(f"gymnasium:{made_as} needs the package gymnasium; run pip install gymnasium.")
     try:
         env = gymnasium.make(made_as, disable_env_checker=True, **options)
         if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in options:

@@ -1,7 +1,5 @@
 """Gymnasium's environments as params.yaml names them: ``gymnasium:<id>``."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, ClassVar, Literal
 
@@ -22,8 +20,11 @@ class GymnasiumParams(TextParams):
     about: str = Field(default="", description='what the environment is, said first; "": its id alone')
     score: Literal["return", "terminated"] | float = Field(
         default="return",
-        description="return: the sum of the rewards, which has to lie in [0, 1]; terminated: 1 when the episode "
-        "terminates, else 0; a number: 1 from the first step with such a reward, or more, else 0",
+        description="return: the sum of the rewards divided by success_return, which has to lie in [0, 1]; terminated: "
+        "1 when the episode terminates, else 0; a number: 1 from the first step with such a reward, or more, else 0",
+    )
+    success_return: float = Field(
+        default=1.0, gt=0, description="with score: return, the sum of the rewards that scores 1 (CartPole-v1: 500)"
     )
     tasks: int = Field(
         default=2000, ge=1, le=1_000_000, description="how many tasks there are: a task is a seed of reset"
@@ -49,6 +50,7 @@ class GymnasiumParams(TextParams):
                 self.actions,
                 about=self.about,
                 score=self.score,
+                success_return=self.success_return,
                 tasks=self.tasks,
             )
 

@@ -12,8 +12,6 @@ A problem (difficulty: three steps, one operation a line; annotations on)::
 The scripted teacher that solves it is in ``arithmetic_expert``.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

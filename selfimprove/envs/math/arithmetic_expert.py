@@ -10,8 +10,6 @@ It writes its attempt with the box that RISE's prompt asks for::
 and, when it errs, makes one slip and carries it through (``84 - 15 = 79``, ``79 * 3 = 237``, ``\\boxed{237}``).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from random import Random

@@ -10,8 +10,6 @@ Placeholders: ``{n}`` and ``{f}`` two names, ``{x}`` the things counted; numbers
 before the piece and ``s`` the result of the piece's own last operation. An opening of one bare number does nothing yet.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 NAMES = (

@@ -4,17 +4,16 @@ r"""Finding the answer box: the last ``\boxed{...}`` of an attempt, braces balan
 expression knew one level of braces only. A box that is never closed is none.
 """
 
-from __future__ import annotations
-
 import re
-from functools import cache
+from bisect import bisect_left
+from functools import cache, cached_property
 
 
 def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
     r"""What the last complete box holds, stripped; None if there is no box, or it is empty.
 
-    ``commands``: which count, without the backslash. Also read: ``\boxed 5`` without braces, which holds the rest of
-    the formula it stands in, or outside one the next word.
+    ``commands``: which count, without the backslash. Also read: ``boxed{5}`` without a backslash, as in the original,
+    and ``\boxed 5`` without braces, which holds the rest of the formula it stands in, or outside one the next word.
     """
     span = last_box_span(text, commands)
     return None if span is None else text[span[1] : span[2]].strip() or None
@@ -22,7 +21,7 @@ def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
 
 def last_box_span(text: str, commands: tuple[str, ...]) -> tuple[int, int, int, int] | None:
     """(start, content start, content end, end) of the box that ``last_box`` reads, or None."""
-    pairs = brace_pairs(text)
+    pairs, in_formula = brace_pairs(text), _Formulas(text)
     for command in reversed(list(_pattern(commands).finditer(text))):
         start = command.end()
         while start < len(text) and text[start].isspace():
@@ -30,7 +29,7 @@ def last_box_span(text: str, commands: tuple[str, ...]) -> tuple[int, int, int, 
         if start < len(text) and text[start] == "{":
             if start in pairs:
                 return command.start(), start + 1, pairs[start], pairs[start] + 1
-        elif (end := _bare_end(text, command.start(), start)) > start:
+        elif (end := _bare_end(text, start, in_formula.at(command.start()))) > start:
             return command.start(), start, end, end
     return None
 
@@ -53,9 +52,29 @@ _FORMULA_END = re.compile(r"(?<!\\)\$|\\[)\]]|\n|\Z")
 _WORD_END = re.compile(r"(?<!\\)\$|\\[)\]]|\s|\Z")
 
 
-def _bare_end(text: str, command: int, start: int) -> int:
-    opened = _OPENED.findall(text, 0, command)
-    in_formula = len(_DOLLARS.findall(text, 0, command)) % 2 == 1 or opened[-1:] in (["("], ["["])
+class _Formulas:
+    """Whether a place of a text stands in a formula; the text is looked through once, if at all."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @cached_property
+    def _dollars(self) -> list[int]:
+        return [match.start() for match in _DOLLARS.finditer(self._text)]
+
+    @cached_property
+    def _opened(self) -> list[tuple[int, str]]:
+        return [(match.start(), match[1]) for match in _OPENED.finditer(self._text)]
+
+    def at(self, place: int) -> bool:
+        """Whether an odd number of dollar signs stands before it, or the last bracket there is an opening one."""
+        if bisect_left(self._dollars, place) % 2 == 1:
+            return True
+        before = bisect_left(self._opened, place, key=lambda found: found[0])
+        return before > 0 and self._opened[before - 1][1] in "(["
+
+
+def _bare_end(text: str, start: int, in_formula: bool) -> int:
     match = (_FORMULA_END if in_formula else _WORD_END).search(text, start)
     end = match.start() if match else len(text)
     while end > start and text[end - 1] in " \t.,;:":
@@ -65,4 +84,4 @@ def _bare_end(text: str, command: int, start: int) -> int:
 
 @cache
 def _pattern(commands: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(r"\\(?:" + "|".join(commands) + r")(?![A-Za-z])")
+    return re.compile(r"\\(?:" + "|".join(commands) + r")(?![A-Za-z])|(?<!\\)boxed(?=\{)")

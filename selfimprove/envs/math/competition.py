@@ -12,8 +12,6 @@ An episode (the first row of the test file, two turns)::
 Rewards: 1 right, 0 wrong or unreadable (docs/rise.md, R6, R9 and R10).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Problem
 from selfimprove.envs.math import hendrycks
-from selfimprove.envs.math.boxes import last_box, last_box_span
+from selfimprove.envs.math.boxes import last_box_span
 from selfimprove.envs.math.problem_files import problems_of
 from selfimprove.envs.math.symbolic import SymbolicChecker
 
@@ -30,8 +28,10 @@ _BOXES = ("boxed", "fbox")
 
 
 def extract(attempt: str) -> str | None:
-    r"""What the last ``\boxed{..}`` or ``\fbox{..}`` (braces balanced) or ``\boxed x`` holds; None if there is none."""
-    return last_box(attempt, _BOXES)
+    r"""What the last ``\boxed{..}`` or ``\fbox{..}`` (braces balanced) or ``\boxed x`` holds, to the letter; or None"""
+    span = last_box_span(attempt, _BOXES)
+    content = "" if span is None else attempt[span[1] : span[2]]
+    return content if content.strip() else None
 
 
 def parse_gold(solution: str) -> str | None:
@@ -92,11 +92,11 @@ class Math:
 
     def demonstration(self, problem: Problem) -> str:
         """The reference solution; where it goes on after the box, the boxed answer is repeated at its end."""
-        return _ending_in_box(problem.answer, problem.gold)
+        return _ending_in_box(problem.answer, problem.gold.strip())
 
     def slip(self, problem: Problem, *key: object) -> str:
         """The reference solution with another answer in its last box."""
-        wrong = _misread(problem.gold, *key)
+        wrong = _misread(problem.gold.strip(), *key)
         span = last_box_span(problem.answer, _BOXES)
         assert span is not None  # a problem has a gold answer
         return _ending_in_box(f"{problem.answer[: span[0]]}\\boxed{{{wrong}}}{problem.answer[span[3] :]}", wrong)
@@ -104,7 +104,7 @@ class Math:
 
 def _ending_in_box(solution: str, answer: str) -> str:
     span = last_box_span(solution, _BOXES)
-    if span is not None and re.fullmatch(r"[\s.$]*(?:\\[\])])?[\s.$]*", solution[span[3] :]):
+    if span is not None and re.fullmatch(r"[\s.$]*(?:\\[\])][\s.$]*)?", solution[span[3] :]):
         return solution
     return f"{solution.rstrip()}\nThe answer is $\\boxed{{{answer}}}$."
 

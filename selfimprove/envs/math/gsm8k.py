@@ -16,13 +16,11 @@ Rewards: 1 right, 0 wrong, -1 no number in the last box (docs/rise.md, R6 to R8)
 are text; the original passed them to ``eval``, here nothing computes them.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,7 +34,7 @@ from selfimprove.envs.math.problem_files import problems_of
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 # Full stops behind it end a sentence, unless what follows makes it no number: 1.2.3, 18./5.
-_GOLD = re.compile(r"\s*(?:([-+]?)\s*\$?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\.*[0-9/:^*]|[eE][-+]?[0-9])")
+_GOLD = re.compile(r"(?:([-+]?)(?:\s*\$)?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\.*[0-9/:^*]|[eE][-+]?[0-9])")
 
 
 def parse_gold(answer: str) -> str | None:
@@ -45,7 +43,7 @@ def parse_gold(answer: str) -> str | None:
     The original stopped at the comma and read 1.
     """
     _, mark, tail = answer.rpartition("####")
-    match = _GOLD.match(tail.replace(",", "")) if mark else None
+    match = _GOLD.match(tail.replace(",", "").lstrip()) if mark else None
     return None if match is None else _canonical((match[1] or match[2] or "") + match[3])
 
 
@@ -53,28 +51,30 @@ def extract_strict(attempt: str) -> str | None:
     r"""The integer in the last box, commas removed; anything else there is no answer, as in the original.
 
     A box is ``boxed{``, with or without a backslash, up to the first closing brace, and not empty: ``\boxed 18`` and
-    ``\boxed {18}`` are none, and ``\boxed{\boxed{18}}`` holds no integer. Digits are ASCII here.
+    ``\boxed {18}`` are none, and ``\boxed{\boxed{18}}`` holds no integer. An integer is what ``int`` reads, so
+    ``1_000`` and digits of other scripts are.
     """
     # Every box that is closed is closed by the last brace at the latest: searched up to there, time is linear.
     boxes = _STRICT_BOX.findall(attempt[: attempt.rfind("}") + 1])
     number = boxes[-1].replace(",", "").strip() if boxes else ""
     try:
-        return str(int(number)) if number.isascii() else None
+        return str(int(number))
     except ValueError:
         return None
 
 
 _STRICT_BOX = re.compile(r"boxed\{([^}]+)\}")
-_BARE_BOX = re.compile(r"(?<!\\)boxed(?=\{)")
 # A trailing \boxed{} is no answer and takes none back.
-_EMPTY_BOX = re.compile(r"\\boxed\s*\{\s*\}")
+_EMPTY_BOX = re.compile(r"(?:\\boxed\s*|boxed)\{\s*\}")
 _PER_TEXT = re.compile(r"/\s*\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 # Around a number these make it bold, italic or upright; around letters they are units, as \text is.
 _FORMATTED = re.compile(r"\\(?:text|math)(?:bf|it|rm)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}")
 _TEXT = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _LENGTH = r"[cdkm]?m|in|ft|yd|mi|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
 # Only of a length: 18n^2 is a formula.
-_POWER = re.compile(rf"(?<![A-Za-z\\])({_LENGTH})(\s*\}})?\s*\^\s*(?:[23]|\{{\s*[23]\s*\}})(?![0-9])", re.I)
+_POWER = re.compile(
+    rf"(?<![A-Za-z\\])({_LENGTH})(\s*\}})?\s*(?:\^\s*(?:[23]|\{{\s*[23]\s*\}})(?![0-9])|[\u00b2\u00b3])", re.I
+)
 _DEGREES = re.compile(r"(?<=[0-9])\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\u00b0)")
 _STYLE = re.compile(
     r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|displaystyle|textstyle|boldmath|bf|it|rm|approx|sim)(?![A-Za-z])"
@@ -114,11 +114,11 @@ def extract_robust(attempt: str) -> str | None:
     cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is no number. The last box that is not empty
     counts; its backslash may be missing. See docs/rise.md, R8.
     """
-    box = last_box(_EMPTY_BOX.sub("", _BARE_BOX.sub(r"\\boxed", attempt)))
+    box = last_box(_EMPTY_BOX.sub("", attempt))
     if box is None:
         return None
-    # Thousands are written 1,080, 1{,}080, 1\,080 or 1,\!080; a comma that groups nothing makes a list, not a number.
-    box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",")
+    # Thousands are written 1,080, 1{,}080, 1\,080, 1,\!080 or 1\!,080; a comma that groups nothing makes a list.
+    box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",").replace("\\!,", ",")
     box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
     # A text is a unit or a remark and goes, but not what a division is by: 18/\text{5} is no 18.
     box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", _STYLE.sub(" ", box))))
@@ -228,9 +228,10 @@ def _attempt(steps: str, answer: str) -> str:
 def _misread(gold: str, *key: object) -> str:
     """A number other than ``gold``: a miscount, a lost carry, a forgotten or repeated doubling."""
     value = Decimal(gold)
-    near = [value + delta for delta in (-10, -2, -1, 1, 2, 10)] + [value * 2]
+    with localcontext(prec=len(gold) + 2):  # every digit is kept
+        near = [value + delta for delta in (-10, -2, -1, 1, 2, 10)] + [value * 2]
     near = [number for number in near if number != value and (number >= 0 or value < 0)]
-    return _canonical(str(rng("slip", gold, *key).choice(near)))
+    return _canonical(f"{rng('slip', gold, *key).choice(near):f}")
 
 
 def _is_number(text: str) -> bool:

@@ -4,8 +4,6 @@ r"""When two MATH answers count as the same: the normaliser of Hendrycks et al. 
 ``5 \text{ cm}`` is ``5``. The steps and their order are in docs/rise.md, R10.
 """
 
-from __future__ import annotations
-
 import re
 
 

@@ -10,8 +10,6 @@ Two pages; the third kind holds whole problems::
 Whole problems with their solutions are of the split whose problems are demonstrations; no other split can hold them.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from selfimprove.envs.math.arithmetic import generate

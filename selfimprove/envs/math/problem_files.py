@@ -1,7 +1,5 @@
 """Problem files: a question and its gold solution a row, with ids made from content."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, count
 from pathlib import Path

@@ -8,8 +8,6 @@ worker. This file is both sides: run as a script, it is the worker, and then it 
 It does not protect against code execution: math-verify parses by grammar and is trusted not to call ``eval``.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import select

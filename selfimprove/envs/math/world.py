@@ -1,7 +1,5 @@
 """Word problems and competition mathematics, by the names that the ``env`` params give."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

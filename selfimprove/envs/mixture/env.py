@@ -3,8 +3,6 @@
 Task ``i`` of environment ``k`` of ``n`` is task ``i * n + k`` here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ A task is a number that ``reset`` is given, a state is the actions since then, w
 stands there. The expert is a file's, or a search over the actions that are listed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A connection that breaks in the middle of an episode is made again, the task is 
 the server's environment was lost with the connection, so that no action counts twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import parse_json
 from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.openenv.link import Connection, Dropped, Refused, Server, Told
 from selfimprove.envs.remote.link import in_short, plain_text
@@ -53,6 +52,7 @@ class Rules:
     listed: str
     field: str
     score: Score
+    success_return: float = 1.0
 
     def message(self, action: str) -> dict[str, Any] | None:
         """The fields of an action; None: it has no number, or is no JSON, where that is asked for."""
@@ -65,8 +65,7 @@ class Rules:
             return None
         if holds(self.action, JSON):
             try:
-                values[JSON] = json.loads(values[ACTION], parse_constant=_refuse)
-                json.dumps(values[JSON], ensure_ascii=False).encode()  # escapes can spell what is no Unicode
+                values[JSON] = parse_json(values[ACTION])
             except (ValueError, RecursionError):
                 return None
         message = filled(self.action, values)
@@ -113,7 +112,7 @@ class Rules:
         """The score of an episode so far. Raises: UserError: it is not in [0, 1]."""
         match self.score:
             case "return":
-                score = total
+                score = total / self.success_return
             case "last":
                 score = reward
             case "terminated":
@@ -121,10 +120,10 @@ class Rules:
             case least:
                 score = float(reward >= least)
         if not -CLOSE <= score <= 1 + CLOSE:
-            what = "the rewards add up to" if self.score == "return" else "a reward is"
+            what = f"the rewards add up to {total:g}" if self.score == "return" else f"a reward is {reward:g}"
             raise UserError(
-                f"{self.name}: in task {task} {what} {score:g}, and a score lies in [0, 1]; set env.score to "
-                "terminated, or to the reward that means success."
+                f"{self.name}: in task {task} {what}, and a score lies in [0, 1]; set env.success_return to the sum "
+                "that means success, or env.score to terminated or to the reward that means success."
             )
         return min(1.0, max(0.0, round(score, 9)))  # ten times 0.1 are 1
 
@@ -270,11 +269,6 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
 def holds(template: Any, placeholder: str) -> bool:
     """Whether something stands for a value in the fields of a message."""
     return filled(template, {placeholder: 0}) != template
-
-
-def _refuse(constant: str) -> None:
-    """NaN and infinities are no JSON."""
-    raise ValueError(constant)
 
 
 def written(value: Any) -> str:

@@ -39,8 +39,12 @@ class OpenEnvParams(TextParams):
     )
     score: Literal["return", "last", "terminated"] | float = Field(
         default="return",
-        description="return: the sum of the rewards, which has to lie in [0, 1]; last: the last reward; terminated: 1 "
-        "when the episode ends, else 0; a number: 1 from the first step with such a reward, or more, else 0",
+        description="return: the sum of the rewards divided by success_return, which has to lie in [0, 1]; last: the "
+        "last reward; terminated: 1 when the episode ends, else 0; a number: 1 from the first step with such a reward, "
+        "or more, else 0",
+    )
+    success_return: float = Field(
+        default=1.0, gt=0, description="with score: return, the sum of the rewards that scores 1"
     )
     tasks: int = Field(default=2000, ge=1, le=1_000_000, description="how many tasks there are, numbered from 0")
     experts: str | None = Field(
@@ -108,7 +112,9 @@ class OpenEnvParams(TextParams):
         def made() -> Pool:
             whole = isinstance(self.action, dict) or self.action == "{json}"
             action = self.action if whole else {str(self.action): "{action}"}
-            rules = Rules(self.name, self.reset, action, self.actions, self.listed, self.field, self.score)
+            rules = Rules(
+                self.name, self.reset, action, self.actions, self.listed, self.field, self.score, self.success_return
+            )
             server = Server(self.name, self.server_timeout, self.max_message)
             return Pool(self.called, self.instruction(), server, rules, self.server_concurrency, self.retries)
 

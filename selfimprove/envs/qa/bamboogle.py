@@ -8,8 +8,6 @@ A question::
 Scored as HotpotQA; there is a test split only.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from selfimprove.core.errors import UserError

@@ -11,8 +11,6 @@ Tasks and metrics: docs/spin.md, S24 to S28. Answers come from an episode's ``fi
 the method.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The data sets of questions by name: how each is read, and how an answer to one of its questions is scored."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -156,7 +156,8 @@ class _Writer:
         pool = self._of[comparison.of]
         a, b = self._draws.sample(pool, 2)
         if comparison.pick is None and self._draws.random() < 0.5:  # two in the same town are rare: look for them
-            alike = [entry for entry in pool if entry is not a and _same(entry, a, comparison.fact)]
+            fact = a.facts[comparison.fact]
+            alike = [entry for entry in pool if entry is not a and entry.facts[comparison.fact] == fact]
             if not alike:
                 return None
             b = self._draws.choice(alike)
@@ -178,10 +179,6 @@ class _Writer:
             kind="comparison",
         )
         return _comparison_quest(question, a, b, comparison)
-
-
-def _same(one: Entry, other: Entry, fact: str) -> bool:
-    return one.facts[fact] == other.facts[fact]
 
 
 def _paths() -> dict[int, list[tuple[Relation, ...]]]:

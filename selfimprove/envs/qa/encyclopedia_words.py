@@ -4,8 +4,6 @@ Names are short and made of recurring words, since a model trained from scratch 
 never seen whole; sentences are regular for the same reason. ``{x}`` stands for the subject, other braces for facts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 FIRST_NAMES = (
@@ -31,19 +29,8 @@ SEAS = ("Amber Sea", "Cold Sea", "Grey Sea", "Long Sea", "White Sea")
 SIDES = ("north", "south", "east", "west")
 PRODUCTS = ("beer", "bread", "cheese", "glass", "honey", "lace", "paper", "salt", "silk", "wine")
 CRAFTS = (
-    "baker",
-    "doctor",
-    "dancer",
-    "judge",
-    "miner",
-    "painter",
-    "pilot",
-    "poet",
-    "sailor",
-    "singer",
-    "smith",
-    "weaver",
-)
+    "baker", "doctor", "dancer", "judge", "miner", "painter", "pilot", "poet", "sailor", "singer", "smith", "weaver",
+)  # fmt: skip
 SEASONS = ("spring", "summer", "autumn", "winter")
 ADJECTIVES = (
     "Amber", "Black", "Blue", "Broken", "Burning", "Copper", "Crooked", "Empty", "First", "Frozen", "Golden", "Green",

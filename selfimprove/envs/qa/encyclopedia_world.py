@@ -10,8 +10,6 @@ People, works, organisations and events belong to one split each, and what one s
 rivers and lands are common to all, as countries are in a real encyclopedia.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product

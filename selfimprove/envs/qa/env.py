@@ -17,8 +17,6 @@ An episode (a question of the embedded encyclopedia, played by the expert)::
 the episode; the reward is the question's own (``datasets.score``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -133,7 +131,7 @@ class Questions:
         """The next sentence that holds the words, as many further on as they were looked up before."""
         now = self._now
         text = self._search.paragraphs[now.found[-1]].text if now.found and words else ""
-        holding = [sentence for sentence in _SENTENCE.split(text) if words.lower() in sentence.lower()]
+        holding = [sentence for sentence in _SENTENCE.split(text) if text and words.lower() in sentence.lower()]
         before = now.lookups.count(words.lower())
         self._now = now._replace(lookups=(*now.lookups, words.lower()))
         return holding[before] if before < len(holding) else None

@@ -25,6 +25,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, read_records
 from selfimprove.envs.qa.base import Question, TaskName, content_id
 from selfimprove.envs.qa.experts import Expert, Round, demonstrate, hotpotqa_quest
+from selfimprove.envs.qa.mmlu import letter_of
 
 if TYPE_CHECKING:
     from selfimprove.envs.qa.tools.bm25 import LocalSearch
@@ -153,6 +154,8 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
     gold = rounds[-1].action.partition("[")[2].removesuffix("]").strip()
     if not gold:
         raise _Dropped("empty answer")
+    if task == "mmlu":
+        gold = letter_of(gold) or gold  # of "B. eagle" the letter: what an answer is compared with
     question = Question(id=content_id(task, asked), task=task, question=asked, gold=gold)
     return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="gpt-4"), repair
 

@@ -81,11 +81,9 @@ class QuestSource(Protocol):
 
     def quests(self, split: Split, count: int) -> Sequence[Quest]:
         """So many of a split; no question stands in two splits, and each call gives the same ones."""
-        ...
 
     def paragraphs(self) -> Sequence[Paragraph]:
         """What the tool ``local`` searches."""
-        ...
 
 
 def demonstrate(quest: Quest, search: Tool) -> Expert:

@@ -15,8 +15,6 @@ Reward: exact match after the normaliser; F1 is reported beside it (docs/spin.md
 answers and is refused.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -12,8 +12,6 @@ A leading letter that stands alone decides (docs/spin.md, S28). The original rea
 tasks is the file system's.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -27,7 +25,7 @@ SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"
 _REASON = r"(?:is|was|because|since|as|for|would|must|should|seems|looks|means|describes|explains|answers)\b"
 _LEADING = re.compile(
     rf"[\W_]*(?:([B-Db-d])|(A)(?![ \t]+(?!{_REASON})[^\W\d_])|(a)(?![ \t]+[^\W\d_]))"
-    r"(?![\w'’]|[-–]\w)(?!\s+(?:and|or)\b)"
+    r"(?!_*[^\W_]|['’/–-]\w)(?!\s+(?:and|or)\b)"
 )
 
 

@@ -7,8 +7,6 @@
     f1("yes, it is", "yes")                0.0      the guard: a yes or no is right or wrong, never half right
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

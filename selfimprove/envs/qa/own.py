@@ -1,7 +1,5 @@
 """A base class for questions of a person's own that one paragraph answers (SPIN; docs/environments.md)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -54,11 +52,7 @@ class Facts(ABC):
     def _quest(self, fact: Fact) -> Quest:
         task = type(self).__name__.lower()
         question = Question(
-            id=content_id(task, fact.question),
-            task=task,
-            question=fact.question,
-            gold=fact.answer,
-            titles=[fact.title],
+            id=content_id(task, fact.question), task=task, question=fact.question, gold=fact.answer, titles=[fact.title]
         )
         lookups = (Lookup(f"I need to look up {fact.title}.", fact.title, fact.title),)
         return Quest(question, lookups, f"So the answer is {fact.answer}.")

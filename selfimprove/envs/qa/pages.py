@@ -12,8 +12,6 @@ Every page draws its world's facts anew, so what it says has to be read there. T
 a second kind of page holds a whole search of other worlds, from the question to the answer.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from random import Random
 

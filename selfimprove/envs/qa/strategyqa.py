@@ -10,8 +10,6 @@ The first word decides, without its punctuation (docs/spin.md, S27). The origina
 counts as "no".
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from selfimprove.core.records import read_records, text_field
 from selfimprove.envs.qa.base import Question, Score, content_id, pick_split
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
-_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+_WORD = re.compile(r"[^\W_]+(?:['’/-][^\W_]+)*")
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -50,7 +48,7 @@ def load(split: str, folder: Path) -> list[Question]:
 def first_word(answer: str) -> str:
     """The first word, lower-cased, without the punctuation around it; empty if there is none.
 
-    A hyphen or an apostrophe inside belongs to it: "no-one" is no "no".
+    A hyphen, an apostrophe or a slash inside belongs to it: "no-one" is no "no", and "yes/no" neither.
     """
     found = _WORD.search(answer.lower())
     return found[0] if found else ""

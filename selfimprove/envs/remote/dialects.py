@@ -5,8 +5,6 @@ AgentGym's own calls and ours (docs/agent-r.md, A42). What clients must have sen
 arrive and how environments are held is ``server.py``.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

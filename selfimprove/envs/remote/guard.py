@@ -5,8 +5,6 @@ A browser on the same machine can be made to send requests by any page that it s
 refused. AgentGym's clients send none of the three.
 """
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

@@ -5,8 +5,6 @@ it all the same replays the episode in another environment (``envs/replay.py``).
 ``{"error": ...}``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

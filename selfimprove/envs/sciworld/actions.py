@@ -14,8 +14,6 @@ reverse what was said (``turn off`` is the opposite of ``activate``), would do s
 look, or would focus on what was not named. Every mapping is reported in ``Step.info``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

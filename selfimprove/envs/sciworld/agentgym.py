@@ -3,8 +3,6 @@
 The embedded environment's ``simulator`` tells what is not part of ``AgentEnv``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -22,8 +22,6 @@ the original, here reward 0, the end, and ``info["disaster"]``. ``wait`` is ten 
 driver answers it in the environment's place (docs/agent-r.md, A4 and A39).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
@@ -112,12 +110,7 @@ def outcome(observation: str, score: float, completed: bool, moves: int) -> Step
         observation,
         0.0 if disaster else raw / 100,
         completed or disaster or moves > MOVES,
-        {
-            "raw_score": raw,
-            "disaster": disaster,
-            "valid": not observation.startswith(_NOT_UNDERSTOOD),
-            "moves": moves,
-        },
+        {"raw_score": raw, "disaster": disaster, "valid": not observation.startswith(_NOT_UNDERSTOOD), "moves": moves},
     )
 
 

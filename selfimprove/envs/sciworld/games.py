@@ -11,8 +11,6 @@ the games flat, over the tasks in the package's order without seven long ones: 4
 Agent-R's collection names a task by its place in the alphabet among all thirty, the task number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -91,10 +89,7 @@ def game(task_id: int) -> TaskVariation:
 
 
 def ids_of_task_numbers(
-    start: int = 0,
-    stop: int | None = None,
-    task_iteration: int = 5,
-    ids: Mapping[str, Sequence[int]] | None = None,
+    start: int = 0, stop: int | None = None, task_iteration: int = 5, ids: Mapping[str, Sequence[int]] | None = None
 ) -> list[int]:
     """Agent-R's loop over task numbers: flat ids of the first ``task_iteration`` variations of each.
 

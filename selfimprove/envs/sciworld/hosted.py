@@ -1,7 +1,5 @@
 """ScienceWorld's Java processes on the nodes of a Ray cluster: each in an actor, asked as one on this machine is."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress

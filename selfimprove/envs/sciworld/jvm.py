@@ -94,19 +94,15 @@ class JavaProcess(Protocol):
     @property
     def scratch(self) -> Simulator:
         """A simulator apart from all episodes, to make gold paths in."""
-        ...
 
     def alive(self) -> bool:
         """Whether the process runs."""
-        ...
 
     def simulator(self) -> Simulator:
         """A new environment in it. Raises: EnvError: the process failed."""
-        ...
 
     def close(self) -> None:
         """End the process, also in mid-call. May be called again."""
-        ...
 
 
 class Simulator:
@@ -176,8 +172,7 @@ class Simulator:
             error = self._act(lambda it: it.getObjectTree(folder))
             if error:
                 raise EnvError(f"sciworld: {error}")
-            tree: dict[str, Any] = json.loads((Path(folder) / "objectTree.json").read_text(encoding="utf-8"))
-            return tree
+            return json.loads((Path(folder) / "objectTree.json").read_text(encoding="utf-8"))
 
     def gold(self, task: str, variation: int) -> list[str]:
         """The package's way to solve a game; loads that game; 0.2 to 12 s."""

@@ -54,8 +54,6 @@ followed an action with what followed the one before, so its first action was ne
 at a landmark that is not the destination is legal: they wait there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 

@@ -5,8 +5,6 @@ landmark (0 to 3: red, green, yellow, blue) or is aboard (4). Everything here is
 nothing knows of episodes, which are in ``taxi.py``.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -23,18 +23,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Last, Played, State
 from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, read_action, succeeded
-from selfimprove.envs.taxi.grid import (
-    ABOARD,
-    ACTIONS,
-    EAST,
-    NORTH,
-    SOUTH,
-    WEST,
-    distances,
-    is_open,
-    moves,
-    place,
-)
+from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, EAST, NORTH, SOUTH, WEST, distances, is_open, moves, place
 from selfimprove.envs.taxi.words import where
 
 LEVELS: tuple[Mode, ...] = ("pickup", "dropoff", "full")

@@ -13,8 +13,6 @@ A page::
     Which ways are free?                                    north, south and east
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from selfimprove.envs.passages import Passage

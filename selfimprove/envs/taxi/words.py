@@ -1,7 +1,5 @@
 """Why a taxi driver does what they do: one short first-person sentence for a state and an action of a shortest path."""
 
-from __future__ import annotations
-
 from selfimprove.core.seeds import rng
 from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, DROP_OFF, EAST, NORTH, PICK_UP, SOUTH, WEST, place
 

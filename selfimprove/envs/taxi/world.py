@@ -1,7 +1,5 @@
 """DangerousTaxi as params.yaml names it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -9,7 +7,7 @@ from pydantic import Field
 
 from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import Spelling
-from selfimprove.envs.params import ListedParams
+from selfimprove.envs.params import Judged, ListedParams
 
 
 class TaxiParams(ListedParams):
@@ -19,6 +17,12 @@ class TaxiParams(ListedParams):
     mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="without a level")
     with_history: bool = Field(default=False, description="show the map after every action")
 
+    judged: ClassVar[Judged | None] = Judged(
+        "a taxi game on a grid, in which T is the taxi, P the passenger, D the destination, O the taxi on the waiting "
+        "passenger and X the taxi with the passenger aboard",
+        "taxi",
+        "Goal: fetch the passenger P, then bring them to the destination D, and never drive into a wall.",
+    )
     levels_a_task: ClassVar[int] = 3
     mishap: ClassVar[str] = "\nThe episode is over: that action changed nothing, which is dangerous."
 

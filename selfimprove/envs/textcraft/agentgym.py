@@ -1,7 +1,5 @@
 """TextCraft in AgentGym's HTTP protocol: what our server answers, and how a server is played on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from selfimprove.envs.interface import Step

@@ -11,8 +11,6 @@ ash ladders can make yew ladders. ``embedded_recipes`` writes the book as recipe
 ``files.py``, so that any TextCraft server can be given it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -37,8 +37,6 @@ The last craft brings reward 1 and ends the episode; every other step brings 0 (
 AgentGym's, word for word, its odd ones too; where it crashes or contradicts itself, the docstrings say what is done.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import product

@@ -9,8 +9,6 @@ A recipe file, in the format of the game whose recipes the original uses, and th
     craft 3 ash ladder using 4 ash pole, 2 cord
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

@@ -14,8 +14,6 @@ Whole episodes are of other books: the embedded one's words exchanged with one a
 page shows a goal of the embedded book being reached.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import lru_cache

@@ -7,13 +7,14 @@ A book is a folder of recipe files (``files.py``), one JSON object {file name: r
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import load_json
+from selfimprove.core.records import load_json, only_regular
 from selfimprove.envs.textcraft.book import embedded_recipes
 from selfimprove.envs.textcraft.files import Ingredient, Recipe, read_recipe
 
@@ -64,6 +65,7 @@ class RecipeBook:
         """
         if path is None:
             return _embedded()
+        only_regular(path)
         if path.is_dir():
             files = {file.name: load_json(file) for file in sorted(path.glob("*.json"))}
             if not files:
@@ -101,7 +103,8 @@ class RecipeBook:
 
     def _tags_nobody_crafts_become_items(self) -> None:
         crafted = {tag for item, tag in self.tag_of.items() if item in self.recipes}
-        lone = {slot.name for recipe in self._all() for slot in recipe.inputs if slot.is_tag} - crafted
+        all_recipes = chain.from_iterable(self.recipes.values())
+        lone = {slot.name for recipe in all_recipes for slot in recipe.inputs if slot.is_tag} - crafted
 
         def as_item(recipe: Recipe) -> Recipe:
             inputs = tuple(
@@ -113,10 +116,10 @@ class RecipeBook:
         self.by_tag = {tag: [as_item(recipe) for recipe in recipes] for tag, recipes in self.by_tag.items()}
         self.items |= lone
         self.tags -= lone
-
-    def _all(self) -> Iterator[Recipe]:
-        for recipes in self.recipes.values():
-            yield from recipes
+        left_out = crafted - set(self.by_tag)  # those of the recipes by which their items got them
+        for item, tag in self.tag_of.items():
+            if tag in left_out:
+                self.by_tag.setdefault(tag, []).extend(self.recipes.get(item, []))
 
     def _least_depths(self) -> dict[str, int]:
         """Least fixed point; what leads only to itself (by a tag) or to nothing gets no depth and is no goal."""

@@ -1,7 +1,5 @@
 """WebShop in AgentGym's HTTP protocol: what our server answers, and how a server is played on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +11,7 @@ from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.remote.client import Answer, RemoteSlot, outcome
 from selfimprove.envs.remote.dialects import Act, Begin, Dialect, Endpoint, Open, Which, begin
 from selfimprove.envs.remote.link import NEVER, in_short, plain_text
+from selfimprove.envs.webshop.session import parse_action
 
 
 def _webshop_begin(held: Open, session_id: int | None) -> list[Any]:
@@ -91,8 +90,8 @@ class WebShopSlot(RemoteSlot):
 
     async def _offered(self, action: str) -> bool:
         """Whether an action that left the page as it was made sense: the page looks alike with any option chosen."""
-        match = re.match(r"(.+)\[(.+)\]", action.strip())
-        if match is None or match[1] != "click":
-            return match is not None and match[1] == "search"
+        name, value = parse_action(action)
+        if name != "click":
+            return name == "search"
         offered = await self._call("GET", "/available_actions", {}, _Actions, NEVER)
-        return match[2].lower() in (text.lower() for text in offered.clickables)
+        return value in (text.lower() for text in offered.clickables)

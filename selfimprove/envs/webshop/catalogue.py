@@ -14,8 +14,6 @@ The original's 1,000 products are not obtainable, so these have ids and texts of
 Everything is drawn from the seed, ranged prices too (the original draws these unseeded).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from random import Random
 

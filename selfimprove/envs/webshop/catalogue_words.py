@@ -4,8 +4,6 @@ The vocabulary is small on purpose (a model trained from scratch must learn to s
 reward's fuzzy comparisons never take one attribute or option value for another (a test checks every pair).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -52,16 +50,8 @@ DEPARTMENTS: tuple[Department, ...] = (
         category="fashion",
         label="Clothing, Shoes & Jewelry",
         attributes=(
-            "machine wash",
-            "slim fit",
-            "daily wear",
-            "quick drying",
-            "soft cotton",
-            "light weight",
-            "classic style",
-            "warm lining",
-            "hand made",
-            "arch support",
+            "machine wash", "slim fit", "daily wear", "quick drying", "soft cotton", "light weight", "classic style",
+            "warm lining", "hand made", "arch support",
         ),
         shelves={
             "Clothing": (
@@ -85,16 +75,8 @@ DEPARTMENTS: tuple[Department, ...] = (
         category="beauty",
         label="Beauty & Personal Care",
         attributes=(
-            "cruelty free",
-            "sensitive skin",
-            "dry hair",
-            "long lasting",
-            "natural oils",
-            "alcohol free",
-            "clinically tested",
-            "deep moisture",
-            "vitamin rich",
-            "gentle formula",
+            "cruelty free", "sensitive skin", "dry hair", "long lasting", "natural oils", "alcohol free",
+            "clinically tested", "deep moisture", "vitamin rich", "gentle formula",
         ),
         shelves={
             "Hair Care": (
@@ -114,16 +96,8 @@ DEPARTMENTS: tuple[Department, ...] = (
         category="electronics",
         label="Electronics",
         attributes=(
-            "fast charging",
-            "noise cancelling",
-            "easy carry",
-            "high speed",
-            "water resistant",
-            "heavy duty",
-            "energy saving",
-            "plug play",
-            "stereo sound",
-            "tangle proof",
+            "fast charging", "noise cancelling", "easy carry", "high speed", "water resistant", "heavy duty",
+            "energy saving", "plug play", "stereo sound", "tangle proof",
         ),
         shelves={
             "Audio": (
@@ -147,16 +121,8 @@ DEPARTMENTS: tuple[Department, ...] = (
         category="garden",
         label="Home & Kitchen",
         attributes=(
-            "easy clean",
-            "super plush",
-            "eco friendly",
-            "stain proof",
-            "space saving",
-            "solid wood",
-            "dishwasher safe",
-            "fade resistant",
-            "double sided",
-            "non slip",
+            "easy clean", "super plush", "eco friendly", "stain proof", "space saving", "solid wood", "dishwasher safe",
+            "fade resistant", "double sided", "non slip",
         ),
         shelves={
             "Bedding": (
@@ -180,16 +146,8 @@ DEPARTMENTS: tuple[Department, ...] = (
         category="grocery",
         label="Grocery & Gourmet Food",
         attributes=(
-            "gluten free",
-            "low sugar",
-            "non gmo",
-            "high protein",
-            "certified organic",
-            "shelf stable",
-            "fair trade",
-            "keto diet",
-            "no preservatives",
-            "slowly roasted",
+            "gluten free", "low sugar", "non gmo", "high protein", "certified organic", "shelf stable", "fair trade",
+            "keto diet", "no preservatives", "slowly roasted",
         ),
         shelves={
             "Snacks": (
@@ -205,7 +163,7 @@ DEPARTMENTS: tuple[Department, ...] = (
             ),
         },
     ),
-)
+)  # fmt: skip
 
 BRANDS: tuple[str, ...] = (
     "Aldera", "Bramo", "Corvi", "Delmar", "Elvano", "Fenwick", "Garo", "Halden", "Iskra", "Jorvik", "Kelda", "Lumeo",

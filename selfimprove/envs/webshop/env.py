@@ -22,8 +22,6 @@ original's is not obtainable. A task is an index into the goals. Everything but 
 and shared read-only, so copies cost nothing and never touch each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -142,14 +140,3 @@ class WebShop:
         state = self._state
         info: Mapping[str, Any] = {"raw_score": state.reward, "valid": valid, "disaster": False, **extra}
         return Step(render(self._shop, state), state.reward, state.place == "done", info)
-
-
-def validate(env: WebShop, tasks: range | list[int] | None = None) -> list[int]:
-    """The tasks (all by default) on which the expert, followed action by action, does not reach reward 1."""
-    failed = []
-    for task in env.task_ids() if tasks is None else tasks:
-        env.reset(task)
-        steps = [env.step(move.action) for move in env.expert()]
-        if not steps or steps[-1].reward != 1.0 or not all(step.info["valid"] for step in steps):
-            failed.append(task)
-    return failed

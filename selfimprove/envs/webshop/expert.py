@@ -4,8 +4,6 @@ It knows the goal and the reward: it opens the first result that can be bought f
 names, and buys. From elsewhere it walks back or searches anew, whichever takes fewer actions.
 """
 
-from __future__ import annotations
-
 from selfimprove.envs.interface import Move
 from selfimprove.envs.webshop.catalogue import Product
 from selfimprove.envs.webshop.reward import score

@@ -7,8 +7,6 @@ A goal's instruction::
 These are the original's synthetic goals, which AgentGym plays (docs/agent-r.md, A36).
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

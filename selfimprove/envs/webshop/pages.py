@@ -8,8 +8,6 @@ The results page::
 Chosen options are not shown, as in the original.
 """
 
-from __future__ import annotations
-
 import json
 
 from selfimprove.envs.webshop.catalogue import Product

@@ -10,8 +10,6 @@ finds nouns with a part-of-speech tagger; here any function can do that, and a l
 default.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

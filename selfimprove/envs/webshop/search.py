@@ -4,8 +4,6 @@ Rankings are like Lucene's, not the same. Equal scores keep the catalogue's orde
 result is a function of the words alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock

@@ -9,9 +9,6 @@ Pages lead to each other as in the original (docs/agent-r.md, A37)::
 chosen options; ``< prev`` on a sub page keeps them.
 """
 
-from __future__ import annotations
-
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -127,13 +124,14 @@ def click(state: ShopState, target: Click) -> ShopState:
     return state._replace(place="sub", sub=target.name)
 
 
-_ACTION = re.compile(r"(.+)\[(.+)\]")
-
-
 def parse_action(action: str) -> tuple[str, str]:
     """``search[Red shirt] please`` -> ("search", "red shirt"); ("", "") where no brackets hold anything.
 
-    Reads as the original does: what follows the last closing bracket is ignored, the argument is lower-cased.
+    Reads as the original's ``(.+)\\[(.+)\\]`` does, but in time that grows with the length alone: only the
+    first line counts, what follows its last closing bracket is ignored, and the argument, lower-cased, begins behind
+    the last opening bracket that leaves it a character.
     """
-    match = _ACTION.match(action.strip())
-    return (match[1], match[2].lower()) if match else ("", "")
+    line = action.strip().partition("\n")[0]
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 1))
+    return (line[:start], line[start + 1 : end].lower()) if start > 0 else ("", "")

@@ -1,7 +1,5 @@
 """WebShop as params.yaml names it."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

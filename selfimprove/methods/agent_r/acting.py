@@ -1,7 +1,5 @@
 """Shared by tree search and evaluation: asks the actor for replies (``ask``) and executes a reply (``act``)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,8 +98,11 @@ async def ask(
     return drawn, len(dialogue) - len(seen)
 
 
-async def act(world: World, here: EpisodeState, reply: str) -> EpisodeState:
+async def act(world: World, here: EpisodeState, reply: str, action: str | None = None) -> EpisodeState:
     """The state after ``reply``; ``here`` stays as it was.
+
+    ``action``: what the reply did before, if it is carried out again: a stored reply has lost the numbers of its
+    markers, so that another one may be the last.
 
     ``wait`` is answered here, without the environment: nothing changes but the dialogue. A negative score is a
     disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4). An environment that did another action than the
@@ -110,7 +111,7 @@ async def act(world: World, here: EpisodeState, reply: str) -> EpisodeState:
     Raises:
         EnvError, UserError: as ``World.step``.
     """
-    action = parse_action(reply)
+    action = parse_action(reply) if action is None else action
     if action == WAIT:
         return EpisodeState(here.state, stored_reply(reply), action, WAITED, here.reward)
     state, step = await world.step(here.state, action)

@@ -1,7 +1,5 @@
 """Bad beginnings for the revision evaluation: fixed replies that a model continues from (docs/agent-r.md, A31)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ the judge's transition points (``revise: true``) or after the whole bad path (``
 ones, in the shares that ``mix`` names. Trees of several environments may be converted together.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,7 @@ from selfimprove.methods.agent_r.judge import Judge, Transition, transition_poin
 from selfimprove.methods.agent_r.judge_prompt import VERDICTS, Judgement
 from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed
 from selfimprove.methods.agent_r.params import ConvertParams
-from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, whole
+from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, spliced_actions, whole
 from selfimprove.methods.agent_r.selection import Counts, LeafPair, nothing_kept, select_all
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.agent_r.validate import replay
@@ -193,7 +191,8 @@ async def _revise(
     if cfg.validate_splice == "none":
         return Revision(tree, pair, transition, messages)
     try:
-        played = await replay(tree, messages, _world_of(world, tree.env), lambda score: _good(score, cfg))
+        actions = spliced_actions(tree, good, transition.path)
+        played = await replay(tree, messages, _world_of(world, tree.env), lambda score: _good(score, cfg), actions)
     except EnvError as error:
         return Revision(tree, pair, transition, None, f"environment: {error}")
     return Revision(tree, pair, transition, played, "" if played else "replay")

@@ -1,7 +1,5 @@
 """The environment's own expert in an actor's place, wrong at a declared rate: trees without a trained model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

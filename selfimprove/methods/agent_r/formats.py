@@ -8,8 +8,6 @@
 The original's converter drops ``loss``, so that bad steps would be trained on; here every format carries it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

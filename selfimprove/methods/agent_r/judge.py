@@ -12,8 +12,6 @@ longer or impossible, or that the environment refused, is bad, and one that chan
 From such verdicts a small model learns to judge in its warm start (``judge_examples``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random

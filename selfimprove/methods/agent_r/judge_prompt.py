@@ -7,15 +7,13 @@ The answer gives reasons first ::
     Judgement: Bad
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from selfimprove.core.records import Message, Record
-from selfimprove.envs.params import TextParams
-from selfimprove.envs.registry import named
+from selfimprove.envs.params import EnvParams, Judged, TextParams
+from selfimprove.envs.registry import adapter, named
 
 Verdict = Literal["good", "bad", "uncertain"]
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "uncertain")
@@ -91,7 +89,9 @@ def judge_prompt(
         style: ``short``: the task in one line and the last ``SHORT_HISTORY`` steps, for a small model.
         dropped: how many of the oldest steps do not fit and are left out, whole.
     """
-    judged = named(TextParams).get(env_name, TextParams).judged
+    judged = _judged(env_name)
+    if judged.goal:  # behind the task: in a mixture, what stands before it is taken for the instruction
+        task = f"{task}\n{judged.goal}"
     if style == "short":
         shown = history[dropped:][-SHORT_HISTORY:]
         lines = "".join(f"Action: {did.action}\nObservation: {did.observation}\n" for did in shown)
@@ -104,6 +104,13 @@ def judge_prompt(
             kind=judged.kind, task=task, history="\n".join(steps) or "(nothing yet)", **current._asdict()
         )
     return [Message(role="user", content=text)]
+
+
+def _judged(env_name: str) -> Judged:
+    """The environment's wording, else that of what makes it one to act in, else the general one."""
+    section = named(EnvParams).get(env_name, TextParams)
+    made = adapter(TextParams, section) or TextParams
+    return section.judged or made.judged or TextParams.judged
 
 
 def task_line(task: str) -> str:

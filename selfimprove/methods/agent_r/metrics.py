@@ -19,8 +19,6 @@ captions name these metrics, the exact formulas are ours). Success is a normalis
 compares with "1 or 100", and fails on arrays. A blocked episode keeps the score that it had, and is no success.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,10 +1,8 @@
 """Mixes revision trajectories, good ones and general chat in the shares that ``mix`` names (docs/agent-r.md, A25)."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, read_rows
@@ -13,6 +11,9 @@ from selfimprove.methods.agent_r.formats import from_openai
 from selfimprove.methods.agent_r.params import Mix
 
 T = TypeVar("T")
+
+SPEAKERS = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names of roles."""
 
 GENERAL_OFF = (
     "general chat data is off (convert.mix.general is 0); the paper mixes it in, so that the agent stays a general "
@@ -54,19 +55,36 @@ def mixed(
 
 
 def read_chats(path: Path) -> list[Example]:
-    """Chats of a JSONL file, {"messages": [{"role", "content"}, …]} a line; every assistant message is trained on.
+    """Chats of a JSONL file; every assistant message is trained on.
+
+    A line is ``{"messages": [{"role", "content"}, …]}`` or, as in ShareGPT, ``{"conversations": [{"from", "value"},
+    …]}``; other keys are not read.
 
     Raises:
         UserError: the file is missing or empty, or a line is no chat with an assistant message (names it).
     """
     chats = []
     for line, row in read_rows(path):
-        chat = from_openai({"messages": row.get("messages")}, f"{path}, line {line}").messages
+        chat = from_openai({"messages": _said(row)}, f"{path}, line {line}").messages
         messages = [said.model_copy(update={"weight": float(said.role == "assistant")}) for said in chat]
         if not any(message.weight for message in messages):
             raise UserError(f"{path}, line {line}: no assistant message to learn; fix or delete the line.")
         chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))
     return chats
+
+
+def _said(row: Mapping[str, Any]) -> Any:
+    """The messages of a line: role and content of each, as far as there are any."""
+    said = row.get("messages", row.get("conversations"))
+    if not isinstance(said, list) or not all(isinstance(message, Mapping) for message in said):
+        return said
+    named = [
+        {"role": SPEAKERS.get(message["from"], message["from"]), "content": message.get("value")}
+        if isinstance(message.get("from"), str)
+        else message
+        for message in said
+    ]
+    return [{key: message[key] for key in ("role", "content") if key in message} for message in named]
 
 
 def _drawn(items: Sequence[T], count: int, seed: int, kind: str) -> list[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from selfimprove.training.config import FinetuneParams
 
 Judge = Literal["actor", "scripted"]
 JudgeStyle = Literal["full", "short"]
+StopText = Annotated[str, Field(min_length=1)]
 
 
 class GameParams(Section):
@@ -47,9 +48,7 @@ class TaskParams(Section):
     files: dict[Literal["train", "test"], str] | None = None
     games: GameParams | None = Field(default=None, description="sciworld: which of its games; null: all of them")
     revision_demonstrations: int = Field(
-        default=0,
-        ge=0,
-        description="warm start: expert episodes with a slip and its revision",
+        default=0, ge=0, description="warm start: expert episodes with a slip and its revision"
     )
     observation_weight: float = Field(
         default=0.0,
@@ -84,14 +83,14 @@ class SearchParams(Section):
         default=None,
         description="JSONL of {task_id, replies}: a task's tree begins after these replies of its line; null: none",
     )
-    max_depth: int = Field(default=10, ge=1, le=1000, description="MAX_DEPTH: max_depth + 1 actions are possible")
+    max_depth: int = Field(default=10, ge=0, le=1000, description="MAX_DEPTH: max_depth + 1 actions are possible")
     dives: int = Field(default=4, ge=1, description="ITERA")
     n_gen: int = Field(default=4, ge=1, le=10_000, description="N_GEN: samples of an expansion")
     exploration: float = Field(default=0.25, ge=0, description="weight of the UCT bonus")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
-    stop: list[str] = Field(default=[])
+    stop: list[StopText] = Field(default=[])
     concurrency: int = Field(default=256, ge=1, le=100_000, description="trees in flight")
 
     @model_validator(mode="after")
@@ -108,11 +107,11 @@ class Mix(Section):
     good: float = Field(default=1.0, ge=0)
     general: float = Field(default=0.0, ge=0, description="eta: share of general chat against the agent data")
     warm_start: float = Field(
-        default=0.0,
-        ge=0,
-        description="share of the warm start's examples against the agent data (ours)",
+        default=0.0, ge=0, description="share of the warm start's examples against the agent data (ours)"
     )
-    general_file: str | None = Field(default=None, description="JSONL of chats: {messages: [{role, content}, …]}")
+    general_file: str | None = Field(
+        default=None, description="JSONL of chats: {messages: [{role, content}, …]} or ShareGPT's"
+    )
 
 
 class ConvertParams(Section):
@@ -145,7 +144,7 @@ class EvaluateParams(Section):
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
-    stop: list[str] = Field(default=[])
+    stop: list[StopText] = Field(default=[])
     revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
     beginnings: str | None = Field(
         default=None, description="JSONL of {task_id, replies}, the bad beginnings; null: the base's own failures"

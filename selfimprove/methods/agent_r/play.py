@@ -3,8 +3,6 @@
 As in ``search``, nothing here batches, retries, writes or logs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn

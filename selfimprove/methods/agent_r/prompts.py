@@ -9,8 +9,6 @@ user       <observation>
 …
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 

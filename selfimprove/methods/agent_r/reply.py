@@ -10,8 +10,6 @@ is stored as ``Thought: I need planks first.\\nAction: 1. get 1 oak log`` and ac
 A reply is any text at all: no action, several, only control characters, ten thousand letters.
 """
 
-from __future__ import annotations
-
 import re
 
 WAIT = "wait"

@@ -10,8 +10,6 @@ the conversation is: initial, ``get 5 stone``, ``Thought: I chose badly. …  Ac
 from ``craft 4 stick`` on. The revision turn and what follows it are trained on (docs/agent-r.md, A21 to A24).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -68,6 +66,15 @@ def splice(tree: Tree, good: Sequence[int], bad: Sequence[int], thought: str) ->
         *steps(tree, bad, 0.0),
         *revision_turn(thought),
         *steps(tree, good[branch_point(good, bad) :], 1.0),
+    ]
+
+
+def spliced_actions(tree: Tree, good: Sequence[int], bad: Sequence[int]) -> list[str]:
+    """What each reply of ``splice`` behind the tree's prompt did."""
+    return [
+        *(tree.nodes[index].action for index in bad),
+        WAIT,
+        *(tree.nodes[index].action for index in good[branch_point(good, bad) :]),
     ]
 
 

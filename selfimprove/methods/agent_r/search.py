@@ -6,8 +6,6 @@ node, so that nothing is replayed. A node's noise is named by the tree and by th
 does not depend on what else runs, nor on the order in which its own nodes were made.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -37,10 +35,7 @@ async def search(
     try:
         prompt, states = await begin(world, task_id, prior)
         for here in states[1:]:
-            prompt += [
-                Message(role="assistant", content=here.reply),
-                Message(role="user", content=here.observation),
-            ]
+            prompt += [Message(role="assistant", content=here.reply), Message(role="user", content=here.observation)]
         tree.prompt = prompt
         await _Search(tree, states[-1], world, actor, cfg, seed).run()
     except (EngineError, EnvError) as error:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.methods.agent_r.leaves import sorted_leaf_paths
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.search import q_value
 from selfimprove.methods.agent_r.tree import Tree
@@ -59,7 +58,13 @@ class Selection:
 
 def ranked_leaves(tree: Tree) -> list[int]:
     """The leaves, highest mean value first; equal ones as a depth-first walk meets them. The root is none."""
-    return [path[-1] for path in sorted_leaf_paths(tree) if len(path) > 1]
+    found, stack = [], tree.root.children[::-1]
+    while stack:
+        node = tree.nodes[index := stack.pop()]
+        if node.terminal and not node.children:
+            found.append(index)
+        stack += node.children[::-1]
+    return sorted(found, key=lambda leaf: -q_value(tree.nodes[leaf]))
 
 
 def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:

@@ -1,7 +1,5 @@
 """Agent-R's rows of the results table, and the score-by-iteration plot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -9,8 +9,6 @@ may be given instead, as JSON in any of the shapes in which Agent-R publishes th
     [31, 32, …]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast

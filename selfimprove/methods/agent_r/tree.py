@@ -4,8 +4,6 @@ A node is a reply and what the environment answered. A node's conversation is th
 observation) pairs on the way from the root to it (``Tree.conversation``): the original stores it in every node.
 """
 
-from __future__ import annotations
-
 from pydantic import Field, field_validator
 
 from selfimprove.core.records import Finish, Message, Record, Status

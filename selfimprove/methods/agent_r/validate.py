@@ -5,8 +5,6 @@ path left off. Here (``validate_splice: replay``) the bad steps, the revision tu
 nothing) and the good steps are played in one episode, with fresh observations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from selfimprove.core.records import Message
@@ -17,7 +15,11 @@ from selfimprove.methods.agent_r.tree import Tree
 
 
 async def replay(
-    tree: Tree, trajectory: Sequence[Message], world: World, good_enough: Callable[[float], bool]
+    tree: Tree,
+    trajectory: Sequence[Message],
+    world: World,
+    good_enough: Callable[[float], bool],
+    actions: Sequence[str] = (),
 ) -> list[Message] | None:
     """The trajectory with the observations of a fresh episode; None if its score there is too low.
 
@@ -28,6 +30,7 @@ async def replay(
         tree: whose task it is; replies given before its root are given again.
         trajectory: of ``revise.splice``: the tree's prompt, then (reply, observation) pairs.
         good_enough: whether a final score in [0, 1] is above alpha.
+        actions: what each of the trajectory's replies did in the tree; none: as the replies are read.
 
     Raises:
         EnvError, UserError: as ``World.step``.
@@ -37,10 +40,10 @@ async def replay(
     for here in states[1:]:
         fresh += [Message(role="assistant", content=here.reply), Message(role="user", content=here.observation)]
     here, trained = states[-1], 0
-    for said in trajectory[len(tree.prompt) :: 2]:
+    for place, said in enumerate(trajectory[len(tree.prompt) :: 2]):
         if here.done:
             break
-        here = await act(world, here, said.content)
+        here = await act(world, here, said.content, actions[place] if actions else None)
         fresh += [said, Message(role="user", content=here.observation)]
         trained += bool(said.weight)
     return fresh if trained > 1 and good_enough(here.reward) else None

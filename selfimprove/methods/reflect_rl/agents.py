@@ -12,10 +12,8 @@ A label is read exactly, and an answer that names none is an invalid action; the
 guesses where it finds nothing.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
@@ -37,47 +35,26 @@ class AgentChoice(NamedTuple):
     label: str
 
 
-class Agent(Protocol):
-    """Chooses an action in one state of an episode."""
-
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-        """The next action. Raises: EngineError."""
-        ...
-
-    def begin(self) -> Agent:
-        """The agent at the start of an episode; episodes share nothing that changes."""
-        ...
+Agent = Callable[[EnumeratedEnv, SeedKey], Awaitable[AgentChoice]]
+"""Chooses the next action of one episode. Raises: EngineError."""
 
 
-class RandomAgent:
-    """Chance."""
-
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-        return AgentChoice(None, rng("random agent", key).choice(env.state().labels))
-
-    def begin(self) -> RandomAgent:
-        return self
+async def chance(env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
+    """One of the listed labels, each as likely."""
+    return AgentChoice(None, rng("random agent", key).choice(env.state().labels))
 
 
-class ExpertAgent:
+async def expert(env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
     """The oracle; where it knows no path, the first label."""
-
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-        return AgentChoice(None, oracle_label(env) or env.state().labels[0])
-
-    def begin(self) -> ExpertAgent:
-        return self
+    return AgentChoice(None, oracle_label(env) or env.state().labels[0])
 
 
 class ChatAgent:
-    """``direct``, ``chat`` and ``react``, over any engine."""
+    """``direct``, ``chat`` and ``react``, over any engine, in one episode."""
 
     def __init__(self, engine: Engine, cfg: AgentParams) -> None:
         self._engine, self._cfg = engine, cfg
         self._dialogue: list[Message] = []
-
-    def begin(self) -> ChatAgent:
-        return ChatAgent(self._engine, self._cfg)
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
         state = env.state()
@@ -102,20 +79,21 @@ class ChatAgent:
         return answer.text.strip()
 
 
-def make_agent(cfg: AgentParams, engine: Engine | None) -> Agent:
+def make_agent(cfg: AgentParams, engine: Engine | None) -> Callable[[], Agent]:
+    """What makes the agent of each episode; episodes share nothing that changes."""
     if engine is not None:
-        return ChatAgent(engine, cfg)
-    return RandomAgent() if cfg.kind == "random" else ExpertAgent()
+        return lambda: ChatAgent(engine, cfg).act
+    return lambda: chance if cfg.kind == "random" else expert
 
 
 async def play_agent(
-    task: int, env: EnumeratedEnv, agent: Agent, key: SeedKey, level: str = "", *, episode: int = 0
+    task: int, env: EnumeratedEnv, agent: Callable[[], Agent], key: SeedKey, level: str = "", *, episode: int = 0
 ) -> RLEpisode:
     """Play a task to its end, on a copy of ``env``. Raises: UserError: as ``taken``."""
-    env, agent = env.copy(), agent.begin()
+    env, choose = env.copy(), agent()
 
     async def act(state: State, key: SeedKey) -> tuple[RLStep, Played]:
-        chosen = await agent.act(env, key)
+        chosen = await choose(env, key)
         command, played = taken(env, task, chosen.label)
         step = RLStep(
             prompt=f"{state.pre}{state.post}", reflection=chosen.reflection, label=chosen.label, command=command,

@@ -14,22 +14,16 @@ The original does neither. A complete trajectory is trained on if it succeeded, 
 Policies may learn those of fewer tasks than reflection models do (``demonstrated``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Example, Message
+from selfimprove.core.records import Example
 from selfimprove.envs.interface import State
 from selfimprove.methods.reflect_rl.generate import TaughtStep, TeacherTrajectory
 from selfimprove.methods.reflect_rl.params import DATA_SETS, DataSet
-from selfimprove.methods.reflect_rl.prompts import (
-    Markers,
-    policy_example,
-    reflection_example,
-)
+from selfimprove.methods.reflect_rl.prompts import Markers, policy_example, reflection_example
 
 
 def trained_steps(trajectory: TeacherTrajectory) -> Iterator[tuple[str, TaughtStep]]:
@@ -90,13 +84,10 @@ def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list
         over = len(chat.encode(example.messages).ids) - limit
         ids = chat.content_ids(prompt)
         if 0 < over < len(ids):
-            example = example.model_copy(update={"messages": [_with_ids(prompt, ids[over:], chat), answer]})
+            prompt = prompt.model_copy(update={"content": chat.decode(ids[over:]), "token_ids": ids[over:]})
+            example = example.model_copy(update={"messages": [prompt, answer]})
         kept.append(example)
     return kept
-
-
-def _with_ids(message: Message, ids: list[int], chat: ChatFormat) -> Message:
-    return message.model_copy(update={"content": chat.decode(ids), "token_ids": ids})
 
 
 def texts(

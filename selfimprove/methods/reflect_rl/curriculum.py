@@ -1,7 +1,5 @@
 """Which tasks are played when: level after level, or all from the start (docs/reflect-rl.md, L25)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple

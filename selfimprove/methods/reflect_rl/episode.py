@@ -6,8 +6,6 @@ A step of DangerousTaxi::
      "logprob": -0.05, "entropy": 0.21, "cost": 0.05}
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -76,7 +74,6 @@ class ReadsCommands(Protocol):
 
     def named(self, text: str) -> str | None:
         """The command that ``step`` does at a text, None if it does none."""
-        ...
 
 
 def taken(env: EnumeratedEnv, task: int, label: str) -> tuple[str | None, Played]:

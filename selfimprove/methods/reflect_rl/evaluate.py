@@ -1,7 +1,5 @@
 """Which episodes an evaluation plays (docs/reflect-rl.md, L46)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -13,8 +13,6 @@ trained on are the teacher's reflection and the oracle's action, never the rando
 As everywhere, a method is about one episode; nothing here batches, retries, writes or logs.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from selfimprove.core.records import Record, Status

@@ -9,8 +9,6 @@ With several processes each holds both models once, plays its share of the episo
 parameters that it trains, and computes its share of the update; gradients are added up, so no weights are sent.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The steps of a run that started from another run's weights are counted on from w
 ancestor only the steps before that count. The original divides offsets twice and loses the ancestors' last part.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -119,6 +117,8 @@ def curve_rows(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, Any]]:
 
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)/?")
+_SUPERVISED = "_supervised_pretrain"
+"""Ends the name of the original's supervised runs, which have no log: their folders need not be there."""
 
 
 def read_original(folder: Path) -> list[Log]:
@@ -145,6 +145,8 @@ def read_original(folder: Path) -> list[Log]:
             raise UserError(f"{here} has no checkpoint-K with a logs.json; name a folder that a training run wrote.")
         lineage.append(Log([points[step] for step in sorted(points)], _accumulation(here, setting), limit))
         loaded = setting.get("load_dir")
+        if loaded and any(part.endswith(_SUPERVISED) for part in Path(str(loaded)).parts[-2:]):
+            break
         found = _CHECKPOINT.fullmatch(Path(str(loaded)).name) if loaded else None
         if loaded and found is None:
             raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; fix it.")

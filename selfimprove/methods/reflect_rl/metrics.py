@@ -16,8 +16,6 @@ The original prints bare means. Episodes of one task are not independent, so the
 task's mean over its episodes is one observation, and ``n`` counts tasks; ``episodes`` counts episodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -82,10 +80,7 @@ def evaluate_metrics(episodes: Sequence[RLEpisode]) -> dict[str, Any]:
         )
     metrics["episodes"] = len(episodes)
     metrics["levels"] = {
-        level: {
-            **{name: _clustered(here, name) for name in ("success", "cost")},
-            "episodes": len(here),
-        }
+        level: {**{name: _clustered(here, name) for name in ("success", "cost")}, "episodes": len(here)}
         for level in dict.fromkeys(episode.level for episode in episodes)
         if (here := [episode for episode in episodes if episode.level == level])
     }

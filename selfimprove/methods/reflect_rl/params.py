@@ -79,7 +79,7 @@ class GenerateParams(Section):
         default=0.1, ge=0, le=1, description="exploring: how often the oracle acts instead of chance; alfworld 0.3"
     )
     max_turns: int = Field(default=15, ge=1, description="turns of the teacher's episodes, at most; the paper: taxi 20")
-    levels: list[str] = Field(default=[], description="taxi: modes of the episodes in turn; none: full")
+    levels: list[str] = Field(default=[], description="taxi: modes of the episodes in turn; none: env.mode")
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
     max_tokens: int = Field(default=300, ge=1, description="of a chat teacher's answer")

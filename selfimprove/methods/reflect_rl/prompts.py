@@ -19,8 +19,6 @@ the context loses its left side, never the marker nor room for the answer: ``Req
 (``convert.py``) in training.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from selfimprove.core.records import Example, Message

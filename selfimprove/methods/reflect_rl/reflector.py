@@ -1,7 +1,5 @@
 """The frozen reflection model of a run of reinforcement learning, over any engine, and what names its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
@@ -10,12 +8,7 @@ from typing import NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine
 from selfimprove.engines.cache import RememberingEngine
-from selfimprove.engines.config import (
-    EngineConfig,
-    OpenAiEngineConfig,
-    TransformersEngineConfig,
-    VllmEngineConfig,
-)
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 
 _CHUNK = 1 << 24

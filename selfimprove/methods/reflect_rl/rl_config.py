@@ -30,7 +30,7 @@ class CriticParams(Section):
     kind: Literal["linear", "mlp"] = "linear"
     shared: bool = Field(default=False, description="true: on the policy's own body; false: on the one it started with")
     lr: float = Field(default=2e-4, gt=0)
-    every: int = Field(default=5, ge=1, description="iterations between its updates")
+    every: int = Field(default=5, ge=1, description="updates of the policy, of replayed episodes too, between its own")
     epochs: int = Field(default=5, ge=1, description="passes over what was seen since its last update")
 
 

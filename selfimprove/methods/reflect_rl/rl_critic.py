@@ -1,12 +1,10 @@
 """The critic: a state's cost to go, from the hidden state at its decision (docs/reflect-rl.md, L19).
 
-A linear layer or a small MLP on the last hidden state; the body below gets no gradient. Trained every few iterations on
-the decisions played since, by the MSE of (Q - V) / 100. Replayed successes are left out: V is of the present policy,
-and a critic that saw successes twice would expect too little cost. The decisions are dropped after the update; the
-original keeps them for ever, even without a critic.
+A linear layer or a small MLP on the last hidden state; the body below gets no gradient. Trained every few updates of
+the policy on the decisions played since, by the MSE of (Q - V) / 100. Replayed successes are left out: V is of the
+present policy, and a critic that saw successes twice would expect too little cost. The decisions are dropped after the
+update; the original keeps them for ever, even without a critic.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -34,31 +32,35 @@ class Critic:
             self.head = torch.nn.Sequential(*layers, last).to(device)
         self.optimizer = torch.optim.Adam(self.head.parameters(), lr=params.lr)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._iterations = 0
+        self._updates = 0
 
     @torch.no_grad()
     def value(self, hidden: torch.Tensor) -> torch.Tensor:
         """V [decisions]."""
-        values: torch.Tensor = self.head(hidden.float())[:, 0]
-        return values
+        return self.head(hidden.float())[:, 0]
 
     def see(self, hidden: torch.Tensor, q: torch.Tensor) -> None:
-        """Keep decisions of this iteration (of this process's share) until the next update."""
+        """Keep decisions of an update of the policy (of this process's share) until the critic's own."""
         self._seen.append((hidden.float(), q))
 
-    def end_iteration(self, group: Group) -> float | None:
-        """Count an iteration; every few, train. Returns the mean loss of the update, over all processes."""
-        self._iterations += 1
-        if self._iterations % self._params.every:
+    def end_update(self, group: Group) -> float | None:
+        """Count an update of the policy; every few, train. Returns the mean loss, over all processes and passes.
+
+        None where nothing was seen since the last time.
+        """
+        self._updates += 1
+        if self._updates % self._params.every:
             return None
         count = group.total(sum(len(q) for _, q in self._seen))
+        if not count:
+            return None
         losses = []
         for _ in range(self._params.epochs):
             self.optimizer.zero_grad(set_to_none=True)
             loss = torch.zeros(())
             for hidden, q in self._seen:
                 error = (q - self.head(hidden)[:, 0]) / SCALE
-                share = error.square().sum() / max(1, count)
+                share = error.square().sum() / count
                 share.backward()  # type: ignore[no-untyped-call]
                 loss += share.detach().cpu()
             group.sum_gradients(self.head.parameters())
@@ -73,10 +75,10 @@ class Critic:
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "seen": group.gather(self._seen),
-            "iterations": self._iterations,
+            "updates": self._updates,
         }
 
     def restore(self, state: dict[str, Any], group: Group) -> None:
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._seen, self._iterations = list(state["seen"][group.rank]), state["iterations"]
+        self._seen, self._updates = list(state["seen"][group.rank]), state["updates"]

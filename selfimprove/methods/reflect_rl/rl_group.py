@@ -1,7 +1,5 @@
 """The processes of one run of reinforcement learning: each holds the same weights and sees the same episodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The job of a run of reinforcement learning, and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

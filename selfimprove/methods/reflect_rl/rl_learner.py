@@ -52,6 +52,7 @@ class Learner:
         self._critic = Critic(params.critic, hidden, seed, params.device) if params.critic is not None else None
         self._waiting: list[tuple[RLTrajectory, bool]] = []
         self._calls = 0
+        self._critic_loss: float | None = None
         self.tokens = 0
 
     def train(self, episodes: Sequence[RLTrajectory], *, iteration: int, fresh: bool) -> float | None:
@@ -80,8 +81,9 @@ class Learner:
                 )
 
     def end_iteration(self) -> float | None:
-        """Train the critic every few iterations; returns its loss then."""
-        return None if self._critic is None else self._critic.end_iteration(self._group)
+        """The critic's loss, if it was trained since the last call."""
+        loss, self._critic_loss = self._critic_loss, None
+        return loss
 
     def _update(self, episodes: Sequence[tuple[RLTrajectory, bool]], iteration: int) -> float:
         params, batch = self._params, _Batch(episodes, self._params.entropy_coef)
@@ -113,6 +115,8 @@ class Learner:
                     "lower rl.lr or raise rl.entropy_coef."
                 )
             self._optimizer.step()
+        if self._critic is not None and (critic_loss := self._critic.end_update(self._group)) is not None:
+            self._critic_loss = critic_loss
         return sum(losses) / len(losses)
 
     def _advantage(self, micro: MicroBatch, batch: _Batch, hidden: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,6 @@ Of an episode with costs c_t and the policy's entropies H_t, Q_t = sum over k >=
 and A_t = Q_t - V_t, where V is 0 without a critic. There is no baseline, normalisation, GAE or KL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

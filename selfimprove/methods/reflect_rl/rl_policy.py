@@ -4,8 +4,6 @@ An engine may decode over the same parameters meanwhile. It keeps the whole outp
 is shrunk, so that both see one distribution (``engines.base.Choice``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 
 from selfimprove.core.errors import UserError
-from selfimprove.engines.sampling import possible
+from selfimprove.engines.sampling import possible_by_id
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rl_objective import Decision
 from selfimprove.training.config import FinetuneParams
@@ -141,7 +139,7 @@ class Policy:
         with torch.no_grad():
             top_p = torch.full((len(taken),), cfg.top_p, device=device) if cfg.top_p < 1 else None
             top_k = torch.full((len(taken),), cfg.top_k, device=device) if cfg.top_k else None
-            left_out = possible(logits, scale, top_p, top_k) == -torch.inf
+            left_out = possible_by_id(logits, self._labels, scale, top_p, top_k) == -torch.inf
             left_out.scatter_(1, tokens[:, None], False)  # a replayed choice that is left out by now keeps its own
         logs = torch.log_softmax(logits.masked_fill(left_out, -torch.inf) / scale, -1)
         return logs.gather(1, tokens[:, None])[:, 0]
@@ -211,5 +209,4 @@ def example(decision: Decision) -> EncodedExample:
 
 def _weight(layer: Any) -> torch.Tensor:
     """An output layer's weights; with adapters, those below them (which a fresh adapter doesn't change)."""
-    weight: torch.Tensor = getattr(layer, "base_layer", layer).weight
-    return weight
+    return getattr(layer, "base_layer", layer).weight

@@ -1,7 +1,5 @@
 """Replay: the last successful episodes, drawn uniformly with replacement (docs/reflect-rl.md, L20)."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

@@ -21,11 +21,7 @@ from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.episodes import play_all
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
-from selfimprove.methods.reflect_rl.reflector import (
-    Reflector,
-    make_reflector,
-    shared_out,
-)
+from selfimprove.methods.reflect_rl.reflector import Reflector, make_reflector, shared_out
 from selfimprove.methods.reflect_rl.rl_group import Group
 from selfimprove.methods.reflect_rl.rl_job import LOG, RLJob, RLReport
 from selfimprove.methods.reflect_rl.rl_learner import Learner

@@ -4,21 +4,13 @@
 Nothing here batches, writes or logs: hundreds of ``play`` run at once, and the engines batch whatever is waiting.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
-from selfimprove.methods.reflect_rl.prompts import (
-    MARKERS,
-    Markers,
-    cut_reflection,
-    policy_prompt,
-    reflection_prompt,
-)
+from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, cut_reflection, policy_prompt, reflection_prompt
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 
 ADVICE = 1

@@ -7,8 +7,6 @@ A model folder with a policy names its environment and labels in ``environment.j
 which every model trained from it inherits, so that no checkpoint of another environment is taken by mistake.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

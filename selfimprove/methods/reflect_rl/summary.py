@@ -1,7 +1,5 @@
 """Reflect-RL's rows of the results table, the paired differences, and the curves of its runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Splits are frozen lists of task ids, drawn by the run's seed, hashed and disjoin
 tasks.json beside them. Trajectories are made of the training split only, so no test task is ever trained on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -8,10 +8,9 @@ A chat model is asked in two turns a step, as the original asks GPT-4::
     assistant  2
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from selfimprove.core.records import Message
@@ -43,13 +42,18 @@ CHOOSE = "Choose one of them: answer with its label and nothing else."
 TELLING_TRIES = 3
 """How often a teacher that revealed the spoiler is asked again before the step is left out."""
 
+_LAST_ACTION = re.compile(r"\baction[*`]*:(.*\d.*)\Z", re.IGNORECASE)
+"""What stands behind "action:" in the last line, with a number in it."""
+LONGEST_COMMAND = 6
+"""Words of it: take apple 1 from fridge 1."""
+
 _WHOLE = re.compile(r"(\w+)(?:\.(?!\d).*|:.*)?", re.DOTALL)
 """An answer that is a label, alone or with a dot or colon and any text after it; 1.5 is no label 1."""
 _ACTION = re.compile(r"\baction\b", re.IGNORECASE)
 _LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n]*\w|['’-]\w)", re.IGNORECASE)
 """A letter that "action:" is followed by, and not the first word of a sentence, as in "Action: I would go"."""
-_INTEGER = re.compile(r"(?<![\w.\u2212-])(?<!\d,)\d+(?![\w-]|[.,]\d)")
-"""A whole number without a sign, and no part of a decimal or a longer number (1.5, -1, 1,000)."""
+_INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|[.,]\d|\.[a-z])")
+"""A whole number without a sign, and no part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py)."""
 _STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|[.,]\d)", re.IGNORECASE)
 _NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|[.,]\d)", re.IGNORECASE)
 """The number right behind "action:", and right behind the word."""
@@ -85,11 +89,26 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
 
 
 def read_choice(text: str, env: EnumeratedEnv) -> str | None:
-    """The label that a chat model chose: that of a command which is the whole answer, else as ``read_label``."""
+    """The label that a chat model chose: that of a command which is the whole answer, else as ``read_label``.
+
+    An answer in the form of a command that is not listed is no choice.
+    """
     said = text.strip()
-    forms = (said, said.strip("*`").strip())  # chat models put a command in backticks
-    whole = next((label for label, command in env.commands().items() if command in forms), None)
+    stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is no label either
+    forms = (said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else "")
+    commands = env.commands()
+    whole = next((label for label, command in commands.items() if command in forms), None)
+    if whole is None and any(_names_a_thing(form, commands.values()) for form in forms):
+        return None
     return whole or read_label(text, env.state().labels)
+
+
+def _names_a_thing(said: str, commands: Collection[str]) -> bool:
+    """Whether an answer is a command that is not listed, such as "go to fridge 1": its numbers are no labels."""
+    numbered = {name for command in commands for name, number in pairwise(command.split()) if number.isdecimal()}
+    words = said.rstrip(".").split()
+    short = 2 < len(words) <= LONGEST_COMMAND and words[0].isalpha()
+    return short and words[-1].isdecimal() and words[-2] in numbered
 
 
 class Teacher(Protocol):
@@ -98,7 +117,6 @@ class Teacher(Protocol):
     @property
     def name(self) -> str:
         """The data's author, by name."""
-        ...
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
         """A reflection on the state; None: it revealed the spoiler every time.
@@ -106,7 +124,6 @@ class Teacher(Protocol):
         Args:
             exploring: another player acts, and the last action may have been wrong.
         """
-        ...
 
     async def choose(
         self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
@@ -115,7 +132,6 @@ class Teacher(Protocol):
 
         The other arguments are those that it was asked for the reflection with.
         """
-        ...
 
 
 class ScriptedTeacher:

@@ -178,10 +178,7 @@ def _request(
 
 
 def _prompt(
-    start: Sequence[Message],
-    pairs: Sequence[Exchange],
-    engine: Engine,
-    cfg: GenerateParams | EvaluateParams,
+    start: Sequence[Message], pairs: Sequence[Exchange], engine: Engine, cfg: GenerateParams | EvaluateParams
 ) -> list[Message]:
     """The next turn's prompt: the opening, and the last pairs that window, limit and the engine's context allow."""
     fixed = len(start)

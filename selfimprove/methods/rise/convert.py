@@ -4,8 +4,6 @@ An episode whose attempts scored 0, 0, 1 becomes, under criteria ``all``, three 
 up to attempt 2 and up to attempt 3, each with loss on its last message only, weighted e^(0/tau), e^(0/tau), e^(1/tau).
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -127,7 +125,7 @@ def example(sample: Sample) -> Example:
     Raises:
         UserError: the turn left out other messages than there were.
     """
-    opening = [_context(message) for message in sample.episode.prompt]
+    opening = [message.model_copy(update={"weight": 0.0}) for message in sample.episode.prompt]
     earlier: list[Message] = []
     for turn in sample.turns[:-1]:
         earlier.append(_attempt(turn, 0.0))
@@ -150,6 +148,7 @@ def convert(
     chat: ChatFormat | None = None,
     max_length: int | None = None,
     earlier: Sequence[Example] = (),
+    may_be_empty: bool = False,
 ) -> Converted:
     """The whole conversion: select, count, weight, shuffle, number (``identity_0`` …).
 
@@ -158,7 +157,7 @@ def convert(
     order without shuffling is that of the episodes.
 
     Raises:
-        UserError: nothing is left to train on, or the temperature is unusable.
+        UserError: nothing is left to train on, where that may not be, or the temperature is unusable.
     """
     counts: Counter[str] = Counter(episodes=len(episodes))
     samples: list[Sample] = []
@@ -174,7 +173,7 @@ def convert(
         counts["dropped_empty_or_repeated"] += len(turns) - len(distinct)
         counts["dropped_by_criteria"] += len(distinct) - len(selected)
         samples += selected
-    if not samples and not earlier:
+    if not (samples or earlier or may_be_empty):
         raise UserError(
             f"convert: no example left of {len(episodes)} episodes (criteria {cfg.criteria}, only_success "
             f"{str(cfg.only_success).lower()}); loosen these or generate more."
@@ -259,10 +258,6 @@ def _mean_and_variance(lengths: Sequence[int]) -> dict[str, float]:
     return {"mean": statistics.fmean(lengths), "variance": float(statistics.pvariance(map(float, lengths)))}
 
 
-def _context(message: Message) -> Message:
-    return message.model_copy(update={"weight": 0.0})
-
-
 def _stripped(turn: Turn) -> Turn:
     attempts = list(turn.attempts)
     attempts[turn.chosen] = turn.attempt.model_copy(update={"text": turn.attempt.text.strip()})
@@ -272,9 +267,5 @@ def _stripped(turn: Turn) -> Turn:
 def _attempt(turn: Turn, weight: float) -> Message:
     attempt = turn.attempt
     return Message(
-        role="assistant",
-        content=attempt.text,
-        token_ids=attempt.token_ids,
-        finish=attempt.finish,
-        weight=weight,
+        role="assistant", content=attempt.text, token_ids=attempt.token_ids, finish=attempt.finish, weight=weight
     )

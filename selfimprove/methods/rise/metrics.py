@@ -14,8 +14,6 @@ p1@t5          any of those 5 attempts is right (an oracle would have stopped th
 =============  ====================================================================
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -97,9 +95,10 @@ def outcomes(
     equivalent: Equivalent,
     *,
     turns: int | None = None,
+    samples: int | None = None,
     oracle: bool = False,
 ) -> list[Outcome]:
-    """Every problem's ``outcome``. ``turns``: length of a full run (default: of the longest one seen).
+    """Every problem's ``outcome``. ``turns``, ``samples``: of a full run (default: of the longest ones seen).
 
     Raises:
         UserError: the two runs are not over the same problems.
@@ -108,10 +107,8 @@ def outcomes(
     if len(by_id) != len(parallel) or sorted(by_id) != sorted(episode.id for episode in sequential):
         raise UserError("evaluate: the sequential and the parallel run are over different problems; run both again.")
     longest = turns or max((len(episode.turns) for episode in sequential), default=1) or 1
-    samples = max((len(episode.turns[0].attempts) for episode in parallel if episode.turns), default=1)
-    return [
-        outcome(one, by_id[one.id], equivalent, turns=longest, samples=samples, oracle=oracle) for one in sequential
-    ]
+    most = samples or max((len(episode.turns[0].attempts) for episode in parallel if episode.turns), default=1)
+    return [outcome(one, by_id[one.id], equivalent, turns=longest, samples=most, oracle=oracle) for one in sequential]
 
 
 def evaluate_metrics(
@@ -120,6 +117,7 @@ def evaluate_metrics(
     equivalent: Equivalent,
     *,
     turns: int | None = None,
+    samples: int | None = None,
     oracle: bool = False,
     window: int | None = None,
 ) -> dict[str, Estimate]:
@@ -132,7 +130,7 @@ def evaluate_metrics(
     ``shortened_prompts``: turns of the sequential run whose prompt left out what ``window``, the ``context_window``,
     shows; ``cut_completions``: attempts of both runs that ``max_tokens`` ended.
     """
-    metrics = average(outcomes(sequential, parallel, equivalent, turns=turns, oracle=oracle))
+    metrics = average(outcomes(sequential, parallel, equivalent, turns=turns, samples=samples, oracle=oracle))
     runs = [actions(episode) for episode in sequential]
     metrics["right_to_wrong"] = ratio(_changes(run, was_right=True) for run in runs)
     metrics["wrong_to_right"] = ratio(_changes(run, was_right=False) for run in runs)

@@ -11,8 +11,6 @@ all methods share: ``training.objective.example_scales`` divides by |y_i| and by
 ``example_mean``), and ``weighted_nll`` sums over tokens. ``weight_normalization: batch`` divides by the step's mean w.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -59,9 +57,7 @@ def unweighted(examples: Iterable[Example]) -> list[Example]:
     """The same examples with every trained message at weight 1: plain SFT on the same data."""
     return [
         one.model_copy(
-            update={
-                "messages": [m.model_copy(update={"weight": 1.0}) if m.weight else m for m in one.messages],
-            }
+            update={"messages": [m.model_copy(update={"weight": 1.0}) if m.weight else m for m in one.messages]}
         )
         for one in examples
     ]

@@ -5,8 +5,6 @@ it. The three protocol strings are the released code's, to the letter; the worke
 ``TOLD``, for environments that carry attempts out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -38,11 +36,7 @@ def opening(question: str, few_shot: bool = True) -> list[Message]:
     problem = Message(role="user", content=PROBLEM.format_map({"question": question}))
     if not few_shot:
         return [problem]
-    return [
-        Message(role="user", content=EXAMPLE_QUESTION),
-        Message(role="assistant", content=EXAMPLE_ANSWER),
-        problem,
-    ]
+    return [Message(role="user", content=EXAMPLE_QUESTION), Message(role="assistant", content=EXAMPLE_ANSWER), problem]
 
 
 def feedback(reward: float | None, question: str, *, forced_negative: bool = False, told: str | None = None) -> str:

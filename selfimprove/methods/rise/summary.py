@@ -1,7 +1,5 @@
 """RISE's rows of the results table, and the accuracy-by-turn plot."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 The splits are frozen lists of problems, hashed, disjoint by content (docs/rise.md, R11; ``envs/problems.py``).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from os.path import commonprefix
@@ -75,11 +73,7 @@ def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, Any]]:
         *(
             {"text": text.removeprefix(fixed)}
             for problem, question, happened in zip(problems, asked, told, strict=True)
-            for text in (
-                question,
-                feedback(0.0, problem.question, told=happened),
-                env.demonstration(problem),
-            )
+            for text in (question, feedback(0.0, problem.question, told=happened), env.demonstration(problem))
         ),
     ]
 

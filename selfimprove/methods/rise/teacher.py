@@ -1,7 +1,5 @@
 """The scripted teacher: the environment's own expert, wrong at a declared rate, named by the request's seed key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from selfimprove.core.seeds import rng

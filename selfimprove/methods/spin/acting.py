@@ -13,8 +13,6 @@ An episode of TextCraft, in the form in which SPIN for agents writes one; the en
 It ends where the environment ends it, or after ``max_turns`` rounds. Its reward is the environment's.
 """
 
-from __future__ import annotations
-
 import re
 
 from selfimprove.core.errors import UserError

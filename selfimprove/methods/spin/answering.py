@@ -1,7 +1,5 @@
 """Plain SPIN on questions with one right answer: a prompt is a problem, the expert's reply its demonstration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

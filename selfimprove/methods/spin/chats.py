@@ -5,10 +5,8 @@ A row, before generation::
     {"real": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": "You …"}],
      "generated": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": ""}]}
 
-Files are JSONL or parquet; the original knows parquet only.
+Files are parquet, as the original's, or JSONL.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -162,21 +160,33 @@ def read_chats(folder: Path, split: Split) -> list[Expert]:
     Every row is kept: those that repeat a prompt have ids that end with -2, -3 and so on.
 
     Raises:
-        UserError: no such file, or a row of another shape.
+        UserError: as ``reformatted``, or a row of another shape.
     """
-    found = [path for path in _files(folder) if path.stem == STEM.format(split=split)]
-    if not found:
-        raise UserError(
-            f"{folder} has no {STEM.format(split=split)}.jsonl or .parquet; write it with `reformat` (docs/spin.md)."
-        )
     questions = []
-    for place, row in read_rows_of(found[0]):
+    for place, row in read_rows_of(reformatted(folder, split)):
         asked, real = (content(row, place, index) for index in (0, 1))
         questions.append(Question(id=content_id("chat", asked), task="chat", question=asked, gold=real))
     return [
         Expert(id=one.id, question=one, rounds=[Round(thought=one.gold, action="")], source="data")
         for one in own_ids(questions)
     ]
+
+
+def reformatted(folder: Path, split: Split) -> Path:
+    """The file that ``reformat`` wrote of a split.
+
+    Raises:
+        UserError: there is none, or one in each of two formats, of which one may be old.
+    """
+    named = STEM.format(split=split)
+    found = [path for path in _files(folder) if path.stem == named and path.parent == folder]
+    if not found:
+        raise UserError(
+            f"{folder} has no {STEM.format(split=split)}.parquet or .jsonl; write it with `reformat` (docs/spin.md)."
+        )
+    if len(found) > 1:
+        raise UserError(f"{folder} has {' and '.join(path.name for path in found)}; delete the one that is old.")
+    return found[0]
 
 
 def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
@@ -204,7 +214,9 @@ def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
         import pyarrow
         from pyarrow import parquet
 
-        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+        turn = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
+        columns = pyarrow.schema([(side, pyarrow.list_(turn)) for side in ("real", "generated")])  # of no rows, too
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), path)
         return
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:

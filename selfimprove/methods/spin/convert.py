@@ -10,8 +10,6 @@ on every expert and False on every failure, so a model could win on that word al
 the markers, on however many lines; the original counts lines, which breaks MMLU's questions.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from selfimprove.methods.spin.prompts import RESPONSE

@@ -12,8 +12,6 @@ the policy's own messages and the end-of-turn tokens after them are scored, on b
 context (docs/spin.md, S13 and S32).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,6 +144,7 @@ def _without_end(message: Message, chat: ChatFormat) -> Message:
             ids.pop()
         return message.model_copy(update={"token_ids": ids})
     content = message.content
-    while (shorter := content.rstrip()).endswith(chat.end_text):
-        content = shorter.removesuffix(chat.end_text)
+    ends = {chat.end_text, *map(chat.token_text, chat.stop_ids)}
+    while found := [end for end in ends if content.rstrip().endswith(end)]:
+        content = content.rstrip().removesuffix(found[0])
     return message.model_copy(update={"content": content})

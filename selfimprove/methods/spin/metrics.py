@@ -16,8 +16,6 @@ Every mean is over the questions that were asked for, blocked episodes included.
 episodes, which raises the scores (one of them has 465 of 500 questions).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

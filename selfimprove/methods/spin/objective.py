@@ -5,8 +5,6 @@
 for the expert's response y and the opponent's y'. DPO has the same form, with a fixed reference and preferred answers.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -10,8 +10,6 @@ as reproducible results need. On a GPU, and in bfloat16, pairs share micro-batch
 and the neighbours change the last bits, as they do in every step of training there.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Self-play training: the training loop with SPIN's objective. Both sides of a pair go through one forward pass."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

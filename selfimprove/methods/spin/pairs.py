@@ -4,8 +4,6 @@ SPIN's: the expert's trajectory and the opponent's own episode, joined on the qu
 pairs (the DPO option): two of the model's own episodes on the same question, one of them rewarded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from selfimprove.core.records import Message, Pair, Record
@@ -56,7 +54,8 @@ def spin_pairs(
             audit.without_expert += 1
         else:
             real = written(expert.rounds, episode.form)
-            same = text_of(real) == text_of(episode.messages)
+            generated = continuation(episode)
+            same = text_of(real) == text_of(generated)
             audit.identical += same
             audit.rewarded += episode.reward == 1
             failed = any(entry.failed for entry in episode.rounds)
@@ -68,7 +67,7 @@ def spin_pairs(
                         id=f"{source}-{episode.id}",
                         prompt=episode.prompt,
                         real=real,
-                        generated=continuation(episode),
+                        generated=generated,
                         source=source,
                     )
                 )
@@ -81,11 +80,12 @@ def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
     runs: dict[str, list[SpinEpisode]] = {}
     for episode in episodes:
         if episode.status != "blocked" and any(message.weight for message in episode.messages):
-            runs.setdefault(episode.id.removesuffix(f"#{episode.run}"), []).append(episode)
+            question = episode.id.removesuffix(f"#{episode.run}") if episode.run else episode.id
+            runs.setdefault(question, []).append(episode)
     pairs = []
     for key, played in runs.items():
         right = next((one for one in played if one.reward == 1), None)
-        wrong = next((one for one in played if one.reward == 0), None)
+        wrong = next((one for one in played if one.reward is not None and one.reward != 1), None)
         if right is not None and wrong is not None:
             pairs.append(
                 Pair(
@@ -103,9 +103,16 @@ def continuation(episode: SpinEpisode) -> list[Message]:
     """An episode's messages as a side of a pair: without an end token that the policy did not write.
 
     A failed round may have ended at the stop string, which its text then lost, as its ids did (docs/spin.md, S13).
+    Turns lose their ids: both sides are tokenised alike, as a tokenizer may put a space before a text that it is given,
+    which a model does not write, so that the first token alone would tell the sides apart.
     """
     messages = list(episode.messages)
-    if is_flat(episode.form) and not episode.finished and messages:
+    if not is_flat(episode.form):
+        messages = [message.model_copy(update={"token_ids": None}) for message in messages]
+        for message in messages if episode.form == "reply" else []:
+            message.content = message.content.lstrip()  # as plain SPIN's generator does
+        return messages
+    if not episode.finished and messages:
         last = messages[-1]
         if last.token_ids is None and last.finish == "stop":
             messages[-1] = last.model_copy(update={"finish": "length"})

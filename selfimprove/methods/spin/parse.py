@@ -10,8 +10,6 @@ The argument ends at the line's last ``]``. The original split at every bracket,
 an action without brackets until the cap on rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STOP = "\nObservation:"

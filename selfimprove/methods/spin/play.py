@@ -12,10 +12,7 @@ Nothing here batches, limits tools, writes or logs. Hundreds of episodes run at 
 since an episode's noise is named by run, question, round and attempt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pydantic import Field
 
@@ -24,6 +21,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.qa.base import Question, Score
 from selfimprove.envs.qa.datasets import score
+from selfimprove.envs.qa.tools.dispatch import Tools
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
 from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one_line, opening, said
@@ -31,18 +29,6 @@ from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one
 FINISH = "finish"
 FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")
 """The action of a round whose replies all lack one."""
-
-
-class Caller(Protocol):
-    """The tools of an episode."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is one of that name."""
-        ...
-
-    async def call(self, name: str, argument: str) -> str | None:
-        """A tool's answer; None: it found nothing, or failed. A tool's fault raises nothing."""
-        ...
 
 
 class PlayedRound(Record):
@@ -96,7 +82,7 @@ class SpinEpisode(Record):
 async def play(
     question: Question,
     index: int,
-    tools: Caller,
+    tools: Tools,
     policy: Engine,
     cfg: PlayParams,
     seed: int,
@@ -225,7 +211,7 @@ def spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, faile
     return messages
 
 
-async def _observe(tools: Caller, tool: str | None, argument: str) -> str:
+async def _observe(tools: Tools, tool: str | None, argument: str) -> str:
     return one_line(await tools.call(tool, argument) if tool is not None else None)
 
 

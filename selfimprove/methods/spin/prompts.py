@@ -15,8 +15,6 @@ the loss mask, a tool's answer has none ::
 turn, a prompt, one answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal

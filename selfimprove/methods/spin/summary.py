@@ -1,7 +1,5 @@
 """SPIN's rows of the results table, and the plot of exact match by iteration."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

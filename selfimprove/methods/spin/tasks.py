@@ -75,7 +75,8 @@ def gather(
         material = _hotpotqa(tasks, tools, download, mirror, searched=searched)
     if tasks.other is not None:
         material.splits["test"] = _first(_other(tasks.other, download, mirror), tasks.test, "test")
-    check_disjoint(_once_each(material.splits) if tasks.source == "chat" else material.splits)
+    repeating: Sequence[Split] = SPLITS if tasks.source == "chat" else () if tasks.other is None else ("test",)
+    check_disjoint(_once_each(material.splits, repeating))
     return material
 
 
@@ -94,9 +95,15 @@ def check_disjoint(splits: Mapping[Split, Sequence[Question]]) -> None:
         )
 
 
-def _once_each(splits: Mapping[Split, Sequence[Question]]) -> dict[Split, list[Question]]:
-    """The splits without what they repeat within themselves, as chats do: plain SPIN keeps every row."""
-    return {name: list({folded(one.question): one for one in split}.values()) for name, split in splits.items()}
+def _once_each(
+    splits: Mapping[Split, Sequence[Question]], repeating: Sequence[Split]
+) -> dict[Split, Sequence[Question]]:
+    """The splits, those of ``repeating`` without what they repeat within themselves.
+
+    Chats repeat prompts, and plain SPIN keeps every row; other data sets repeat questions, which are asked as often.
+    """
+    once = {name: list({folded(one.question): one for one in splits[name]}.values()) for name in repeating}
+    return {**splits, **once}
 
 
 def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:

@@ -10,8 +10,6 @@ the question or an observation::
 so a miscopied name is noticed, and no pair is told by the names that it is about.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

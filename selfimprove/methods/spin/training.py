@@ -1,7 +1,5 @@
 """``finetune_pairs``: self-play training as one call. Imports nothing heavy until training starts, as ``launch``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -10,8 +10,6 @@
 pred "", where the original loses it; without evaluation the reward is null.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,6 @@
 """``make plan PROFILE=name``: what every stage of a profile needs, before anything runs; says no if it does not fit."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.plan.hardware import (
+    Asked,
     parse_disk,
     parse_gpu,
     parse_gpus,
@@ -43,23 +43,20 @@ def main(
     if method != "all" and method not in METHODS:
         raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
     machines = parse_nodes(nodes)
+    asked = Asked(
+        gpus=parse_gpus(gpus) if gpus else None,
+        gpu=parse_gpu(gpu) if gpu else None,
+        disk=parse_disk(disk) if disk else None,
+        price=parse_price(price) if price else None,
+        hourly=parse_hourly(gpu_price) if gpu_price else None,
+    )
 
     def planned(count: int, *, wide: bool = False) -> list[MethodPlan]:
         return [
             plan
             for name in (names() if profile == "all" else [profile])
             if profile != "all" or method in ("all", *methods_of(name))
-            for plan in plans(
-                name,
-                method,
-                gpus=parse_gpus(gpus) if gpus else None,
-                gpu=parse_gpu(gpu) if gpu else None,
-                disk=parse_disk(disk) if disk else None,
-                price=parse_price(price) if price else None,
-                nodes=count,
-                hourly=parse_hourly(gpu_price) if gpu_price else None,
-                wide=wide,
-            )
+            for plan in plans(name, method, replace(asked, nodes=count, wide=wide))
             if profile != "all" or any(line.gpus for line in plan.lines)
         ]
 

@@ -1,7 +1,5 @@
 """Counts of Agent-R's requests and training tokens, for ``make plan``."""
 
-from __future__ import annotations
-
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.agent_r.params import AgentRParams, ConvertParams, SearchParams
 from selfimprove.methods.rows import BASE

@@ -13,8 +13,6 @@ Sources, named again at each function:
 Sizes are bytes (1 GB = 10^9 bytes), counts are of tokens, times are seconds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

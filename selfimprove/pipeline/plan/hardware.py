@@ -1,8 +1,6 @@
 """The machine that a plan is made for, as the command line describes it: GPUS=4x80GB GPU=H100 DISK=2TB
 PRICE=0.5,1.5."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -58,6 +56,22 @@ class Hardware:
     def gpus(self) -> int:
         """Of all machines."""
         return self.count * self.nodes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked about. ``gpus``: count and bytes of each on a machine (None: those of this machine, else
+    what the launchers ask for, with 80 GB each); ``nodes``: how many such machines: vLLM's replicas stand on all of
+    them (``CLUSTER=ray``), training uses as many as ``launcher.nodes`` says; ``wide``: as if each launcher named all
+    GPUs of all machines. The others as in ``Hardware``."""
+
+    gpus: tuple[int, float] | None = None
+    gpu: Gpu | None = None
+    disk: float | None = None
+    price: tuple[float, float] | None = None
+    nodes: int = 1
+    hourly: float | None = None
+    wide: bool = False
 
 
 def parse_gpus(text: str) -> tuple[int, float]:

@@ -1,8 +1,6 @@
 """How our engines use memory and time: vLLM (``engines/vllm/engine.py``) and the transformers engine
 (``engines/cpu/slots.py``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from selfimprove.core.errors import UserError

@@ -1,7 +1,5 @@
 """A profile's plan: its stages with what each needs, the totals, and what does not fit."""
 
-from __future__ import annotations
-
 import configparser
 import importlib
 import re
@@ -17,7 +15,7 @@ from selfimprove.models.base import BaseSection
 from selfimprove.models.tokenizer import TokenizerSection
 from selfimprove.pipeline.params import METHODS, load_section
 from selfimprove.pipeline.plan.estimate import Estimate, estimate
-from selfimprove.pipeline.plan.hardware import GB, Gpu, Hardware, default_gpu, visible_gpus
+from selfimprove.pipeline.plan.hardware import GB, Asked, Hardware, default_gpu, visible_gpus
 from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
@@ -120,25 +118,11 @@ def faults(found: Sequence[MethodPlan]) -> list[str]:
 def plans(
     profile: str,
     method: str = "all",
+    asked: Asked = Asked(),  # noqa: B008 - never changed
     *,
-    gpus: tuple[int, float] | None = None,
-    gpu: Gpu | None = None,
-    disk: float | None = None,
-    price: tuple[float, float] | None = None,
-    nodes: int = 1,
-    hourly: float | None = None,
-    wide: bool = False,
     folder: Path = FOLDER,
 ) -> list[MethodPlan]:
     """The plans of a profile's methods, or of one method.
-
-    Args:
-        gpus: count and bytes of each on a machine; None: those of this machine, else what the launchers ask for, with
-            80 GB each.
-        nodes: how many such machines; vLLM's replicas stand on all of them (``CLUSTER=ray``), training uses as many as
-            ``launcher.nodes`` says.
-        hourly: the price of a GPU for an hour.
-        wide: as if each launcher named all GPUs of all machines.
 
     Raises:
         UserError: no such profile, a method that it does not set up, params that do not fit their schemas, or a model
@@ -152,22 +136,7 @@ def plans(
             f"PROFILE={DEFAULT} METHOD={method}."
         )
     names = own if method == "all" else [method]
-    return [
-        make_plan(
-            profile,
-            values,
-            name,
-            gpus=gpus,
-            gpu=gpu,
-            disk=disk,
-            price=price,
-            nodes=nodes,
-            hourly=hourly,
-            wide=wide,
-            folder=folder,
-        )
-        for name in names
-    ]
+    return [make_plan(profile, values, name, asked, folder=folder) for name in names]
 
 
 def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
@@ -178,20 +147,7 @@ def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
     return [name for name in METHODS if name in own] or list(METHODS)
 
 
-def make_plan(
-    profile: str,
-    values: dict[str, Any],
-    method: str,
-    *,
-    gpus: tuple[int, float] | None,
-    gpu: Gpu | None,
-    disk: float | None,
-    price: tuple[float, float] | None,
-    nodes: int = 1,
-    hourly: float | None = None,
-    wide: bool = False,
-    folder: Path = FOLDER,
-) -> MethodPlan:
+def make_plan(profile: str, values: dict[str, Any], method: str, asked: Asked, *, folder: Path = FOLDER) -> MethodPlan:
     """Of one method under the params ``values``."""
     where = f"{folder}/{profile}.yaml"
     base = getattr(load_section(values, "base", BaseSection, where), method)
@@ -200,9 +156,8 @@ def make_plan(
     told = importlib.import_module(f"selfimprove.pipeline.plan.{method}")
     works: list[Work] = told.works(params)
     shape = shape_of_base(base, vocab)
-    machine = choose_machine(works, params.engines, gpus, gpu, named_memory(profile))
-    machine = replace(machine, disk=disk, price=price, nodes=nodes, hourly=hourly)
-    works = [widened(work, machine) for work in works] if wide else works
+    machine = choose_machine(works, params.engines, asked, named_memory(profile))
+    works = [widened(work, machine) for work in works] if asked.wide else works
     lines = [estimate(work, params.engines, method, shape, machine) for work in works]
     factor = stored_copies()
     lines = [replace(line, kept=line.kept * factor) for line in lines]
@@ -224,20 +179,17 @@ def widened(work: Work, machine: Hardware) -> Work:
     return replace(work, training=replace(training, params=params))
 
 
-def choose_machine(
-    works: Sequence[Work],
-    engines: Mapping[str, EngineConfig],
-    gpus: tuple[int, float] | None,
-    gpu: Gpu | None,
-    memory: float,
-) -> Hardware:
+def choose_machine(works: Sequence[Work], engines: Mapping[str, EngineConfig], asked: Asked, memory: float) -> Hardware:
     """What was asked for; else this machine's GPUs; else as many, of ``memory`` bytes, as launchers and engines
     name."""
-    if gpus is not None:
-        return Hardware(gpus[0], gpus[1], gpu or default_gpu(gpus[1]))
-    found = visible_gpus()
-    if found is not None:
-        return Hardware(found[0], found[1], gpu or found[2])
+    if asked.gpus is not None:
+        count, each, default = *asked.gpus, default_gpu(asked.gpus[1])
+    else:
+        count, each, default = visible_gpus() or (_named_count(works, engines), memory, default_gpu(memory))
+    return Hardware(count, each, asked.gpu or default, asked.disk, asked.price, asked.nodes, asked.hourly)
+
+
+def _named_count(works: Sequence[Work], engines: Mapping[str, EngineConfig]) -> int:
     counts = [1]
     for work in works:
         if work.training is not None and not work.training.untrained and work.training.params.device == "cuda":
@@ -246,7 +198,7 @@ def choose_machine(
             cfg = engines[call.engine]
             if isinstance(cfg, VllmEngineConfig):
                 counts.append(cfg.tensor_parallel * (1 if cfg.replicas == "auto" else cfg.replicas))
-    return Hardware(max(counts), memory, gpu or default_gpu(memory))
+    return max(counts)
 
 
 def named_memory(profile: str) -> float:

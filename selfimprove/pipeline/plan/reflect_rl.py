@@ -1,7 +1,5 @@
 """Counts of Reflect-RL's requests and training tokens, for ``make plan``."""
 
-from __future__ import annotations
-
 from math import ceil
 
 from selfimprove.engines.config import ScriptedEngineConfig
@@ -46,10 +44,7 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
         run = reflect_rl.iterations[key]
         calls, training, equal = _reinforcement(reflect_rl, key, run)
         tokens[key] = tokens.get(run.init, 0) + equal
-        found += [
-            Work(f"reflect_rl-reinforce@{key}", calls, training, together=True),
-            *evaluation(key),
-        ]
+        found += [Work(f"reflect_rl-reinforce@{key}", calls, training, together=True), *evaluation(key)]
     for key, control in reflect_rl.controls.items():
         found += [finetune(key, tokens[control.match]), *evaluation(key)]
     return [

@@ -1,7 +1,5 @@
 """Counts of RISE's requests and training tokens, for ``make plan``."""
 
-from __future__ import annotations
-
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.rise.params import GenerateParams, RiseParams
 from selfimprove.methods.rows import BASE

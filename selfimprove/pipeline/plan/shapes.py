@@ -1,8 +1,6 @@
 """The shape of a model, from its config.json: of a folder, of the hub's cache, or from ``models.yaml`` beside this
 file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

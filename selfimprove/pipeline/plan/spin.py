@@ -1,7 +1,5 @@
 """Counts of SPIN's requests and training tokens, for ``make plan``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from selfimprove.methods.rows import BASE

@@ -1,7 +1,5 @@
 """The plan as tables for a terminal, and as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How our trainers use memory, disk and time (``training/loading.py``, ``job.py``, ``zero.py``, ``rl_learner.py``)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Counts are upper bounds. They follow from params wherever params decide; where d
 used, and the plan prints it. Requests that are repeated because an answer could not be used are not counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,10 +90,7 @@ def ask(
     samples: int = 1,
 ) -> Calls:
     """``requests`` of about ``prompt`` tokens each, cut to what the engine has room for."""
-    new = reply_tokens(engines[name], new)
-    prompt = min(prompt, room(engines[name], new))
-    written = requests * samples * new
-    return Calls(name, requests, requests * prompt, prompt, new, written, min(at_once, requests), samples)
+    return grow(engines, name, requests, 1, prompt, 0, new, at_once=at_once, samples=samples)
 
 
 def grow(
@@ -157,10 +152,7 @@ def iterated(
 
     def row(key: str, items: int, budget: int | None = None) -> tuple[list[Work], int]:
         training = supervised(f"{method}.rows.{key}.train", params.rows[key].train, items, budget=budget)
-        stages = [
-            Work(f"{method}-finetune@{key}", training=training),
-            Work(f"{method}-evaluate@{key}", evaluation),
-        ]
+        stages = [Work(f"{method}-finetune@{key}", training=training), Work(f"{method}-evaluate@{key}", evaluation)]
         return stages, training.tokens
 
     found = [Work(f"base@{method}", base=True), *row(BASE, demonstrated)[0]]

@@ -1,7 +1,5 @@
 """``make rehearse PROFILE=name``: a GPU profile's whole graph on this machine, in ``.rehearsal/<profile>``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -6,8 +6,6 @@ far, so the episode is replayed up to there and the environment's expert explain
 dialogue asks gets ``FALLBACK``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

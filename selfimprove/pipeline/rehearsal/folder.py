@@ -5,8 +5,6 @@ so they are never stale; ``params.yaml``, ``dvc.lock``, ``.dvc/cache``, ``data``
 rehearsal's own, so nothing of the user's changes.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator, Mapping
@@ -20,6 +18,7 @@ from selfimprove.envs.math.arithmetic_expert import expert
 from selfimprove.methods.spin.chats import STEM, make_row, write_rows_to
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.rehearsal.rule import Params
+from selfimprove.training.processes import free_port
 
 HOME = Path(".rehearsal")
 LINKED = (
@@ -102,9 +101,7 @@ def port_of(folder: Path) -> int:
         known = int(file.read_text(encoding="utf-8"))
         if _free(known):
             return known
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     write_text(file, f"{port}\n")
     return port
 

@@ -1,7 +1,5 @@
 """Keys of params as paths with dots: which of them a pattern such as ``*.engines.*.dtype`` names, and their values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,8 +38,8 @@ def _children(node: Any) -> list[tuple[str, Any]]:
 
 
 def value_at(params: dict[str, Any], key: str) -> Any:
-    """What stands at a key with dots; None if its last part is not there."""
+    """What stands at a key with dots; None if it, or what it lies in, is not there."""
     node: Any = params
     for part in key.split("."):
-        node = node[int(part)] if isinstance(node, list) else node.get(part)
+        node = node[int(part)] if isinstance(node, list) else (node or {}).get(part)
     return node

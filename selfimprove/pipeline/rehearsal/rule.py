@@ -4,8 +4,6 @@
 compares the two sets of params key by key for every GPU profile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -188,7 +186,7 @@ class _Edit:
     def set(self, key: str, value: Any, kind: Kind) -> None:
         """Set a key to another value; an equal one is no change."""
         node, last = self._node(key)
-        old = node[last] if isinstance(node, list) else node.get(last)
+        old = value_at(self.params, key)
         if old != value or (isinstance(node, dict) and last not in node):
             self.made.append(Replacement(key, old, value, kind))
             node[last] = deepcopy(value)
@@ -203,17 +201,12 @@ class _Edit:
             self.set(key, None, kind)
 
     def get(self, key: str) -> Any:
-        """The value of a key; None if it or what it lies in is absent."""
-        node: Any = self.params
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        return node
+        """See ``value_at``."""
+        return value_at(self.params, key)
 
     def _node(self, key: str) -> tuple[Any, Any]:
-        *parts, last = key.split(".")
-        node: Any = self.params
-        for part in parts:
-            node = node[int(part)] if isinstance(node, list) else node[part]
+        place, _, last = key.rpartition(".")
+        node = value_at(self.params, place)
         return node, int(last) if isinstance(node, list) else last
 
 

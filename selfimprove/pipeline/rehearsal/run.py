@@ -1,7 +1,5 @@
 """Runs a rehearsal: lays out its folder, serves the teacher, drives DVC stage by stage and reports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

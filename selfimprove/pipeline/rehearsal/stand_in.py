@@ -3,8 +3,6 @@
 The small ones have random weights and a tokenizer that is trained on this repository's documents; they are built once.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A rehearsal that ran its whole graph leaves ``rehearsed.json`` in its folder. ``
 takes those files into docs/rehearsals.json, where the newest of a profile stays, and writes the table.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ until its standard input ends, which it does when the rehearsal that started it 
 clients send has to be ``KEY``: a real key in the environment of a rehearsal never leaves it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -75,9 +73,7 @@ def make_app(folder: Path) -> Starlette:
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": []})
 
-    return Starlette(
-        routes=[Route("/v1/chat/completions", complete, methods=["POST"]), Route("/v1/models", models)],
-    )
+    return Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"]), Route("/v1/models", models)])
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The closing report of a rehearsal: minutes per stage, what was replaced, what only a GPU can show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,10 +44,7 @@ def replacements(replaced: Sequence[Replacement]) -> list[str]:
         where = keys[0] if len(keys) == 1 else f"{last} ({len(keys)} places)"
         lines.append(f"{kind:8}  {where}: {change}")
     sizes = sum(one.kind == "size" for one in replaced)
-    return [
-        *lines,
-        f"{'size':8}  {sizes} keys: fewer tasks, steps and iterations, shorter texts: replaced.json",
-    ]
+    return [*lines, f"{'size':8}  {sizes} keys: fewer tasks, steps and iterations, shorter texts: replaced.json"]
 
 
 def _kept(methods: Sequence[str], run: Params) -> list[str]:

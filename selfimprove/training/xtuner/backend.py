@@ -8,8 +8,6 @@ partial step: steps are filled up to the fixed number of micro-batches that XTun
 (``config``), and weight decay, if there is any, falls on norms too.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -18,8 +18,6 @@ XTuner brings the loop, the model, the optimiser, the schedule, mixed precision,
 reads is ours (``parts``), and so it is not told of epochs, shuffling, templates or packing.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

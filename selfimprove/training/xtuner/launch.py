@@ -5,13 +5,10 @@ where there is no GPU: it calls ``torch.cpu.is_bf16_supported``, which torch doe
 data sets of images, of which no build for CPUs exists.
 """
 
-from __future__ import annotations
-
 import enum
 import importlib.util
 import os
 import runpy
-import socket
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -22,7 +19,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
-from selfimprove.training.processes import compile_apart, leave_with_launcher
+from selfimprove.training.processes import compile_apart, free_port, leave_with_launcher
 from selfimprove.training.stopping import INTERRUPTED, signals_ask
 from selfimprove.training.xtuner.config import XtunerRun
 from selfimprove.training.xtuner.models import WEIGHTS
@@ -145,11 +142,8 @@ def _meet_alone() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(alone)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **place})
 
 
 if __name__ == "__main__":

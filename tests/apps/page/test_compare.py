@@ -64,12 +64,17 @@ def test_another_folder(run: Path, tmp_path: Path) -> None:
     check(run, compare.shown(here, found), other / OUTCOMES)
 
 
-def test_the_last_commit_is_read_from_the_cache(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_last_commit_is_read_from_the_cache_wherever_that_is(run: Path, tmp_path: Path, shared: bool) -> None:
+    place = tmp_path / "shared" if shared else run / ".dvc/cache"
+    if shared:
+        (run / ".dvc").mkdir()
+        (run / ".dvc/config.local").write_text(f"[cache]\n    dir = {place}\n")
     kept = tmp_path / "kept.jsonl"
     shutil.copyfile(run / OUTCOMES, kept)
     worse(kept)
     digest = md5(kept.read_bytes()).hexdigest()
-    cached = run / ".dvc/cache/files/md5" / digest[:2] / digest[2:]
+    cached = place / "files/md5" / digest[:2] / digest[2:]
     cached.parent.mkdir(parents=True)
     shutil.copyfile(kept, cached)
     lock = "schema: '2.0'\nstages:\n  rise-evaluate@iter1:\n    cmd: x\n    outs:\n    - path: {}\n      md5: {}\n"

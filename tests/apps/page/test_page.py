@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -171,13 +172,23 @@ def test_damaged_lines_are_named_and_the_others_shown(run: Path, tmp_path: Path)
     assert all(problem in overview for problem in built.problems)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"null"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"[]", b"null", b'{"a": 1}', b'{"columns": [], "gains": [], "rates": {}, "note": "", "order": '
+     b'["a"], "solid": [], "rows": {}, "last": null, "last_minus": {}}'],
+)  # fmt: skip
 def test_a_damaged_summary_leaves_the_rows_that_are_there(content: bytes, run: Path, tmp_path: Path) -> None:
     (run / "results/summary/rise.json").write_bytes(content)
     build(run, tmp_path / "out")
     text = "".join(read_html(tmp_path / "out/rise.html").text)
     assert "RISE, iteration 1" in text
     assert "The report stage of this method has not run" in text
+
+
+def test_a_section_run_that_is_no_mapping_is_shown_as_not_set(run: Path, tmp_path: Path) -> None:
+    (run / "params.yaml").write_text("run: 3\n")
+    build(run, tmp_path / "out")
+    assert "not set" in "".join(read_html(tmp_path / "out/index.html").text)
 
 
 def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> None:
@@ -215,6 +226,18 @@ def test_other_files_of_the_folder_stay(run: Path, tmp_path: Path) -> None:
     build(run, tmp_path / "out")
     assert (tmp_path / "out/rise-rows.png").read_bytes() == b"png"
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_pages_made_at_once_are_whole_and_a_killed_one_s_remains_go(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out/.page-killed").mkdir(parents=True)
+    (tmp_path / "out/.page-killed/index.html").write_text("half")
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: build(run, tmp_path / "out"), range(8)))
+    assert all(file.exists() for one in made for file in one.files)
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_csv_and_latex_have_the_summary_s_numbers(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from starlette.testclient import TestClient
 
 from selfimprove.apps.page.build import write_live
 from selfimprove.apps.page.live import status
-from selfimprove.apps.page.watch import make_app, newest
+from selfimprove.apps.page.watch import make_app, newest, watch
+from selfimprove.core.errors import UserError
 from tests.support.reports import write_scratch
 
 
@@ -40,6 +42,17 @@ def test_gpus_are_told_as_nvidia_smi_tells_them(tmp_path: Path, monkeypatch: pyt
     assert second["use"] == "[N/A]"
     tool.write_text("#!/bin/sh\nexit 9\n")  # the driver is not loaded
     assert status(tmp_path)["gpus"] == []
+
+
+def test_a_taken_port_is_one_sentence_before_anything_is_said_or_written(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"cannot listen at 127.0.0.1, port {port} .*; choose another --port"):
+            watch(port, run, run / "out")
+    assert capsys.readouterr().out == ""
+    assert not (run / "out").exists()
 
 
 def test_a_run_that_has_not_begun_has_nothing_to_tell(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def write_method(root: Path, method: str, tasks: Sequence[int] = (7, 3, 5, 9), e
     summary = {
         "columns": [metric], "order": list(ROWS[method]), "last": last,
         "rows": {row: {"metrics": {}, "training_tokens": 500} for row in ROWS[method]},
+        "gains": [], "rates": {}, "note": "", "solid": [], "last_minus": {},
     }  # fmt: skip
     write_json(root / SUMMARIES / f"{method}.json", summary)
 

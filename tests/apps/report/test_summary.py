@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from selfimprove.apps.report.table import (
-    SUMMARIES,
     difference_table,
     draw,
     fitted,
@@ -192,15 +192,12 @@ def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path,
     assert len(plot.read_bytes()) > 1000
 
 
-def test_methods_come_in_the_pipelines_order_as_far_as_they_have_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_methods_come_in_the_pipelines_order_as_far_as_they_have_run(results: Path, tmp_path: Path) -> None:
+    summary = json.dumps(summarise_rise(params(), results))
     for method in ("agent_r", "rise", "spin"):
-        SUMMARIES.mkdir(parents=True, exist_ok=True)
-        (SUMMARIES / f"{method}.json").write_text(json.dumps({"is": method}))
-    assert list(read_summaries([])) == ["rise", "agent_r", "spin"]
-    assert read_summaries(["spin", "reflect_rl"]) == {"spin": {"is": "spin"}}
+        (tmp_path / f"{method}.json").write_text(summary)
+    assert list(read_summaries([], tmp_path)) == ["rise", "agent_r", "spin"]
+    assert read_summaries(["spin", "reflect_rl"], tmp_path) == {"spin": json.loads(summary)}
 
 
 def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_distance_to_the_last(
@@ -233,6 +230,43 @@ def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: in
         assert all(str(column.header) in text for column in table.columns)
         assert len(parts) == 1 or width < 130
     assert len(fitted(results_table("rise", summary), Console(width=80, file=StringIO()))) == 2
+
+
+def test_a_terminal_narrower_than_a_column_shows_every_character(results: Path) -> None:
+    summary = summarise_rise(params(), results)
+    narrow = Console(width=16, file=StringIO(), record=True)
+    for part in fitted(difference_table("rise", summary), narrow):
+        narrow.print(part)
+    text = narrow.export_text()
+    assert "…" not in text
+    shown = "".join(text.split())
+    assert all(f"{row[:4]}" in shown for row in ROWS[:-1])
+
+
+def test_plots_drawn_at_once_are_whole(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    summaries = {"rise": {**summarise_rise(params(), results)}}
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: draw(summaries, tmp_path / "report"), range(4)))
+    drawn = [path.read_bytes() for path in (tmp_path / "report").iterdir()]
+    assert drawn
+    assert all(one.startswith(b"\x89PNG") and one.endswith(b"IEND\xaeB`\x82") for one in drawn)
+
+
+def test_seconds_that_were_damaged_are_left_out_of_the_table(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "timing").mkdir()
+    for row, text in zip(ROWS, ["", "[]", "{}", '{"seconds": "x"}', "null", '{"seconds": 3.2}'], strict=True):
+        (tmp_path / "timing" / f"rise-finetune@{row}.json").write_text(text)
+    table = results_table("rise", summarise_rise(params(), results), tmp_path / "timing")
+    train = next(column for column in table.columns if column.header == "train")
+    assert list(train.cells) == ["-", "-", "-", "-", "-", "3"]
+
+
+@pytest.mark.parametrize("text", ["{}", '{"rows": {}}', "[]", "{torn"])
+def test_a_damaged_summary_is_named_with_its_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rise.json").write_text(text)
+    with pytest.raises(UserError, match=r"rise\.json (is|holds) no.*; (run `make repro METHOD=rise`|restore)"):
+        read_summaries([], tmp_path)
 
 
 def test_controls_that_match_another_iteration_than_the_last_are_warned_of(results: Path) -> None:

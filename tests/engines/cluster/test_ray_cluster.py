@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from selfimprove.engines.cluster.config import sent
 from selfimprove.engines.cluster.ray_actor import node_report
 from selfimprove.engines.cluster.ray_cluster import Node, _difference
 
@@ -58,3 +59,9 @@ def test_a_node_that_lacks_something_is_named_with_what_it_lacks(tmp_path: Path,
     else:
         here["versions"], other["versions"] = ({f"p{i}": version for i in range(8)} for version in ("1", "2"))
     assert re.search(said, str(_difference(NODE, here, other, tmp_path)))
+
+
+def test_other_nodes_get_the_libraries_variables_and_none_that_is_a_machine_s_own() -> None:
+    libraries = {"ATEN_CPU_CAPABILITY": "avx2", "HF_HOME": "/hub", "LOCAL_KERNELS": "a=b", "NCCL_SOCKET_IFNAME": "eth0"}
+    own = {"HOME": "/root", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/x", "RAY_ADDRESS": "a:1"}
+    assert sent(libraries | own) == libraries

@@ -15,7 +15,9 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.actions import LABELS, Action, choose, label
 from selfimprove.envs.autoexplore.env import ACTION_HEADING, NO_COMMAND, AutoExplore
 from selfimprove.envs.autoexplore.expert import plan, shared_word
+from selfimprove.envs.autoexplore.listed import EnumeratedAutoExplore
 from selfimprove.envs.autoexplore.repos import Repo
+from selfimprove.envs.autoexplore.tree import View
 
 HUB, WIRE = "core/hub.py", "core/deep/wire format.py"
 
@@ -267,6 +269,30 @@ def test_first_step_is_a_bandit(make_env: Any) -> None:
         env.reset(0)
         step = env.step(action)
         assert (step.done, step.info["cost"], step.info["success"]) == (True, cost, cost < 0)
+
+
+def test_the_last_step_of_a_bandit_of_one_step_is_charged_as_any_last_step(make_env: Any) -> None:
+    env = make_env(first_step=True, max_turns=1)
+    for action, cost in (("cd core", -101.0), ("cd data", 2.0), ("id README.md", 2.0), ("nonsense", 2.0)):
+        env.reset(0)
+        assert env.step(action).info["cost"] == cost
+
+
+def test_a_folder_is_gone_through_once_a_step(make_env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    every = module.every_action
+
+    def counted(view: View, cwd: str, seen: tuple[str, ...]) -> list[Action]:
+        gone.append(cwd)
+        return every(view, cwd, seen)
+
+    monkeypatch.setattr(module, "every_action", counted)
+    game = make_env()
+    env = EnumeratedAutoExplore(game, LABELS, {"depth0": frozenset({0})})
+    env.reset(0)
+    env.step("cd core")
+    assert env.state().labels == tuple(env.commands())
+    assert gone == ["", "core"]
 
 
 def test_a_bandit_that_names_the_target_at_once_has_found_it(make_folder: Any, make_task: Any) -> None:

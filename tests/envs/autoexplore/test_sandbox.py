@@ -147,7 +147,8 @@ def test_links_inside_work_and_links_out_are_not_there(make_folder: Callable[[st
     (folder / "loop").symlink_to("loop")
     box = sandbox(folder)
     assert box.run(["cat", "in.py"]).text == "Success: The content of in.py is:\ninside\n"
-    assert box.run(["id", "here/real.py"]).identified == "a/real.py"
+    found = box.run(["id", "here/real.py"])
+    assert (found.identified, found.text) == ("a/real.py", "Success: Identified file a/real.py")
     assert box.run(["cd", "top/top/here"]).text == "Success: Now at a"
     assert box.run(["cd", ".."]).text == "Success: Now at ."  # the real folder's parent
     for argv in (["cat", "out.py"], ["cat", "away/secret.py"], ["cd", "away"], ["ls", "hop"], ["id", "hop/secret.py"]):

@@ -203,6 +203,34 @@ def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(
     assert (step.done, step.info["success"]) == (True, True)
 
 
+@pytest.mark.parametrize("folder", ['"q"', "'q'", "it's", "$x;y", "my dir"])
+def test_a_task_below_a_folder_of_any_name_is_kept_and_played(
+    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any, folder: str
+) -> None:
+    """A folder whose own name stands in quotes was looked for without them, so its tasks were dropped."""
+    repos = {"r": Repo.open(make_folder("r", {f"{folder}/a.py": "words of a file\n"}))}
+    (task,) = filter_tasks([make_task(f"{folder}/a.py", root="r")], repos)
+    assert task.optimal_path == optimal_path(f"{folder}/a.py")
+    env = AutoExplore([task], repos)
+    env.reset(0)
+    steps = [env.step(command) for command in task.optimal_path]
+    assert (steps[-1].done, steps[-1].info["success"]) == (True, True)
+
+
+@pytest.mark.parametrize("name", ['"my dir"/a.py', "'my dir/a.py'", '"my dir"/"a.py"', "\"'my dir/a.py'\""])
+def test_quotes_around_a_path_with_a_space_are_removed(make_task: Any, name: str) -> None:
+    assert make_task(name, optimal_path=[]).filename == "my dir/a.py"
+
+
+def test_a_task_without_a_question_is_dropped_not_refused(tmp_path: Path, repo: Repo, make_task: Any) -> None:
+    row = json.loads(dump_line(make_task("core/hub.py")))
+    without = {key: value for key, value in row.items() if key != "question"}
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([without, row, without | {"question": None}]))
+    assert filter_tasks(read_tasks(path), {"eventlib": repo}) == [make_task("core/hub.py")]
+    assert sum(map(len, split_tasks(read_tasks(path), 0))) == 1
+
+
 def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task: Any) -> None:
     path = tmp_path / "tasks.json"
     task = make_task("core/hub.py")

@@ -70,6 +70,15 @@ def test_a_state_is_returned_to_from_any_other() -> None:
         assert one.step("right").observation == expected
 
 
+def test_a_state_of_another_copy_is_returned_to_before_anything_has_begun() -> None:
+    one, fresh = made(), made()
+    one.reset(3)
+    one.step("right")
+    fresh.restore(one.snapshot())
+    assert fresh.valid_actions() == one.valid_actions()
+    assert fresh.step("down") == one.step("down")
+
+
 def test_free_text_is_an_action_and_an_observation_has_a_line_for_each_key() -> None:
     env = text_env(name="gymnasium:tests/Echo-v0", score="terminated", about="Say the word.").make()
     assert env.instruction.startswith("Say the word.\n")
@@ -89,6 +98,14 @@ def test_a_mask_of_actions_is_kept_to() -> None:
     assert env.step("5").info["valid"] is False
 
 
+def test_a_score_is_the_share_of_the_return_that_means_success() -> None:
+    env = text_env(name="gymnasium:CartPole-v1", success_return=20.0).make()
+    env.reset(0)
+    steps = [env.step("01"[turn % 2]) for turn in range(20)]
+    assert [round(step.reward * 20) for step in steps] == list(range(1, 21))
+    assert [step.done for step in steps] == [False] * 19 + [True]
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -96,6 +113,7 @@ def test_a_mask_of_actions_is_kept_to() -> None:
         ({"name": "gymnasium:Pendulum-v1", "actions": []}, "only numbered actions and text can be written"),
         ({"actions": ["left"]}, "FrozenLake-v1 has 4 actions; env.actions has to name each once"),
         ({"name": "gymnasium:tests/Echo-v0"}, "actions are free text; remove env.actions"),
+        ({"name": "gymnasium:CartPole-v1", "actions": [], "success_return": 0.5}, "of task 0 add up to 1, and a score"),
         ({"name": "gymnasium:CliffWalking-v1"}, "the rewards of task 0 add up to -1, and a score lies in [0, 1]; set"),
         ({"options": {"map_name": "9x9"}}, "can't be made ('9x9'); fix env.name or env.options"),
     ],
@@ -121,6 +139,7 @@ def test_a_stage_depends_on_the_module_that_an_id_names() -> None:
 def test_a_drawing_keeps_what_it_shows_by_colour() -> None:
     assert drawing("\x1b[41mS\x1b[0mFF\n") == "[S]FF"
     assert drawing("\x1b[43m \x1b[0m|\x1b[34;1mR\x1b[0m") == "[yellow  ]|[blue R]"
+    assert drawing("\x1b[39ma\x1b[0m\x1b[31mb\x1b[0m") == "[plain a][red b]"
 
 
 def test_values_are_written_short() -> None:
@@ -128,3 +147,4 @@ def test_values_are_written_short() -> None:
         written({"place": np.array([0.5, 1 / 3]), "word": "go", "n": np.int64(3)})
         == "place: [0.5, 0.3333]\nword: go\nn: 3"
     )
+    assert written((1, np.array([0.5, 2]), [np.array([[1, 2]]), "go"], ())) == "[1, [0.5, 2], [[[1, 2]], go], []]"

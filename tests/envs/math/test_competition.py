@@ -104,6 +104,21 @@ def test_trap_4_nested_braces_are_not_cut() -> None:
     assert extract(r"\boxed{\text{(A)}\ \frac{1}{\frac{1}{x^{2^{3}}}}}") == r"\text{(A)}\ \frac{1}{\frac{1}{x^{2^{3}}}}"
 
 
+def test_a_box_is_read_to_the_letter_and_with_or_without_its_backslash_as_in_the_original() -> None:
+    assert extract(r"\boxed{ \frac{1}{20}}") == r" \frac{1}{20}"
+    assert Math().grade(r"\boxed{0.5}", problem(r"\boxed{ \frac{1}{2} }")).reward == 1
+    five = problem(r"\boxed{5}")
+    for attempt, reward in [
+        (r"\boxed{x = 5}", 1),
+        (r"\boxed{ x=5 }", 1),
+        (r"\boxed{ x = 5 }", 0),  # " x " has three characters, of which no normal form frees the answer
+        ("boxed{5}", 1),
+        (r"\boxed{4}, rather boxed{5}", 1),
+        (r"\boxed{5}, rather \boxed{ }", 0),
+    ]:
+        assert Math().grade(attempt, five).reward == reward, attempt
+
+
 def test_load_names_file_and_line_of_a_solution_without_box() -> None:
     good = {"problem": "q", "solution": r"\boxed{1}", "level": "Level 1", "type": "Algebra"}
     assert [p.gold for p in Math().load([(1, good)], Path("m.jsonl"))] == ["1"]
@@ -124,6 +139,10 @@ def test_demonstration_ends_in_the_box(solution: str, end: str) -> None:
     text = Math().demonstration(problem(solution))
     assert text.endswith(end)
     assert Math().grade(text, problem(solution)).reward == 1
+
+
+def test_what_stands_behind_the_box_is_read_in_time_that_grows_with_its_length() -> None:
+    assert Math().demonstration(problem("\\boxed{7}" + " $" * 200_000 + "x")).endswith(r"The answer is $\boxed{7}$.")
 
 
 @pytest.mark.parametrize("gold", ["7", r"\frac{1}{2}", "x+y", r"\text{Evelyn}", "-3", "0", r"\text{(A)}", r"2\pi"])

@@ -185,6 +185,11 @@ def test_what_is_shown_is_a_field_of_the_observation_or_all_of_it(server: OpenEn
     assert section(server, field=field).make().reset(7) == seen
 
 
+def test_a_score_is_the_share_of_the_return_that_means_success(server: OpenEnvServer) -> None:
+    told = played(section(server, success_return=2.0), 7, "add one", "triple", "triple")
+    assert [one[1] for one in told[1:]] == [0, 0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("score", "scores"), [("return", [0, 0, 1]), ("last", [0, 0, 1]), ("terminated", [0, 0, 1]), (1, [0, 0, 1])]
 )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Paragraph, Question
+from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
 from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
@@ -66,6 +67,15 @@ def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Path
     assert experts[1].question.question == "Is it so\nor not?"
     assert experts[0].rounds[0].thought == "I need Tolma."
     assert audit.repaired == {"options moved back to the question": 1, "question continued in the output": 1}
+
+
+def test_an_option_written_out_has_its_letter_as_gold(tmp_path: Path) -> None:
+    options = "A. making\nB. eating\nC. crying\nD. noting"
+    answers = ("B. eating", "A, D")
+    rows = [alpaca(f"Question: {answer}?\n{options}", GOOD.replace("a town]", f"{answer}]")) for answer in answers]
+    for expert, letter in zip(read(tmp_path, rows)[0], "BA", strict=True):
+        assert expert.question.gold == letter
+        assert score(expert.answer, expert.question).reward == score(letter, expert.question).reward == 1
 
 
 @pytest.mark.parametrize(

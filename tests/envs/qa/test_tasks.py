@@ -69,6 +69,7 @@ def test_supporting_titles_each_once_in_the_order_of_the_facts() -> None:
         ("Yes…", "yes", 1),
         ("yes—because", "yes", 1),
         ("no-one knows", "no", 0),
+        ("Yes/no", "yes", 0),
     ],
 )
 def test_strategyqa_first_word_decides(answer: str, gold: str, reward: int) -> None:
@@ -100,6 +101,8 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
         ("Dinosaurs", ""),
         ("A and B", ""),
         ("A or B", ""),
+        ("B/C", ""),
+        ("B / because", "B"),
         ("a cat", ""),  # an article
         ("A cat", ""),
         ("A Tale of Two Cities", ""),
@@ -113,6 +116,11 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
         ("b because it is", "B"),
         ("c is correct", "C"),
         ("A's", ""),
+        ("'B'", "B"),  # marks around the letter, as around any
+        ("‘B’ because", "B"),
+        ("__B__", "B"),
+        ("_B_ is right", "B"),
+        ("B_cell", ""),
         ("E", ""),
         ("The answer is B", ""),  # leading, or not at all
         ("", ""),

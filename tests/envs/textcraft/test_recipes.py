@@ -100,6 +100,22 @@ def test_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them() -> None
     assert not book.is_raw("minecraft:cord")
 
 
+def test_a_goal_counts_whose_tag_is_borne_by_an_item_that_is_crafted_in_another_way() -> None:
+    files = {
+        "1": one("cord", "hemp"),
+        "2": one("net", "cord"),
+        "3": one("cord", "net", group="tie"),  # left out, as a net is made of cord; but cord bears the tag
+        "4": one("bow", "stick", "#tie"),
+    }
+    book = RecipeBook(files, "book")
+    assert goals(book) == {"cord": 1, "net": 2, "bow": 2}
+    shown = [recipe.command for recipe in book.reachable("minecraft:bow")]
+    assert shown == ["craft 1 bow using 1 stick, 1 tie", "craft 1 cord using 1 hemp"]
+    env = TextCraft(book)
+    env.reset([name for name, _ in book.goals].index("minecraft:bow"))
+    assert [env.step(move.action).reward for move in env.expert()] == [0, 0, 0, 1]
+
+
 def test_a_group_may_be_called_as_its_item() -> None:
     book = RecipeBook({"a": one("ladder", "pole", group="ladder")}, "book")
     assert book.tags == set()

@@ -20,11 +20,11 @@ from selfimprove.envs.interface import EmbeddedWorld, EnvError
 from selfimprove.methods.agent_r.convert import Converted, convert
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge
 from selfimprove.methods.agent_r.judge_prompt import Judgement
-from selfimprove.methods.agent_r.mixing import GENERAL_OFF
+from selfimprove.methods.agent_r.mixing import GENERAL_OFF, read_chats
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
-from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.methods.agent_r.tree import Node, Tree
 from selfimprove.training.encode import encode_examples
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.trees import by_hand, grown, leaf_of
@@ -260,6 +260,16 @@ def test_general_chats_are_a_share_of_the_agent_s_data(tmp_path: Path) -> None:
     assert converted.warnings == []
 
 
+def test_chats_may_be_sharegpt_s_and_have_other_keys(tmp_path: Path) -> None:
+    said = [{"from": "system", "value": "Be."}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    plain = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "assistant", "content": "Hello", "id": 3}]
+    write_rows(tmp_path / "c.jsonl", [{"id": "x", "conversations": said}, {"id": 1, "messages": plain}])
+    first, second = read_chats(tmp_path / "c.jsonl")
+    asked = [("user", "Hi", 0.0), ("assistant", "Hello", 1.0)]
+    assert [(m.role, m.content, m.weight) for m in first.messages] == [("system", "Be.", 0.0), *asked]
+    assert [(m.role, m.content, m.weight) for m in second.messages] == asked
+
+
 def test_without_general_chats_there_is_a_warning() -> None:
     assert made([TREE]).warnings == [GENERAL_OFF]
     assert made([TREE]).stats["general_examples"] == 0
@@ -273,6 +283,9 @@ def test_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
     for row, said in (
         ({"messages": [{"role": "robot", "content": "Hi"}]}, r"line 1: field 'messages\.0\.role'"),
         ({"messages": "Hi"}, r"line 1: field 'messages'"),
+        ({"conversations": ["Hi"]}, r"line 1: field 'messages\.0'"),
+        ({"conversations": [{"from": "human"}]}, r"line 1: field 'messages\.0\.content'"),
+        ({"conversations": [{"from": "robot", "value": "Hi"}]}, r"line 1: field 'messages\.0\.role'"),
         ({"text": "Hi"}, r"line 1: field 'messages'"),
         ({"messages": [{"role": "user", "content": "Hi"}]}, r"line 1: no assistant message to learn"),
     ):
@@ -328,6 +341,25 @@ def test_replay_keeps_what_still_scores_and_says_what_share() -> None:
                 assert answer["content"] == step.observation.replace("\n", " ").replace("\t", " ")
         assert step.reward == 1
     assert any(row["revise_log"] not in [old["revise_log"] for old in spliced.rows] for row in played.rows)
+
+
+def test_a_replay_does_again_what_was_done_though_the_stored_reply_reads_otherwise() -> None:
+    """The actor said "Action 1: look" and then "Action: jump": the first was done, the stored text names the last."""
+    said = {"look": "Thought: t\nAction: look\nThought: u\nAction: jump"}
+    nodes = [Node(visits=2, value=1.0, children=[1, 2])]
+    for number, (parent, action) in enumerate([(0, "look"), (0, "take key"), (2, "right"), (3, "open door")], start=1):
+        last = action in ("look", "open door")
+        reward = float(action == "open door")
+        nodes.append(
+            Node(parent=parent, action=action, reply=said.get(action, f"Thought: t\nAction: {action}"), visits=1,
+                 value=1.0 if number > 1 else 0.0, reward=reward, terminal=True, done=last,
+                 children=[] if last else [number + 1])
+        )  # fmt: skip
+    tree = TREE.model_copy(update={"nodes": nodes})  # task 1: the key lies in room 0, the door is in room 1
+    converted = made([tree], world=EmbeddedWorld(Corridor()), validate_splice="replay")
+    assert converted.stats["replay_kept"]["mean"] == 1
+    [row] = converted.rows
+    assert [said["content"] for said in row["revise_log"][5:8:2]] == ["You are in room 0 of 5.", "ok."]
 
 
 def test_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named() -> None:

@@ -28,8 +28,8 @@ from selfimprove.core.records import (
     write_rows,
 )
 from selfimprove.interop.agent_r import app, from_json, to_json
-from selfimprove.methods.agent_r.leaves import leaf_paths, sorted_leaf_paths
 from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.selection import ranked_leaves
 from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.searching import FAR, grow, params, said, scripted
 
@@ -37,6 +37,18 @@ FIELDS = {
     "visits", "value", "prior", "puct_value", "obs", "llm_response", "depth", "is_terminal", "recent_actions",
     "action", "env_score", "disaster", "state", "children",
 }  # fmt: skip
+
+
+def leaf_paths(tree: Tree) -> list[list[int]]:
+    """Every path from the root (node 0) to a terminal node without children, depth first as in the original."""
+    paths, stack = [], [[0]]
+    while stack:
+        path = stack.pop()
+        node = tree.nodes[path[-1]]
+        if node.terminal and not node.children:
+            paths.append(path)
+        stack += [[*path, child] for child in reversed(node.children)]
+    return paths
 
 
 def entry(**changes: Any) -> dict:
@@ -127,7 +139,7 @@ def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value() -> None:
     tree = from_json(data, "x", env="textcraft", task_id=3)
     names = [[tree.nodes[i].observation for i in path] for path in leaf_paths(tree)]
     assert names == [["", "a"], ["", "b", "c"], ["", "b", "d"], ["", "f"]]
-    assert [tree.nodes[path[-1]].observation for path in sorted_leaf_paths(tree)] == ["c", "f", "d", "a"]
+    assert [tree.nodes[leaf].observation for leaf in ranked_leaves(tree)] == ["c", "f", "d", "a"]
     assert sorted(path[-1] for path in leaf_paths(tree)) == tree.leaves()
 
 

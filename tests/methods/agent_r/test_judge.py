@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.records import Message
 from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.taxi.env import Taxi
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge, judge_examples, transition_point
@@ -158,6 +159,24 @@ def test_the_task_line_is_the_goal_s() -> None:
     assert task_line("WebShop [SEP] Instruction: [SEP] find a lamp") == "WebShop [SEP] Instruction: [SEP] find a lamp"
     assert task_line("\n \n") == ""
     assert task_line("# Task\nWhich file?\n\n# Files\ntask.py") == "Which file?"
+
+
+@pytest.mark.parametrize("style", ["full", "short"])
+def test_an_environment_whose_pages_do_not_name_the_goal_has_it_in_the_prompt(style: Any) -> None:
+    taxi = Taxi()
+    goal = "Goal: fetch the passenger P, then bring them to the destination D, and never drive into a wall."
+    for task in (taxi.reset(5), f"{taxi.instruction}: it\n\n{taxi.reset(5)}"):  # alone, and in a mixture
+        assert task_line(f"{task}\n{goal}") == goal
+        text = judge_prompt("taxi", task, [], Did("move north", taxi.reset(5)), style)[0].content
+        assert f"\n{goal}\n" in text
+        assert "taxi" in text.partition("\n")[0]
+
+
+def test_problems_are_judged_as_problems() -> None:
+    assert judge_prompt("gsm8k", "How many?", [], Did("7", "Wrong."), "short")[0].content.startswith(
+        "Judge the last problem step.\nHow many?\n"
+    )
+    assert "in several attempts" in judge_prompt("gsm8k", "How many?", [], Did("7", "Wrong."))[0].content
 
 
 class Fitting(ScriptedEngine):

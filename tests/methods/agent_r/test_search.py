@@ -190,6 +190,13 @@ def test_the_depth_bound_allows_one_action_more_and_keeps_the_score() -> None:
     assert not any(node.terminal for node in tree.nodes if node.depth == 3 and not node.children)
 
 
+def test_a_depth_bound_of_zero_is_one_action() -> None:
+    tree = grow(FAR, scripted("right", "take key", "left"), params(max_depth=0, dives=30))
+    assert [node.depth for node in tree.nodes] == [0, 1, 1, 1]
+    assert all(node.terminal for node in tree.nodes)
+    assert tree.dives == 1
+
+
 def test_a_disaster_counts_as_zero_and_ends() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2))
     fallen = [node for node in tree.nodes if node.action == "jump"]

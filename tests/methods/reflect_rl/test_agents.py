@@ -79,6 +79,25 @@ def test_a_command_with_a_number_in_it_is_no_label() -> None:
     assert read_choice(f"`{labels['1']}`", env) == "1"
 
 
+def test_an_unlisted_command_is_an_invalid_action_whatever_numbers_it_has() -> None:
+    """``go to fridge 1`` once was label 1, and ``cat 3.py`` label 3."""
+    env = listed_env(name="alfworld").make()
+    env.reset(env.task_ids()[0])
+    numbered = [command for command in env.commands().values() if command.startswith("go to")]
+    thing, number = numbered[0].rsplit(" ", 1)
+    for text in (f"{thing} 9{number}", f"open {thing.split()[-1]} 1.", f"take apple 1 from {numbered[1][6:]}"):
+        assert text not in env.commands().values()
+        assert read_choice(text, env) is None
+        assert read_choice(f"`{text}`", env) is None
+        assert read_choice(f"I look there.\nAction: {text}", env) is None
+    listed = next(label for label, command in env.commands().items() if command == numbered[0])
+    said = (numbered[0], f"I look.\n**Action:** `{numbered[0]}`", f"Action: 1. {numbered[0]}", "I take 3.", "3, not 1")
+    assert [read_choice(text, env) for text in said] == [listed, listed, "1", "3", "3"]
+    ENV.reset(61)
+    others = ("cat 3.py", "cd src/3", "move 3", "move south (2)")
+    assert [read_choice(text, ENV) for text in others] == [None, None, "3", "2"]
+
+
 def test_react_keeps_one_dialogue_and_alternates() -> None:
     requests: list[Request] = []
 

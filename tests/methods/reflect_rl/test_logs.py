@@ -107,6 +107,12 @@ def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path) -> N
     assert curve[0].loss == 0.5
 
 
+@pytest.mark.parametrize("loaded", ["results/000_supervised_pretrain/checkpoint-9/", "results/000_supervised_pretrain"])
+def test_a_lineage_begins_after_its_supervised_run_whose_folder_need_not_be_there(tmp_path: Path, loaded: str) -> None:
+    run = original(tmp_path / "001_rl_finetune", 4, 1.0, 2, load_dir=loaded)
+    assert [point.step for point in stitch(read_original(run))] == [1, 2, 3, 4]
+
+
 def test_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path) -> None:
     run = original(tmp_path / "003_rl_finetune", 1000, 1.0, 100, gradient_accumulation_steps=1)
     assert [point.step for point in stitch(read_original(run))] == list(range(1, 1001))

@@ -1,6 +1,7 @@
 """Episodes to examples (docs/rise.md, R19 to R23)."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message
+from selfimprove.core.records import Example, Message, read_jsonl, write_jsonl
 from selfimprove.interop.rise import to_dataset
 from selfimprove.methods.rise.convert import (
     convert,
@@ -21,6 +22,7 @@ from selfimprove.methods.rise.convert import (
 from selfimprove.methods.rise.objective import reward_baselines, unweighted, weights
 from selfimprove.methods.rise.params import ConvertParams
 from tests.methods.rise.episodes import attempt, episode, run
+from tests.pipeline.workbench import Workbench
 from tests.support.tiny import train_tokenizer
 
 CRITERIA = ["all", "better", "best", "success"]
@@ -251,6 +253,21 @@ def test_accumulated_examples_join_as_they_are_with_new_ids() -> None:
     assert sorted(e.source for e in converted.examples) == ["new", "old", "old"]
     assert [e.id for e in converted.examples] == ["identity_0", "identity_1", "identity_2"]
     assert {e.messages[-1].weight for e in converted.examples} == {1.0, math.exp(1.0), math.exp(2.5)}
+
+
+def test_an_iteration_that_solves_nothing_goes_on_with_its_parents_examples_if_they_accumulate(
+    rise_bench: Workbench, tmp_path: Path
+) -> None:
+    changes = {"accumulate": True, "criteria": "success"}
+    folder = rise_bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"convert": changes}}}})
+    (folder / "data/rise/iter1").mkdir(exist_ok=True)
+    write_jsonl(folder / "data/rise/iter1/episodes.jsonl", [run(0, 0, id="lost")])
+    assert "no example left of 1 episodes" in rise_bench.refused(folder, "rise.convert", "iter1")
+    earlier = convert([run(1, id="old")], config(), seed=0).examples
+    write_jsonl(folder / "data/rise/base/train/collected.jsonl", earlier)
+    rise_bench.done(folder, "rise.convert", "iter1")
+    for name in ("examples", "collected"):
+        assert read_jsonl(folder / f"data/rise/iter1/train/{name}.jsonl", Example) == earlier
 
 
 def test_control_single_turn_holds_the_same_right_answers_as_first_attempts() -> None:

@@ -53,6 +53,18 @@ def test_dialogue_is_the_last_prompt_without_the_last_action() -> None:
     assert dialogue[-1]["content"] == TWO_TURNS.turns[0].observation
 
 
+def test_a_dialogue_with_a_model_behind_an_api_has_the_role_assistant(tmp_path: Path) -> None:
+    one = run(0, 1)
+    for turn, model in zip(one.turns, ("student", "teacher"), strict=True):
+        turn.model = model
+    for api, role in (((), "agent"), (("student",), "agent"), (("student", "teacher"), "assistant")):
+        roles = [message["role"] for message in to_log([one], api)["0"]["dialogue"]]
+        assert roles == ["user", role, "user", role, "user"]
+    write_jsonl(tmp_path / "e.jsonl", [one])
+    assert call("log", tmp_path / "e.jsonl", tmp_path / "log.json", "--api", "teacher").returncode == 0
+    assert json.loads((tmp_path / "log.json").read_text()) == to_log([one], ["teacher"])
+
+
 def test_trap_8_blocked_turns_are_logged_as_the_original_does() -> None:
     first = run(id="p", status="blocked")
     entry = to_log([first])["0"]
@@ -165,6 +177,16 @@ def test_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt() -> None:
             full = log["0"]["dialogue"]
             log["0"]["dialogue"] = full[:2] + full[2:][-kept:]
             assert from_log(log, "log", "gsm8k")[0].prompt == opening(QUESTION)
+
+
+def test_a_cut_dialogue_keeps_the_worked_example_that_it_begins_with() -> None:
+    theirs = [Message(role="user", content="\nTheir instruction\n"), Message(role="assistant", content="Step 1")]
+    one = run(0, 0, 0, 1)
+    one.prompt = [*theirs, *opening(QUESTION, few_shot=False)]
+    for kept in (1, 2, 3, 4):
+        log = original(one)
+        log["0"]["dialogue"][2:] = log["0"]["dialogue"][-kept:]
+        assert from_log(log, "log", "gsm8k")[0].prompt == one.prompt
 
 
 turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=3), max_size=4)

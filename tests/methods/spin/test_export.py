@@ -8,10 +8,12 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_jsonl
+from selfimprove.envs.qa.experts import Round
 from selfimprove.interop.spin import app, pair_row, preferences, score_file
 from selfimprove.methods.spin.convert import without_terminal
 from selfimprove.methods.spin.pairs import spin_pairs
 from selfimprove.methods.spin.params import ConvertParams
+from selfimprove.methods.spin.prompts import alpaca
 from selfimprove.methods.spin.trajectory import to_json
 from tests.methods.spin.episodes import EXPERT, QUESTION, REPLIES, played
 from tests.support.commands import ends_with
@@ -52,6 +54,12 @@ def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files: dict[str, Pa
     assert [row["output"].rsplit("\n", 1)[1] for row in rewarded] == ["Action: finish[Tolma]"] * 2
 
 
+def test_files_have_the_bytes_of_the_released_ones(files: dict[str, Path], tmp_path: Path) -> None:
+    run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
+    for path, indent in ((files["right"], 2), (tmp_path / "a.json", 4)):
+        assert path.read_text() == json.dumps(json.loads(path.read_text()), indent=indent)
+
+
 def test_two_runs_become_preferences_where_their_rewards_differ(files: dict[str, Path], tmp_path: Path) -> None:
     run("preferences", files["wrong"], files["right"], tmp_path / "dpo.json")
     rows = json.loads((tmp_path / "dpo.json").read_text())
@@ -83,6 +91,14 @@ def test_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format
         "Observation: The Silver Gate is a novel by Mara Venn.", "Thought: Mara Venn wrote it.",
     ]  # fmt: skip
     assert row["real"] == row["generated"]
+
+
+def test_rows_of_plain_spin_have_the_prompt_to_the_letter() -> None:
+    for text in ("How?\n", alpaca("Who?")):
+        chat = QUESTION.model_copy(update={"question": text})
+        expert = EXPERT.model_copy(update={"question": chat, "rounds": [Round(thought="So.", action="")]})
+        (pair,), _ = spin_pairs([expert], [played(["No."], question=chat, form="reply")], ConvertParams(), "iter0")
+        assert pair_row(pair)["real"] == [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]
 
 
 def test_a_reward_that_nobody_gave_is_no_loss() -> None:

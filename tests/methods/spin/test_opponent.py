@@ -108,6 +108,14 @@ def test_dropout_is_off_on_both_sides(duels: Maker, tmp_path: Path) -> None:
     assert written["attention_dropout"] == 0.5  # the model's own setting is not ours to change
 
 
+def test_dropout_before_an_adapter_is_off_as_well(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    pairs, curves = duels(8), []
+    for share in (0.0, 0.5):
+        cfg = params(lora={**LORA, "dropout": share}, lr=1e-2, epochs=3)
+        curves.append(run(tiny, pairs, tmp_path / str(share), cfg).curve)
+    assert curves[0] == curves[1]
+
+
 def test_a_pair_is_scored_once_and_again_only_if_anything_of_it_changes(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Pairs of expert and opponent, outcome pairs, the window; and that only words tell the sides apart (29, 30, 43)."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,18 @@ from selfimprove.core.records import Example, Message, Pair
 from selfimprove.engines.base import EngineError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.interop.spin import preferences
+from selfimprove.methods.spin.encode import encode_pair
+from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of, unwritten
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.trajectory import to_json
 from selfimprove.training.encode import EncodeCounters, encode_example
+from selfimprove.training.report import PairCounters
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played
+from tests.methods.spin.test_react_template import sentencepiece_like
 from tests.support.tiny import train_tokenizer
 
 SPOKEN = [f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]]
@@ -88,6 +95,21 @@ def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_
     assert "Kesby" in text_of(pair.generated)
 
 
+def test_a_part_of_the_reward_is_none_in_outcome_pairs_as_in_the_exported_files() -> None:
+    part, right = played(WRONG).model_copy(update={"reward": 0.5}), played(SPOKEN, run=1)
+    (pair,) = outcome_pairs([part, right], "iter0")
+    assert "Tolma" in text_of(pair.real)
+    one, other = to_json([part]), to_json([right])
+    assert len(preferences(one, other, "runs")) == 1
+    assert outcome_pairs([part, right.model_copy(update={"reward": 0.0})], "iter0") == []
+
+
+def test_a_questions_own_id_may_end_as_a_runs_does() -> None:
+    level = QUESTION.model_copy(update={"id": "level#0"})
+    episodes = [played(WRONG, question=level), played(SPOKEN, question=level, run=1)]
+    assert [pair.id for pair in outcome_pairs(episodes, "iter0")] == ["iter0-outcome-level#0"]
+
+
 def said(text: str, *, own_ids: bool) -> SpinEpisode:
     """A failed round, as an engine that keeps the stop string gives it."""
     ids = [11, 12, 13] if own_ids else None
@@ -108,6 +130,27 @@ def test_an_end_that_the_policy_did_not_write_in_a_failed_round_is_not_learnt(ch
         assert (masked_and_learnt(chat, pair, pair.generated)[1][-1] == chat.end_id) is (finish == "stop")
         assert outcome.real == right.messages
         assert episode.model_dump() == before  # what self-play wrote stays as it is
+
+
+@pytest.mark.parametrize("kind", ["llama", "metaspace"])
+def test_in_turns_equal_words_have_equal_tokens_however_the_model_spelt_them(kind: str, tmp_path: Path) -> None:
+    sentencepiece_like(tmp_path, kind)
+    zephyr = ChatFormat.load(tmp_path, "zephyr")
+    words = "She was born"
+    # Without the space that the tokenizer puts before a text.
+    spelt = [token for letter in "She▁was▁born" if (token := zephyr._tokens.token_to_id(letter)) is not None]
+    assert zephyr.decode(spelt) == words
+    assert spelt != zephyr.content_ids(Message(role="assistant", content=words))
+    (one,) = played([words], form="reply").messages
+    episode = played([words], form="reply").model_copy(
+        update={"messages": [one.model_copy(update={"token_ids": spelt, "finish": "stop"})]}
+    )
+    known = EXPERT.model_copy(update={"rounds": [Round(thought=words, action="")]})
+    (pair,), audit = spin_pairs([known], [episode], ConvertParams(), "iter0")
+    encoded = encode_pair(pair, zephyr, PairParams(), PairCounters())
+    assert audit.identical == 1
+    assert encoded is not None
+    assert encoded.identical
 
 
 def test_without_evaluation_there_are_no_outcome_pairs() -> None:

@@ -1,13 +1,13 @@
 """Plain SPIN: rows of chats, fractions, gathering, and one format for generation and training (docs/spin.md, S45)."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow.parquet import read_schema
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
@@ -68,6 +68,19 @@ def test_reformat_takes_the_first_two_messages_and_an_empty_answer(ultrachat: An
     rows, counts = reformat(ultrachat, "ultrachat")
     assert rows["train"][3] == make_row("Ask 3?", "Answer 3.", "")
     assert (counts.train, counts.test, counts.malformed, counts.ranking_files) == (10, 3, 0, 1)
+
+
+def test_files_are_parquet_as_the_originals_and_one_of_each_format_is_refused(ultrachat: Any, tmp_path: Path) -> None:
+    words = ("reformat", "--data", ultrachat, "--output-dir", tmp_path)
+    run(*words)
+    assert {path.name for path in tmp_path.glob("*_prefs*")} == {
+        "train_prefs-00000-of-00001.parquet", "test_prefs-00000-of-00001.parquet",
+    }  # fmt: skip
+    run(*words[:-1], tmp_path / "below")  # another folder, though it lies in the first
+    assert len(read_chats(tmp_path, "train")) == 10
+    run(*words, "--file-format", "jsonl")
+    with pytest.raises(UserError, match=r"train_prefs-00000-of-00001\.jsonl and .*parquet; delete the one"):
+        read_chats(tmp_path, "train")
 
 
 def test_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat: Any) -> None:
@@ -198,8 +211,8 @@ def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pyte
     with pytest.raises(UserError, match=r"loser_3.jsonl is there too"):
         gathered(tmp_path, 3, "train")
     run("gather", "--num-fracs", 4, "--input-dir", tmp_path, "--output-dir", tmp_path / "all")
-    lines = (tmp_path / "all" / "train_prefs-00000-of-00001.jsonl").read_text().splitlines()
-    assert [json.loads(line)["real"][0]["content"] for line in lines] == ["0", "1", "2", "3"]
+    rows = read_rows_of(tmp_path / "all" / "train_prefs-00000-of-00001.parquet")
+    assert [row["real"][0]["content"] for _, row in rows] == ["0", "1", "2", "3"]
     write_rows_to(tmp_path / "loser_1.jsonl", [])
     with pytest.raises(UserError, match="holds no"):
         gathered(tmp_path, 4, "train")
@@ -215,7 +228,7 @@ def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat: Any, 
     assert [question.question for question in made.splits["train"]][:2] == ["Ask 0?", "Ask 1?"]
     episode = played([" An answer of mine."], question=made.splits["train"][0], form="reply")
     (pair,), audit = spin_pairs(made.experts, [episode], ConvertParams(), "iter0")
-    assert (text_of(pair.real), text_of(pair.generated)) == ("Answer 0.", " An answer of mine.")
+    assert (text_of(pair.real), text_of(pair.generated)) == ("Answer 0.", "An answer of mine.")
     assert (audit.kept, audit.unfinished) == (1, 0)
     (example, *_) = examples(made.experts, "reply")
     assert [(m.role, m.content) for m in example.messages[:2]] == [("system", ""), ("user", "Ask 0?")]
@@ -263,6 +276,9 @@ def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) ->
     file = tmp_path / "x.parquet"
     write_rows_to(file, [make_row("a", "b", "c")])
     assert [row for _, row in read_rows_of(file)] == [make_row("a", "b", "c")]
+    columns = read_schema(file)
+    write_rows_to(tmp_path / "none.parquet", [])  # a data set without a test split
+    assert read_schema(tmp_path / "none.parquet") == columns
     whole = file.read_bytes()
     for damaged in (whole[:-10], whole[:4] + bytes(len(whole) // 3) + whole[4 + len(whole) // 3 :]):
         file.write_bytes(damaged)

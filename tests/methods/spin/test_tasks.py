@@ -167,6 +167,16 @@ def test_another_task_can_be_the_test_split(tmp_path: Path) -> None:
         gather(tasks.model_copy(update={"test": 230}), ToolsParams(), seed=3, download=tmp_path, mirror=None)
 
 
+def test_a_data_set_that_repeats_a_question_asks_it_as_often(tmp_path: Path) -> None:
+    rows = [{"question": "Is it so?", "answer": True}, {"question": "is it so?", "answer": True}]
+    (tmp_path / "strategyqa_train_filtered.json").write_text(json.dumps(rows))
+    other = {"task": "strategyqa", "split": "train", "folder": str(tmp_path)}
+    tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 2, "other": other})
+    made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
+    assert [question.question for question in made.splits["test"]] == ["Is it so?", "is it so?"]
+    assert len({question.id for question in made.splits["test"]}) == 2
+
+
 @needs_data
 def test_the_released_runs_score_what_the_paper_says() -> None:
     """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,6 +95,16 @@ def test_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> None:
     # In the middle of a text it is text.
     inner = encoded(pair([says(f"a{chat.end_text}b")], [says("c")]), chat)
     assert scored(inner.real, chat) == f"a{chat.end_text}b<end>"
+
+
+def test_the_text_of_the_tokenizers_own_end_closes_a_response_no_second_time(tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|pad|>"}))
+    chat = ChatFormat.load(folder)  # its turns end with <|end|>
+    plain = encoded(pair([says("Finish[7]")], [says("Finish[8]")]), chat)
+    for end in ("<|pad|>", "<|end|><|pad|>", "<|pad|>\n<|end|>"):
+        assert encoded(pair([says(f"Finish[7]{end}")], [says("Finish[8]")]), chat) == plain
 
 
 def test_nothing_follows_the_last_scored_token(chat: ChatFormat) -> None:

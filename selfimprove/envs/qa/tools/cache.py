@@ -5,8 +5,6 @@ A torn last line is dropped on reading. One file serves any number of runs, one 
 is refused.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Lock
 
@@ -42,8 +40,7 @@ class CachedSearch:
             with self._lock:
                 if query in self._journal:
                     self.hits += 1
-                    known: str | None = self._journal[query]
-                    return known
+                    return self._journal[query]
             answer = self._search(query)
             with self._lock:
                 self._journal.add(query, answer)

@@ -4,8 +4,6 @@ Whatever a tool does (raises, hangs, returns 10 MB or a number), the episode goe
 the method has a neutral text, and a counter says what happened. No exception's text ever enters a trajectory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import threading

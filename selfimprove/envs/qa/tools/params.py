@@ -7,8 +7,6 @@
       use: {search: local, add: "mytools:add"}  # and a function of your own: (str) -> str or None
 """
 
-from __future__ import annotations
-
 from pydantic import Field, field_validator
 
 from selfimprove.core.params import Section

@@ -7,8 +7,6 @@ A row of FireAct's file::
 A query that stands in the file gets its snippet; any other the snippet of the query that is nearest by BM25.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path

@@ -8,8 +8,6 @@
 A tool of your own is a function like that, named in params.yaml as ``module:function``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ on a page without).
 The key is read from the environment when the tool is made; it goes into the request and nowhere else.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

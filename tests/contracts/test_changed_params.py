@@ -1,0 +1,31 @@
+"""A stage that DVC runs again because a param has changed does the work again, not only what it did before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.pipeline.workbench import copy_code, write_params
+
+STAGES = ("data", "generate", "convert")
+
+
+def examples(folder: Path, about: str) -> str:
+    """What Reflect-RL's policy is to learn in a game that ``about`` describes."""
+    env = {
+        "name": "gymnasium:FrozenLake-v1", "options": {"is_slippery": False}, "about": about, "tasks": 60,
+        "actions": ["left", "down", "right", "up"], "max_turns": 16,
+    }  # fmt: skip
+    write_params(folder, {"reflect_rl": {"env": env, "generate": {"levels": []}, "evaluate": {"levels": []}}})
+    for stage in STAGES:
+        subprocess.run([sys.executable, "-m", f"stages.reflect_rl.{stage}"], cwd=folder, check=True)
+    return (folder / "data/reflect_rl/base/train/sft_policy.jsonl").read_text(encoding="utf-8")
+
+
+def test_examples_have_the_words_in_which_the_environment_is_described_now(tmp_path: Path) -> None:
+    folder = copy_code(tmp_path)
+    assert "A frozen lake." in examples(folder, "A frozen lake.")
+    later = examples(folder, "A lake of ice.")
+    assert "A lake of ice." in later
+    assert "A frozen lake." not in later

@@ -1,0 +1,34 @@
+"""What is asked of git, and what is said where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfimprove.apps.page.provenance import facts
+from selfimprove.apps.page.run import Run
+from selfimprove.core.errors import UserError
+from selfimprove.core.git import ABSENT, git
+from selfimprove.models.card import _commit
+from selfimprove.pipeline import profiles, sweep
+
+
+@pytest.fixture
+def without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("run: {seed: 1}\n")
+    return tmp_path
+
+
+def test_what_only_shows_the_commit_goes_on_without_git(without_git: Path) -> None:
+    assert git("status") == (ABSENT, "")
+    assert ("commit", "not a Git repository") in facts(Run(without_git))
+    assert _commit() == "unknown"
+    assert not profiles._committed(Path("params.yaml"))  # so a file with edits is not overwritten
+
+
+def test_a_sweep_without_git_is_refused_in_one_sentence(without_git: Path) -> None:
+    with pytest.raises(UserError, match=r"^git is not installed here, .*; install it\.$"):
+        sweep._state("spin")

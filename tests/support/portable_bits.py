@@ -1,0 +1,62 @@
+"""Prints a digest of what a small training and a small generation with the shipped model compute, to the last bit.
+
+``python -m tests.support.portable_bits FOLDER`` in the environment of ``run.kernels: portable``: on every x86-64
+processor with AVX2 it prints the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+from selfimprove.core.records import Example, Message
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.factory import make_engine
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+
+BASE = Path("models/pretrained")
+EXPECTED = "2259cefba319cabf fb0c2c8c04ed5e33"
+"""What it prints, with the locked packages."""
+
+
+def dialogue(index: int) -> list[Message]:
+    """A question and its answer, of different lengths."""
+    draw = Random(index)
+    numbers = [draw.randint(2, 99) for _ in range(2 + index % 3)]
+    asked = f"Mia buys {', then '.join(map(str, numbers))} apples. How many has she?"
+    answer = f"She has {sum(numbers)} apples."
+    return [Message(role="user", content=asked), Message(role="assistant", content=answer, weight=1.0)]
+
+
+def trained(folder: Path) -> str:
+    """The digest of the weights after a few steps."""
+    examples = [Example(id=f"e{i}", messages=dialogue(i)) for i in range(24)]
+    params = FinetuneParams(
+        epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=200, lr=1e-3, attention="segments"
+    )
+    finetune(BASE, examples, folder / "model", params, scratch=folder / "scratch", seed=3, threads=1)
+    return sha256((folder / "model/model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+async def generated(model: Path) -> str:
+    """The digest of a few sampled completions and their log-probabilities."""
+    cfg = TransformersEngineConfig(engine="transformers", context=128, slots=8, prefill_rows=4, prefill_block=16)
+    engine = make_engine(cfg, policy_dir=model, threads=1, expert=None)
+    asked = [
+        Request(messages=dialogue(i)[:1], seed=SeedKey(run=1, task=f"t{i}", turn=0), max_tokens=24, n=2)
+        for i in range(12)
+    ]
+    answers = await asyncio.gather(*map(engine.generate, asked))
+    await engine.close()
+    return sha256(repr(answers).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    print(trained(place), asyncio.run(generated(place / "model")))

@@ -1,0 +1,38 @@
+"""What runs in Ray's actors to tell which of the cluster's GPUs, which need not be there, each of them has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selfimprove.engines.base import Engine
+
+LOADING_SECONDS = 1.0
+
+
+def gpu_of(actor: Any) -> int:
+    """The only GPU of the actor that runs this."""
+    import ray
+
+    (gpu,) = ray.get_gpu_ids()
+    return int(gpu)
+
+
+@dataclass(frozen=True)
+class SlowToLoad:
+    """Makes an engine, and writes when that begins and ends into a file of the actor's GPU."""
+
+    make: Callable[[], Engine]
+    folder: Path
+
+    def __call__(self) -> Engine:
+        log = self.folder / f"{gpu_of(None)}.log"
+        with log.open("a", encoding="utf-8") as file:
+            print(time.time(), "begins", file=file, flush=True)
+            engine = self.make()
+            time.sleep(LOADING_SECONDS)
+            print(time.time(), "ends", file=file, flush=True)
+        return engine
