@@ -8,9 +8,6 @@ to start. Every stage therefore keeps a copy at its beginning, when DVC has fini
 (``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: at most one stage is then run again, and its
 finished work is only published again. ``.dvc/tmp/rwlock`` says which process works on which file; a torn one, and the
 entries of processes that have ended, are removed.
-
-``dvc exp run`` leaves the branch while it works, and goes back at its end. Where it is killed, git stays on no branch;
-so the branch's name is kept (``keep_branch``).
 """
 
 import fcntl
@@ -26,13 +23,11 @@ from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from selfimprove.core.git import git
 from selfimprove.core.publish import aside, write_text
 
 LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
-BRANCH = Path(".scratch/branch")
 POLL_SECONDS = 0.5
 TURN = Path(".scratch/locks/repro")
 """Locked by the run that works here; holds its process id."""
@@ -73,36 +68,8 @@ def keep() -> None:
         return  # the first stage of all
 
 
-def keep_branch() -> None:
-    """Keep the name of the branch that an experiment is about to leave; on none, nothing."""
-    code, name = git("symbolic-ref", "--quiet", "HEAD")
-    if code == 0:
-        write_text(BRANCH, name)
-
-
-def back_on_branch() -> Iterator[str]:
-    """Go back to the kept branch where an experiment left git on none, and say so; files stay as they are."""
-    if not BRANCH.is_file():
-        return
-    name = BRANCH.read_text(encoding="utf-8").strip()
-    BRANCH.unlink()
-    if git("symbolic-ref", "--quiet", "HEAD")[0] == 0:
-        return  # it went back itself, or a person has chosen a branch
-    short = name.removeprefix("refs/heads/")
-    if git("rev-parse", "HEAD") == git("rev-parse", name):
-        git("symbolic-ref", "-m", "back from a killed experiment", "HEAD", name)
-        git("reset", "--quiet")  # the index alone, as DVC does
-        yield f"a killed experiment left git on no branch; it is on {short} again."
-    else:
-        yield (
-            f"a killed experiment left git on no branch, and something was committed since; `git branch NAME` keeps "
-            f"that, and `git switch {short}` goes back."
-        )
-
-
 def restore() -> Iterator[str]:
     """Repair what a kill of DVC left; a sentence for each repair. Only while no DVC works here."""
-    yield from back_on_branch()
     if LOCK.exists() and not _whole(LOCK):
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:

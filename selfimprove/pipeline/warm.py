@@ -177,12 +177,15 @@ def _run(environment: dict[str, str]) -> int:
         overall = Overall(command[2:])
     turn = []
     if command[:1] == ["dvc"]:
-        from selfimprove.pipeline.dvc_files import back_on_branch, keep_branch, sign_turn, take_turn
+        from selfimprove.pipeline.branch import back_on_branch, keep_branch
+        from selfimprove.pipeline.dvc_files import sign_turn, take_turn
 
         try:
             turn.append(take_turn())
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
+        for sentence in back_on_branch():
+            print(sentence, file=sys.stderr, flush=True)
         if command[1:2] == ["exp"]:
             keep_branch()
     ended = threading.Event()
