@@ -101,7 +101,7 @@ claims: $(READY) ## hours: the default for seeds 17 to 19 on every kind of CPU k
 	@python -m selfimprove.apps.claims.runs $(ARGS)
 
 check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything runs (METHOD=...; repro does it first)
-	@python -m selfimprove.pipeline.check $(filter-out all,$(METHOD))
+	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
 
 exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S); METHOD= as for repro
 	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)

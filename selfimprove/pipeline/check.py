@@ -43,6 +43,8 @@ from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
 PARAMS_FILE = Path("params.yaml")
+SAY = "--say"
+"""Among the arguments: say that all is in order, as ``make check`` does; before a run nothing is said."""
 GRAPH_FILE = Path("dvc.yaml")
 RESULTS = Path("results/summary")
 _EACH = re.compile(r"\$\{([\w.]+)\}")
@@ -55,11 +57,11 @@ GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 @one_sentence()
 def main() -> None:
-    """Arguments: the methods that are about to run, or ``params``: that file alone; none: all.
+    """Arguments: the methods that are about to run, or ``params``: that file alone; none: all. ``--say``: what is fine.
 
     Exit with 2 and a sentence a fault.
     """
-    asked = sys.argv[1:]
+    asked = [word for word in sys.argv[1:] if word != SAY]
     methods = [method for method in METHODS if method in asked or not asked]
     try:
         faults = list(params_faults(read_yaml(PARAMS_FILE)))
@@ -80,8 +82,9 @@ def main() -> None:
     if faults:
         print(for_terminal("\n".join(dict.fromkeys(faults))), file=sys.stderr)
         sys.exit(2)
-    if not asked:
-        print(f"{PARAMS_FILE}: {len(SCHEMAS)} sections are valid, and what {', '.join(methods)} need is there.")
+    if SAY in sys.argv:
+        what = "everything needed for" if missing else "every result of"
+        print(f"{PARAMS_FILE}: {len(SCHEMAS)} sections are valid, and {what} {', '.join(missing or methods)} is there.")
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:

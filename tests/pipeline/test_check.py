@@ -38,9 +38,32 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_the_smoke_profile_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--say"], "everything needed for rise, agent_r, reflect_rl, spin is there"),
+        (["--say", "rise"], "everything needed for rise is there"),
+        (["--say", "spin"], "every result of spin is there"),
+        (["rise"], ""),
+        (["params"], ""),
+    ],
+)
+def test_make_check_says_what_is_in_order_and_other_targets_nothing(
+    words: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[-1] == "spin":
+        (folder / "results/summary").mkdir(parents=True)
+        (folder / "results/summary/spin.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["check", *words])
     check.main()
-    assert "8 sections are valid, and what rise, agent_r, reflect_rl, spin need is there" in capsys.readouterr().out
+    assert capsys.readouterr().out == (said and f"params.yaml: 8 sections are valid, and {said}.\n")
+
+
+def test_of_all_targets_only_make_check_asks_for_that_line() -> None:
+    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pipeline.check" in line]
+    assert [line.strip() for line in lines if check.SAY in line] == [
+        f"@python -m selfimprove.pipeline.check {check.SAY} $(filter-out all,$(METHOD))"
+    ]
 
 
 def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
