@@ -13,7 +13,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
@@ -24,7 +23,7 @@ from rich.text import Text
 
 from selfimprove.apps.play_games import ENVS, Game, make_game, plain
 from selfimprove.core.cli import run
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, meant
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Engine, EngineError
 from selfimprove.envs.interface import EnvError
@@ -220,8 +219,7 @@ def main(
 ) -> None:
     """Play one episode in the terminal."""
     if env not in ENVS and ":" not in env:
-        close = get_close_matches(env, ENVS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(ENVS)}."
+        hint = meant(env, ENVS, f"take one of {', '.join(ENVS)}.")
         raise UserError(f"play: there is no environment {env!r}; {hint}")
     if reflector is not None and not policy.startswith("model:"):
         raise UserError(f"play: a reflector advises a model, and {policy} is none; leave --reflector out.")

@@ -11,7 +11,7 @@ import typer
 import uvicorn
 
 from selfimprove.core.cli import run
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, meant
 from selfimprove.core.yaml import read_yaml
 from selfimprove.envs.params import TextParams
 from selfimprove.envs.registry import named, text_env
@@ -35,8 +35,9 @@ def serve(
     """Serve an embedded environment with AgentGym's HTTP protocol until interrupted."""
     protocol = known.agentgym() if (known := named(TextParams).get(env)) else None
     if protocol is None:
-        names = ", ".join(name for name, one in named(TextParams).items() if one.agentgym())
-        raise UserError(f"serve: AgentGym's protocol has no {env!r}; take one of {names}.")
+        names = [name for name, one in named(TextParams).items() if one.agentgym()]
+        hint = meant(env, names, f"take one of {', '.join(names)}.")
+        raise UserError(f"serve: AgentGym's protocol has no {env!r}; {hint}")
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
     settings = section.env if section.env.name == env else text_env(name=env)
     first = settings.make()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +31,17 @@ def fault(error: ValidationError) -> str:
     first = error.errors()[0]
     place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     return f"field {place!r}: {message}" if place else message
+
+
+def meant(name: object, known: Iterable[str], otherwise: str) -> str:
+    """The end of a sentence about an unknown name: the nearest that is known; ``otherwise`` where none is near."""
+    near = get_close_matches(str(name), known, n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def sentence(text: str) -> str:
+    """The text with a full stop, unless it ends with a question."""
+    return text if text.endswith("?") else f"{text}."
 
 
 def refusal(error: BaseException) -> str | None:

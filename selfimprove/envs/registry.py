@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, Union, get
 
 from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter, ValidationError
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, meant, sentence
 from selfimprove.core.params import CHOICE
 from selfimprove.envs.params import (
     AnswerParams,
@@ -168,7 +168,7 @@ def section(kind: type[P], default: str) -> Any:
         one = section_of(name, kind) if isinstance(name, str) else None
         offered = f"choose {', '.join(playable(kind))}, or package.module:Class of your own"
         if one is None:
-            raise ValueError(f"name: {name!r} is unknown; {offered}")
+            raise ValueError(f"name: {name!r} is unknown; {meant(name, playable(kind), offered)}")
         if lacking := lacks(kind, one):
             raise ValueError(f"name: {name} has no {lacking}, which this method needs; {offered}")
         return one, None if issubclass(one, kind) else adapter(kind, one)
@@ -269,7 +269,7 @@ def _reader(kind: type[P], choices: Any) -> Callable[..., P]:
         try:
             return schema.validate_python(settings)
         except ValidationError as error:
-            raise UserError(f"{settings.get('name', kind.__name__)}: {_fault(error)}.") from None
+            raise UserError(sentence(f"{settings.get('name', kind.__name__)}: {_fault(error)}")) from None
 
     return read
 

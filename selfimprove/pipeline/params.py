@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, sentence
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.pipeline.kernels import Kernels
@@ -139,7 +139,7 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
     remedy = "" if ";" in message else "; fix it"  # most of our own validators say what to do
     shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {_short(fault['input'])}"
-    return f"{path}: {message[0].lower()}{message[1:]}{shown}{remedy}."
+    return sentence(f"{path}: {message[0].lower()}{message[1:]}{shown}{remedy}")
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,6 @@ not change stay as they are, with their comments.
 import re
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, meant
 from selfimprove.core.git import git
 from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
@@ -86,8 +85,7 @@ def _opening_comment(path: Path) -> list[str]:
 def _file(name: str, folder: Path) -> Path:
     path = folder / f"{name}.yaml"
     if name not in names(folder):  # a path that leads out of the folder is no name
-        close = get_close_matches(name, names(folder), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names(folder))}."
+        hint = meant(name, names(folder), f"there are: {', '.join(names(folder))}.")
         raise UserError(f"profiles: no profile {name!r}; {hint}")
     return path
 

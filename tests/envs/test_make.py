@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from selfimprove.apps.serve import serve
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import EmbeddedWorld, World
 from selfimprove.envs.registry import text_env
@@ -109,3 +110,13 @@ def test_serve_serves_the_params_environment_until_interrupted() -> None:
         process.wait(30)
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("webshp", "did you mean 'webshop'?"), ("chess", "take one of sciworld, textcraft, webshop.")],
+)
+def test_serve_answers_an_unknown_environment_with_the_nearest_that_it_serves(name: str, remedy: str) -> None:
+    with pytest.raises(UserError) as refused:
+        serve(env=name)
+    assert str(refused.value) == f"serve: AgentGym's protocol has no {name!r}; {remedy}"

@@ -119,6 +119,20 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
 
 
 @pytest.mark.parametrize(
+    ("method", "name", "nearest"),
+    [
+        ("rise", "gsm8", "gsm8k"),
+        ("agent_r", "webshp", "webshop"),
+        ("reflect_rl", "txi", "taxi"),
+        ("spin", "hotpot", "hotpotqa"),
+    ],
+)
+def test_an_unknown_environment_is_answered_with_the_nearest_that_exists(method: str, name: str, nearest: str) -> None:
+    said = complaint(put(f"{method}.env", {"name": name}))
+    assert said == f"params.yaml: {method}.env: name: {name!r} is unknown; did you mean {nearest!r}?"
+
+
+@pytest.mark.parametrize(
     "key", ["rise.train", "agent_r.train", "reflect_rl.train", "reflect_rl.rl", "spin.train", "spin.pairs"]
 )
 def test_a_fault_in_what_trainings_share_is_said_once_and_not_of_every_training(key: str) -> None:
@@ -182,7 +196,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
         ("rise.rows.base.train.lr", "1e-3 or so", "number"),
-        ("agent_r.env.name", "minecraft", "name: 'minecraft' is unknown; choose encyclopedia, hotpotqa, "),
+        ("agent_r.env.name", "chess", "name: 'chess' is unknown; choose encyclopedia, hotpotqa, "),
         ("agent_r.env.server_timeout", 0, "greater than 0"),
         ("agent_r.env.server_concurrency", 0, "greater than or equal to 1"),
         ("agent_r.tasks.layouts", 0, "greater than or equal to 1"),

@@ -97,7 +97,7 @@ def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytes
         (["default", "--price", "0.5"], "PRICE='0.5' is not a price"),
         (["default", "--nodes", "0"], "NODES='0' is not a number of machines; write for example NODES=8."),
         (["default", "--gpu-price", "$3"], "GPU_PRICE='$3' is not the price of a GPU for an hour"),
-        (["default", "--gpu", "H10"], "GPU='H10' is not in the plan's table; did you mean H100?"),
+        (["default", "--gpu", "H10"], "GPU='H10' is not in the plan's table; did you mean 'H100'?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], said: str) -> None:

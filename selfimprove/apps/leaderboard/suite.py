@@ -11,9 +11,8 @@ locked version asks the same questions. GSM8K is its ``strict-match``, the only 
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, meant
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ def select(names: str) -> tuple[LeaderboardTask, ...]:
     chosen = []
     for name in dict.fromkeys(part.strip() for part in names.split(",")):
         if name not in known:
-            near = get_close_matches(name, [*known, *SUITES, AUTO], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join([AUTO, *SUITES, *known])}."
+            every = [AUTO, *SUITES, *known]
+            hint = meant(name, every, f"there are: {', '.join(every)}.")
             raise UserError(f"TASKS: there is no task {name!r}; {hint}")
         chosen.append(known[name])
     return tuple(chosen)

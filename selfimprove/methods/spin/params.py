@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from selfimprove.core.errors import meant
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section, check_answer_room
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.interface import MakesProblems
@@ -62,7 +63,8 @@ def _named(value: Any) -> Any:
     name = value.get("name", QUESTIONS)
     if name != QUESTIONS and (not isinstance(name, str) or section_of(name, TextParams) is None):
         known = dict.fromkeys((QUESTIONS, *playable(TextParams), *playable(AnswerParams)))
-        raise ValueError(f"name: {name!r} is unknown; choose {', '.join(known)}, or package.module:Class of your own")
+        offered = f"choose {', '.join(known)}, or package.module:Class of your own"
+        raise ValueError(f"name: {name!r} is unknown; {meant(name, known, offered)}")
     return value
 
 

@@ -5,9 +5,8 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, meant
 
 GB = 10**9
 UNITS = {"MB": 10**6, "GB": GB, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -120,8 +119,7 @@ def parse_gpu(text: str) -> Gpu:
     wanted = re.sub(r"[^A-Z0-9]", "", text.upper())
     if wanted in GPUS:
         return GPUS[wanted]
-    close = get_close_matches(wanted, GPUS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(GPUS)}."
+    hint = meant(wanted, GPUS, f"there are {', '.join(GPUS)}.")
     raise UserError(f"GPU={text!r} is not in the plan's table; {hint}")
 
 
