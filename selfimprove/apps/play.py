@@ -228,6 +228,8 @@ def main(
     console = Console(highlight=False)
     game = make_game(env, params, file, None if reflector is None else load_engine(reflector))
     tasks = game.tasks()
+    if task is not None and task not in tasks:  # TextCraft itself would take it modulo its goals, as the original
+        raise UserError(f"play: {env} has no task {task}; there are {len(tasks)}, from {min(tasks)} to {max(tasks)}.")
     chosen = rng("play", seed, env).choice(tasks) if task is None else task
     play(game, chosen, make_policy(policy, console, sys.stdin, seed, temperature), console, steps)
 
