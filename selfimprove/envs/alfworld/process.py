@@ -91,8 +91,8 @@ class AlfWorldProcess:
         """Start it, in the place of one that has ended. Raises: UserError: as ``ask``."""
         if not self._python.is_file():
             raise UserError(
-                f"ALFWorld's own environment is missing ({self._python}): run 'make env-alfworld', or set "
-                "reflect_rl.env.backend: kitchen, which needs none."
+                f"ALFWorld's own environment is missing ({self._python}): run 'make env-alfworld', or take the "
+                "built-in kitchen, which needs none ('make play ENV=kitchen'; in params.yaml env.backend: kitchen)."
             )
         self.close()
         # The order in which facts are listed is that of hashed sets. -P: the folder's math.py is not Python's.

@@ -158,8 +158,9 @@ def test_games_on_the_blacklist_are_no_tasks() -> None:
 
 def test_what_is_missing_is_told_with_the_remedy(tmp_path: Path) -> None:
     env = AlfWorld(process=AlfWorldProcess(tmp_path / "python"))
-    with pytest.raises(UserError, match=r"run 'make env-alfworld', or set reflect_rl.env.backend: kitchen"):
+    with pytest.raises(UserError, match="run 'make env-alfworld', or take the built-in kitchen") as refused:
         env.reset(0)
+    assert "('make play ENV=kitchen'; in params.yaml env.backend: kitchen)" in str(refused.value)
     process = AlfWorldProcess(tmp_path / "sh")
     (tmp_path / "sh").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "sh").chmod(0o755)
