@@ -28,7 +28,10 @@ def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type
     _write_what_can_be()
     told: tuple[type[Exception], ...] = (UserError, *mistakes)
     try:
-        app(commands)
+        raise SystemExit(app(commands, standalone_mode=False))
+    except typer.TyperException as error:
+        typer.echo(for_terminal(_misuse(error)), err=True)
+        raise SystemExit(error.exit_code) from None
     except told as error:
         typer.echo(for_terminal(str(error)), err=True)
         raise SystemExit(2) from None
@@ -63,6 +66,20 @@ def one_sentence() -> Iterator[None]:
     except OSError as error:
         _end_if_refused(error)
         raise
+
+
+def _misuse(error: typer.TyperException) -> str:
+    """The sentence on a word of the command line that does not fit; a variable of make is named as it was typed."""
+    import typer
+
+    if not (isinstance(error, typer.BadParameter) and error.param and error.message):  # unknown, or missing
+        said = error.format_message().rstrip(".")
+        return said if said.endswith("?") or not said else f"{said}; --help lists what there is."
+    place, variable = error.param.opts[-1], str(error.param.name).upper()
+    if os.environ.get(variable) in sys.argv:  # make exports what it was given, and its recipe hands it on
+        place = f"{variable}={os.environ[variable]}"
+    said = error.message.removeprefix("Value error, ").rstrip(".")
+    return f"{place}: {said[0].lower()}{said[1:]}; fix it."
 
 
 def _end_if_refused(error: OSError) -> None:

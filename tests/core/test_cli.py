@@ -36,6 +36,43 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "'x'\n"
 
 
+JOBS = typer.Typer()
+
+
+@JOBS.command()
+def jobs_command(grid: str, jobs: int = 1) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("variable", "words", "said"),
+    [
+        ("two", ["a=1", "--jobs", "two"], "JOBS=two: input should be a valid integer"),
+        ("", ["a=1", "--jobs", ""], "JOBS=: input should be a valid integer"),
+        ("3", ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),  # given by ARGS
+        (None, ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),
+        (None, ["a=1", "--job", "2"], "No such option: --job (Possible options: --jobs); --help lists what there is."),
+        (None, [], "Missing argument 'grid'; --help lists what there is."),
+    ],
+)
+def test_a_word_that_does_not_fit_is_one_sentence_by_the_name_that_was_typed_a_variable_of_make_too(
+    variable: str | None,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("JOBS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("JOBS", variable)
+    monkeypatch.setattr("sys.argv", ["sweep", *words])
+    with pytest.raises(SystemExit) as end:
+        run(JOBS)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert line.startswith(said)
+
+
 def test_control_characters_in_a_mistake_are_shown_by_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(UserError("a\x1b[2J\u202e: no;\nfix é.")) == 2
     assert capsys.readouterr().err == "a\\x1b[2J\\u202e: no;\nfix é.\n"

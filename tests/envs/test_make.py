@@ -104,7 +104,7 @@ def test_serve_serves_the_params_environment_until_interrupted() -> None:
             assert second.wait(30) == 2
             assert second.stderr is not None
             said = second.stderr.read()
-            assert "choose another --port" in said
+            assert "choose another port." in said
             assert "Traceback" not in said
         process.send_signal(signal.SIGINT)
         process.wait(30)

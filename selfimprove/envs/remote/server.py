@@ -205,7 +205,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise UserError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another --port.") from None
+        raise UserError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another port.") from None
     # Head and body of an answer are two packets: without this, the second waits 40 ms for the client's receipt.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -49,7 +49,7 @@ def test_a_taken_port_is_one_sentence_before_anything_is_said_or_written(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"cannot listen at 127.0.0.1, port {port} .*; choose another --port"):
+        with pytest.raises(UserError, match=rf"cannot listen at 127.0.0.1, port {port} .*; choose another port"):
             watch(port, run, run / "out")
     assert capsys.readouterr().out == ""
     assert not (run / "out").exists()
