@@ -282,6 +282,8 @@ def import_log(
     log = load_json(source)
     if not isinstance(log, dict):
         raise UserError(f"{source}: a log is one JSON object keyed by task index; this is not one.")
+    if not log:
+        raise UserError(f"{source} holds no episodes; name a log that has some.")
     with aside(target) as part:
         write_jsonl(part, from_log(log, str(source), env))
 

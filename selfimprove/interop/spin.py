@@ -186,7 +186,7 @@ def score(
 ) -> None:
     """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""
     trajectories = read_trajectories(source)
-    typer.echo(as_json(score_file(trajectories, requested or max(1, len(trajectories)))))
+    typer.echo(as_json(score_file(trajectories, requested or len(trajectories))))
 
 
 if __name__ == "__main__":

@@ -85,11 +85,13 @@ def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
     """Any trajectory file: key -> entry.
 
     Raises:
-        UserError: missing, not JSON, or an entry has no ``traj``.
+        UserError: missing, not JSON, without an episode, or an entry has no ``traj``.
     """
     value = load_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: an object of episodes by task index was expected; name a trajectory file.")
+    if not value:
+        raise UserError(f"{path} holds no episodes; name a trajectory file that has some.")
     for key, entry in value.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("traj"), (str, list)):
             raise UserError(f"{path}, task {key}: no 'traj'; fix or delete the entry.")

@@ -117,6 +117,13 @@ def test_a_file_is_scored_over_what_was_requested(files: dict[str, Path], capsys
     assert "raise --requested" in fails(capsys, "score", files["right"], "--requested", 2)
 
 
+def test_a_file_without_a_trajectory_is_refused_not_scored_as_nothing(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "t.json").write_text("{}")
+    for requested in ((), ("--requested", 4)):
+        said = fails(capsys, "score", tmp_path / "t.json", *requested)
+        assert said == f"{tmp_path}/t.json holds no episodes; name a trajectory file that has some.\n"
+
+
 @pytest.mark.parametrize("bad", ['"yes"', "[1]", "1e400", "-1e400", "{}", '""', f"1{'0' * 400}"])
 @pytest.mark.parametrize("field", ["em", "f1", "reward"])
 def test_a_score_that_is_no_finite_number_is_named(bad: str, field: str, tmp_path: Path, capsys: Any) -> None:
