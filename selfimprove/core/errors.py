@@ -44,6 +44,11 @@ def sentence(text: str) -> str:
     return text if text.endswith("?") else f"{text}."
 
 
+def fixed(path: object) -> bool:
+    """Whether nobody can choose the file's place: ``params.yaml``, which is read and written where it is."""
+    return str(path) == "params.yaml"
+
+
 def refusal(error: BaseException) -> str | None:
     """The sentence on a file that the system would not read or write; None if the error is another one."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
@@ -54,7 +59,8 @@ def refusal(error: BaseException) -> str | None:
     if error.errno in FULL:
         return f"{error.filename or 'a file'} can't be written ({error.strerror}); free some space and run it again."
     if error.errno in _REFUSED and error.filename:
-        return f"{error.filename} can't be read or written ({error.strerror}); change that, or name another place."
+        remedy = "change that" if fixed(error.filename) else "change that, or name another place"
+        return f"{error.filename} can't be read or written ({error.strerror}); {remedy}."
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from selfimprove.core.errors import FULL, UserError
+from selfimprove.core.errors import FULL, UserError, fixed
 
 REPLACED = ".replaced-"
 """Prefix of the name of a folder that has been replaced and is about to be removed."""
@@ -86,7 +86,7 @@ def aside(target: Path) -> Iterator[Path]:
         UserError: the target is a folder, or can't be written where it is.
     """
     if os.path.isdir(target) and not os.path.islink(target):
-        raise UserError(f"{target} is a folder; name a file.")
+        raise UserError(f"{target} is a folder; {'move it away' if fixed(target) else 'name a file'}.")
     _make_parent(target)
     part = target.with_name(f".part-{target.name}")  # its ending says a file's format
     try:
@@ -98,7 +98,8 @@ def aside(target: Path) -> Iterator[Path]:
             error.filename = str(target)
         if error.errno in FULL or str(error.filename) != str(part):
             raise
-        raise UserError(f"{target} can't be written ({error.strerror}); name another place.") from None
+        remedy = "change that" if fixed(target) else "name another place"
+        raise UserError(f"{target} can't be written ({error.strerror}); {remedy}.") from None
     finally:
         if os.path.lexists(part):
             _remove(part)

@@ -161,7 +161,7 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file.")
     if not path.is_file():
-        raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path in params.yaml.")
+        raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path.")
     seen = False
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -170,7 +170,7 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
                 seen = True
                 yield number, row
     if not seen and not may_be_empty:
-        raise UserError(f"{path} holds no rows; give it at least one, or point params.yaml at another file.")
+        raise UserError(f"{path} holds no rows; give it at least one, or name another file.")
 
 
 def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:

@@ -203,7 +203,7 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
         return None
     if t >= len(history.best_observations):
         raise UserError(f"{where}: turn {t} has no observation; fix or delete the entry.")
-    answers = entry.answers.get(key) or [make_env(env_name).extract(text) for text in texts]
+    answers = entry.answers.get(key) or _extracted(texts, where, env_name)
     if len(answers) != len(texts):
         raise UserError(f"{where}: turn {t} lists other answers than actions; fix or delete the entry.")
     attempts = [
@@ -214,6 +214,16 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
     omitted = entry.omitted[t] if t < len(entry.omitted) else 0
     observation = history.best_observations[t]
     return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation, omitted=omitted)
+
+
+def _extracted(texts: Sequence[str], where: str, env_name: str) -> list[str | None]:
+    try:
+        env = make_env(env_name)
+    except UserError:
+        raise UserError(
+            f"{where}: answers can be read for gsm8k and math, not for {env_name!r}; correct its env, or --env."
+        ) from None
+    return [env.extract(text) for text in texts]
 
 
 def _opening(entry: _Entry) -> list[Message]:

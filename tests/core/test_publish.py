@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, refusal
 from selfimprove.core.publish import aside, link_copy, publish, write_json, write_text
 from selfimprove.core.tables import write_csv
 
@@ -182,3 +182,18 @@ def test_a_full_disk_and_a_file_that_the_block_cannot_read_are_no_fault_of_the_t
         assert full.value.filename == str(tmp_path / "out")
     with pytest.raises(FileNotFoundError), aside(tmp_path / "out"):
         (tmp_path / "gone").read_text()
+
+
+def test_no_other_place_is_asked_for_params_yaml_which_has_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "params.yaml").mkdir()
+    for here, said in ((tmp_path, "is a folder; move it away."), (Path("/proc"), "can't be written (No such file or")):
+        monkeypatch.chdir(here)
+        with pytest.raises(UserError) as refused:
+            write_text(Path("params.yaml"), "new")
+        assert str(refused.value).startswith(f"params.yaml {said}")
+        assert "name" not in str(refused.value)
+    assert refusal(PermissionError(errno.EACCES, "Permission denied", "params.yaml")) == (
+        "params.yaml can't be read or written (Permission denied); change that."
+    )

@@ -128,6 +128,14 @@ def test_empty_and_missing_files_are_refused_unless_emptiness_is_meant(tmp_path:
     assert read_jsonl(tmp_path / "r", Example, may_be_empty=True) == []
 
 
+def test_a_data_file_s_fault_is_not_put_down_to_params_yaml_which_may_not_name_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for name, remedy in (("none", "or fix the path."), ("empty", "or name another file.")):
+        with pytest.raises(UserError) as refused:
+            list(read_rows(tmp_path / name))
+        assert str(refused.value).endswith(remedy)
+
+
 def test_a_byte_order_mark_is_named_as_the_invisible_character_that_it_is(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n', encoding="utf-8-sig")
     with pytest.raises(UserError, match="line 1: a byte order mark opens the line; save the file as UTF-8"):

@@ -59,7 +59,7 @@ def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[f
         UserError: the window has no middle.
     """
     if window < 1 or window % 2 == 0:
-        raise UserError(f"reflect_rl.report.window: a centred mean needs an odd window, not {window}; fix it.")
+        raise UserError(f"a centred mean needs an odd window, not {window}; give one with --window.")
     half = window // 2
     means: list[float | None] = []
     for i in range(len(values)):

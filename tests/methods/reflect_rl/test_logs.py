@@ -60,7 +60,7 @@ def test_a_step_in_the_values_stays_where_it_is() -> None:
     means = centred_mean(values, 5)
     assert means[9] == pytest.approx(0.4)
     assert means[10] == pytest.approx(0.6)
-    with pytest.raises(UserError, match="odd window, not 4"):
+    with pytest.raises(UserError, match=r"^a centred mean needs an odd window, not 4; give one with --window\.$"):
         centred_mean(values, 4)
 
 

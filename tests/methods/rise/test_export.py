@@ -219,6 +219,8 @@ def test_an_originals_evaluation_log_without_dialogue_is_importable() -> None:
     log["0"]["turn_history"]["observations"] = {}
     with pytest.raises(UserError, match=r"log\.json, entry 0: .*--env gsm8k"):
         from_log(log, "log.json")
+    with pytest.raises(UserError, match=r"^log\.json, entry 0: answers can be .*, not for 'gms8k'"):
+        from_log(log, "log.json", "gms8k")
     (one,) = from_log(log, "log.json", "gsm8k")
     assert one.prompt == opening(QUESTION)
     assert one.status == "solved"
