@@ -1,5 +1,7 @@
 """Reading a YAML file. Apart from ``params``, whose schemas the environments of backends read without ruamel.yaml."""
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path} does not exist; run from the repository's root, or `git restore {path}`.")
     try:
-        value = YAML(typ="safe", pure=True).load(path)
+        value = deepcopy(_parsed(path.read_bytes()))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
     except (YAMLError, ValueError) as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())}); fix the file.") from None
+        said = " ".join(str(error).split()).replace(' in "<byte string>",', " at")
+        raise UserError(f"{path}: not YAML ({said}); fix the file.") from None
     except RecursionError:
         raise UserError(f"{path}: lists or mappings are nested too deep; fix the file.") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: a mapping was expected; write lines such as `key: value`.")
+    return value
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: bytes) -> object:
+    """Each text is parsed once: a stage reads params.yaml several times, each in a tenth of a second.
+
+    Not by the C library, which ends the process where lists are nested deep.
+    """
+    value: object = YAML(typ="safe", pure=True).load(text)
     return value
