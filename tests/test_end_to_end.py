@@ -208,6 +208,8 @@ def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: 
     assert {*last, "agent_r-beginnings", "reflect_rl-reinforce@reflect_rl", "rise-finetune@iter2"} <= warm
     again = hashes(other)
     assert again == {path: value for path, value in hashes(repo).items() if path in again}
+
+
 @dataclass(frozen=True)
 class Changed:
     """A run with params changed, and one with the old ones again: what each ran, and the hashes at its end."""

@@ -18,7 +18,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.records import Episode
 from selfimprove.pipeline.stage import Stage, stage
-from tests.pipeline.workbench import copy_code
+from tests.pipeline.workbench import ROOT, copy_code
 
 assert __spec__
 SCRIPT = __spec__.name.replace(".", "/") + ".py"
@@ -268,3 +268,12 @@ def test_a_script_that_is_started_as_a_file_is_the_stage_that_dvc_runs(tmp_path:
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said == ["at work\n", ""]  # the second found the work of the first
+
+
+def test_no_stage_s_script_imports_a_heavy_package_before_it_works() -> None:
+    """A stage's own process hands heavy work to the helper, which has these packages; the others do without."""
+    found = sorted(path.relative_to(ROOT) for path in ROOT.glob("stages/**/[a-z]*.py"))
+    scripts = [".".join(path.with_suffix("").parts) for path in found]
+    program = f"import sys, {', '.join(scripts)}; print(sys.modules.keys() & {{'torch', 'transformers', 'numpy'}})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

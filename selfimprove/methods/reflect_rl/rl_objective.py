@@ -4,11 +4,15 @@ Of an episode with costs c_t and the policy's entropies H_t, Q_t = sum over k >=
 and A_t = Q_t - V_t, where V is 0 without a critic. There is no baseline, normalisation, GAE or KL.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # which stages that play import only in their helper
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +69,4 @@ def clipped_surrogate(
     """-(1 / N) sum of min(rho (-A), clip(rho, 1 +- clip) (-A)) with rho = pi / pi_old; arguments as above."""
     ratio = (logprob - old).exp()
     gain = -advantage
-    return -torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain).sum() / steps
+    return -(ratio * gain).minimum(ratio.clamp(1 - clip, 1 + clip) * gain).sum() / steps

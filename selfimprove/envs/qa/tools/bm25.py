@@ -17,8 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from selfimprove.core.records import read_jsonl
 from selfimprove.envs.qa.base import Paragraph
 from selfimprove.envs.qa.tools.search import CUT, cut_near
@@ -69,12 +67,14 @@ class Bm25:
         if self._index is None or not known:
             return []
         scores = self._index.get_scores(known)
-        order = np.argsort(-scores, kind="stable")[:count]
+        order = (-scores).argsort(kind="stable")[:count]
         return [int(place) for place in order if scores[place] > 0]
 
 
 def _exchange_idf(index: bm25s.BM25, count: int) -> None:
     """Put Okapi's idf in the place of the smoothed one, in a fresh index over ``count`` texts."""
+    import numpy as np  # which bm25s has loaded by now
+
     frequency = np.diff(index.scores["indptr"])
     smoothed = np.log(1 + (count - frequency + 0.5) / (frequency + 0.5))
     okapi = np.log((count - frequency + 0.5) / (frequency + 0.5))
