@@ -64,8 +64,8 @@ def extract_strict(attempt: str) -> str | None:
 
 
 _STRICT_BOX = re.compile(r"boxed\{([^}]+)\}")
-# A trailing \boxed{} is no answer and takes none back.
-_EMPTY_BOX = re.compile(r"(?:\\boxed\s*|boxed)\{\s*\}")
+# A trailing \boxed{}, or \boxed before a word ("I used \boxed notation"), is no answer and takes none back.
+_EMPTY_BOX = re.compile(r"(?:\\boxed\s*|boxed)\{\s*\}|\\boxed(?=\s+[A-Za-z]|[)\"'`*_])")
 _PER_TEXT = re.compile(r"/\s*\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 # Around a number these make it bold, italic or upright; around letters they are units, as \text is.
 _FORMATTED = re.compile(r"\\(?:text|math)(?:bf|it|rm)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}")
@@ -112,7 +112,7 @@ def extract_robust(attempt: str) -> str | None:
     remarks in parentheses and punctuation, degree marks, ``\approx``, and what makes a number bold, italic, upright or
     large. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
     cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is no number. The last box that is not empty
-    counts; its backslash may be missing. See docs/rise.md, R8.
+    counts, not ``\boxed`` before a word; its backslash may be missing. See docs/rise.md, R8.
     """
     box = last_box(_EMPTY_BOX.sub("", attempt))
     if box is None:

@@ -180,6 +180,14 @@ def test_which_box_counts_strict_and_robust(attempt: str, strict: str | None, ro
     assert extract_robust(attempt) == robust
 
 
+@pytest.mark.parametrize(
+    "prose", [r"I put it in a \boxed command.", r"(with \boxed)", r"in `\boxed`", "in \\boxed\nas asked", r"\boxed{}"]
+)
+def test_the_command_s_name_in_prose_takes_no_answer_back(prose: str) -> None:
+    assert extract_robust(rf"So \boxed{{18}}. {prose}") == extract_strict(rf"So \boxed{{18}}. {prose}") == "18"
+    assert extract_robust(prose) is None
+
+
 @given(st.lists(st.sampled_from([*r"0189١８²−,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
 def test_strict_reads_what_the_original_s_pattern_and_int_read(text: str) -> None:
     boxes = re.findall(r"boxed\{([^}]+)\}", text)
