@@ -118,9 +118,9 @@ class _Entry(Record):
 def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) -> list[Episode]:
     """Episodes of an original log (or of one that ``to_log`` wrote), in the log's order.
 
-    ``env_name``: for logs without ``env``; their answers are then extracted anew, rewards stay as logged. Evaluation
-    logs have no ``dialogue``: their opening is made from the question. Logs without ``status`` are blocked
-    where a reward is null or a turn has actions but no best one.
+    ``env_name``: for logs without ``env``. Without ``answers`` they are extracted anew, of GSM8K as the original reads
+    them (``strict``); rewards stay as logged. Evaluation logs have no ``dialogue``: their opening is made from the
+    question. Logs without ``status`` are blocked where a reward is null or a turn has actions but no best one.
 
     Raises:
         UserError: an entry does not fit the schema, or nothing says which environment it is of.
@@ -218,7 +218,8 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
 
 def _extracted(texts: Sequence[str], where: str, env_name: str) -> list[str | None]:
     try:
-        env = make_env(env_name)
+        # Rewards stay as logged, so answers are what was rewarded: the original has reward -1, no answer, for 18.0.
+        env = make_env(env_name, "strict" if env_name == "gsm8k" else "robust")
     except UserError:
         raise UserError(
             f"{where}: answers can be read for gsm8k and math, not for {env_name!r}; correct its env, or --env."

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Episode, Example, Message, read_jsonl, write_jsonl
+from selfimprove.envs.math.world import make_env
 from selfimprove.interop.rise import from_log, to_dataset, to_log
 from selfimprove.methods.rise.convert import convert
+from selfimprove.methods.rise.metrics import evaluate_metrics
 from selfimprove.methods.rise.params import ConvertParams
 from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, feedback, opening
 from tests.methods.rise.episodes import QUESTION, attempt, episode, run
@@ -227,6 +229,14 @@ def test_an_originals_evaluation_log_without_dialogue_is_importable() -> None:
     assert one.env == "gsm8k"
     assert [turn.attempt.answer for turn in one.turns] == ["70", "72"]
     assert one.id == from_log(log, "elsewhere", "gsm8k")[0].id
+
+
+def test_what_an_original_log_gave_no_reward_for_lack_of_a_number_has_no_vote() -> None:
+    texts = [r"\boxed{18.0}", r"\boxed{1,8}", "18"]
+    log = short_log(actions={"0": texts}, best_actions=texts[1:2], rewards={"0": [-1, 1, -1]})
+    (one,) = from_log(log, "log", "gsm8k")
+    assert [attempt.answer for attempt in one.turns[0].attempts] == [None, "18", None]
+    assert evaluate_metrics([one], [one], make_env("gsm8k").equivalent)["m3@t1"]["mean"] == 1
 
 
 def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back() -> None:
