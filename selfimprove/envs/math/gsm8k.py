@@ -33,8 +33,11 @@ from selfimprove.envs.math.boxes import last_box
 from selfimprove.envs.math.problem_files import problems_of
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-# Full stops behind it end a sentence, unless what follows makes it no number: 1.2.3, 18./5.
-_GOLD = re.compile(r"(?:([-+]?)(?:\s*\$)?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\.*[0-9/:^*]|[eE][-+]?[0-9])")
+# Full stops behind it end a sentence, unless what follows makes it no number: 1.2.3, 18./5, 1 1/2, 12 000, 5-6.
+_GOLD = re.compile(
+    r"(?:([-+]?)(?:\s*\$)?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?![. \t]*(?:[-+][ \t]*)?[0-9/:^*]|[eE][-+]?[0-9])"
+)
 
 
 def parse_gold(answer: str) -> str | None:
