@@ -142,7 +142,11 @@ def export_trajectories(
     run: Annotated[int, typer.Option(help="which run of each question")] = 0,
 ) -> None:
     """Episodes to the trajectory JSON."""
-    episodes = [episode for episode in read_jsonl(source, SpinEpisode) if episode.run == run]
+    played = read_jsonl(source, SpinEpisode)
+    episodes = [episode for episode in played if episode.run == run]
+    if not episodes:
+        last = max(episode.run for episode in played)
+        raise UserError(f"{source} has no episode of run {run}; its last run is {last}. Name another with --run.")
     write_text(target, as_json(to_json(episodes)))
 
 

@@ -45,6 +45,14 @@ def test_episodes_become_a_trajectory_file_of_their_first_run(files: dict[str, P
     assert [entry["reward"] for entry in entries.values()] == [True, False, True]
 
 
+def test_a_run_that_was_not_played_is_refused_not_written_as_nothing(tmp_path: Path, capsys: Any) -> None:
+    write_jsonl(tmp_path / "e.jsonl", [played(), played(WRONG, run=1)])
+    for number in (9, -1):
+        said = fails(capsys, "trajectories", tmp_path / "e.jsonl", tmp_path / "t.json", "--run", number)
+        assert said.startswith(f"{tmp_path}/e.jsonl has no episode of run {number}; its last run is 1.")
+    assert not (tmp_path / "t.json").exists()
+
+
 def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files: dict[str, Path], tmp_path: Path) -> None:
     run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
     run("alpaca", files["right"], tmp_path / "b.json", "--mode", "self_play", "--rewarded")
