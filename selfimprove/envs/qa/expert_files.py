@@ -35,6 +35,8 @@ SHOWN = 20
 
 _PART = re.compile(r"^(Thought|Action|Observation):", re.MULTILINE)
 _END = re.compile(r"Episode finished, reward = (\w+)")
+_SEARCH = re.compile(r"search *\[.+\]", re.IGNORECASE)  # a tool's name is read as a policy's is
+_FINISH = re.compile(r"finish *\[.*\]", re.IGNORECASE)
 _OPTIONS = re.compile(r"\s*A\. .*\nB\. .*\nC\. ", re.DOTALL)
 
 
@@ -199,7 +201,8 @@ def _rounds(text: str) -> list[Round]:
     for place in range(0, len(parts), 3):
         thought, action, observation = (content for _, content in parts[place : place + 3])
         last = place + 3 == len(parts)
-        if not thought or "\n" in action or not re.fullmatch(r"finish\[.*\]" if last else r"search\[.+\]", action):
+        known = (_FINISH if last else _SEARCH).fullmatch(action)
+        if not thought or known is None:
             raise _Dropped("a round is no thought with one action")
         rounds.append(Round(thought=thought, action=action, observation=None if last else observation))
     return rounds

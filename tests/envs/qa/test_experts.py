@@ -121,6 +121,12 @@ def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path: P
     assert audit.dropped == {"no search": 1}
 
 
+def test_an_experts_tools_are_known_without_regard_to_case_as_the_policys_are(tmp_path: Path) -> None:
+    (expert,), _ = read(tmp_path, [alpaca("q", GOOD.replace("search[", "Search [").replace("finish[", "FINISH["))])
+    assert [part.action for part in expert.rounds] == ["Search [Tolma]", "FINISH[a town]"]
+    assert expert.question.gold == expert.answer == "a town"
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "[1]", json.dumps([alpaca("q", "nothing")])])
 def test_a_file_without_a_usable_row_is_one_sentence(tmp_path: Path, content: Any) -> None:
     (tmp_path / "experts.json").write_text(content)
