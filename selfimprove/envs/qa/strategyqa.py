@@ -18,7 +18,7 @@ from selfimprove.core.records import read_records, text_field
 from selfimprove.envs.qa.base import Question, Score, content_id, pick_split
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
-_WORD = re.compile(r"[^\W_]+(?:['’/-][^\W_]+)*")
+_WORD = re.compile(r"[^\W_]+(?:['’/_-][^\W_]+)*")
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -48,7 +48,7 @@ def load(split: str, folder: Path) -> list[Question]:
 def first_word(answer: str) -> str:
     """The first word, lower-cased, without the punctuation around it; empty if there is none.
 
-    A hyphen, an apostrophe or a slash inside belongs to it: "no-one" is no "no", and "yes/no" neither.
+    A hyphen, apostrophe, slash or underscore inside belongs to it: "no-one" is no "no", nor is "yes/no" or "no_answer".
     """
     found = _WORD.search(answer.lower())
     return found[0] if found else ""

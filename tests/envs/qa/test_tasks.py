@@ -70,6 +70,8 @@ def test_supporting_titles_each_once_in_the_order_of_the_facts() -> None:
         ("yes—because", "yes", 1),
         ("no-one knows", "no", 0),
         ("Yes/no", "yes", 0),
+        ("no_answer", "no", 0),
+        ("__no__", "no", 1),
     ],
 )
 def test_strategyqa_first_word_decides(answer: str, gold: str, reward: int) -> None:
