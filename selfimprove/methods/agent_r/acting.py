@@ -106,7 +106,8 @@ async def act(world: World, here: EpisodeState, reply: str, action: str | None =
 
     ``wait`` is answered here, without the environment: nothing changes but the dialogue. A negative score is a
     disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4). An environment that did another action than the
-    one said (A40) is taken at its word.
+    one said (A40) is taken at its word; but a ``wait`` that the environment did itself stays as it was said, since
+    ``wait`` would not reach it again.
 
     Raises:
         EnvError, UserError: as ``World.step``.
@@ -116,10 +117,11 @@ async def act(world: World, here: EpisodeState, reply: str, action: str | None =
         return EpisodeState(here.state, stored_reply(reply), action, WAITED, here.reward)
     state, step = await world.step(here.state, action)
     disaster = step.reward < 0 or bool(step.info.get("disaster", False))
+    did = str(step.info.get("mapped_to", action))
     return EpisodeState(
         state=state,
         reply=stored_reply(reply),
-        action=str(step.info.get("mapped_to", action)),
+        action=action if did == WAIT else did,
         observation=clean_observation(step.observation),
         reward=0.0 if disaster else float(step.reward),
         done=step.done or disaster,

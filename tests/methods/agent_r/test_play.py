@@ -11,7 +11,7 @@ from selfimprove.core.records import Episode, dump_line
 from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.acting import act, begin
-from selfimprove.methods.agent_r.metrics import evaluate_metrics
+from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcome
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import ACTOR, GIVEN, play
 from selfimprove.methods.agent_r.search import search
@@ -152,6 +152,25 @@ def test_where_the_environment_maps_an_action_the_one_that_was_done_is_recorded(
     one = assess(FAR, speaking("go right", "take key"), env=Mapping(), max_turns=2)
     assert [turn.attempt.answer for turn in one.turns] == ["right", "take key"]
     assert one.turns[0].attempt.text == said("go right")  # what was said stays as it is
+
+
+def test_a_wait_that_the_environment_made_of_an_action_is_no_revision_turn_and_reaches_it_again() -> None:
+    class Waiting(Corridor):
+        def step(self, action: str) -> Any:
+            if action != "wait a bit":
+                return super().step(action)
+            return super().step("right")._replace(info={"mapped_to": "wait"})
+
+    one = assess(FAR, speaking("wait a bit"), env=Waiting(), max_turns=1)
+    assert outcome(one).values["revisions"] == 0
+    action = one.turns[0].attempt.answer
+
+    async def again() -> Any:
+        world = EmbeddedWorld(Waiting())
+        _, (start,) = await begin(world, FAR)
+        return await act(world, start, one.turns[0].attempt.text, action)
+
+    assert asyncio.run(again()).observation == one.turns[0].observation
 
 
 def test_a_given_reply_acts_as_it_did_when_it_was_drawn() -> None:
