@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rapidfuzz import fuzz, utils
+from rapidfuzz import fuzz
 
 from selfimprove.envs.webshop.catalogue import Product
 from selfimprove.envs.webshop.goals import Goal
@@ -136,5 +136,8 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 
 
 def _plain(text: str) -> str:
-    """thefuzz's preparation: Latin-1's upper half dropped, lower case, everything but letters and digits a space."""
-    return utils.default_process(text.translate(_LATIN_1))
+    """thefuzz's preparation: Latin-1's upper half dropped, lower case, all but letters, digits and ``_`` a space.
+
+    That is release 0.19, which the original pins; later ones make a space of ``_``, too.
+    """
+    return re.sub(r"\W", " ", text.translate(_LATIN_1)).lower().strip()
