@@ -71,10 +71,10 @@ def map_action(prediction: str, among: Iterable[str], valid: Iterable[str] = ())
     does not depend on capitals.
     """
     wanted = prediction.replace("green house", "greenhouse").strip()
-    among = set(among)
-    if wanted in among:
+    among, valid = set(among), set(valid)
+    if wanted in among | valid:
         return wanted
-    if prediction.strip() in set(valid):
+    if prediction.strip() in valid:
         return prediction.strip()
     words = set(_plain(wanted).split())
     best, most = prediction, 0

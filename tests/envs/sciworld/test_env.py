@@ -212,6 +212,11 @@ def test_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction:
     assert mapped(prediction) == prediction
 
 
+def test_a_green_house_is_the_greenhouse_in_an_action_that_is_valid_but_no_candidate() -> None:
+    valid = ["close door to greenhouse", "open door to greenhouse"]
+    assert map_action("close door to green house", candidates(valid, "", ""), valid) == "close door to greenhouse"
+
+
 @pytest.mark.parametrize(
     ("prediction", "among"),
     [
