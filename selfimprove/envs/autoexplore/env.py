@@ -92,6 +92,8 @@ NO_COMMAND = (
 )
 
 FIRST_STEP_BONUS = 100.0
+FOUND_BELOW = 0.01
+"""The total cost of an episode that found its target; only ``keyword_costs`` can make it more."""
 
 
 class ExploreSnapshot(NamedTuple):
@@ -227,7 +229,9 @@ class AutoExplore:
             cost = -FIRST_STEP_BONUS - self.max_turns
         elif named or steps >= self.max_turns:
             cost += -self.max_turns if now.success else self.max_turns
-        self._moment = now._replace(steps=steps, cost=now.cost + cost, done=done)
+        total = now.cost + cost
+        now = now._replace(success=now.success and total < FOUND_BELOW)
+        self._moment = now._replace(steps=steps, cost=total, done=done)
         return self._step(self._moment.result if done else self.observation(), cost, chosen, valid)
 
     def _step(self, observation: str, cost: float, chosen: Action | None, valid: bool) -> Step:

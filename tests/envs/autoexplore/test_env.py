@@ -179,6 +179,15 @@ def test_keyword_costs_count_only_the_status_of_the_last_result(
     assert [step.info["valid"] for step in steps] == [True, False, False]
 
 
+@pytest.mark.parametrize("price", [1, 2])
+def test_an_episode_has_succeeded_if_its_whole_cost_is_below_a_hundredth(make_env: Any, price: int) -> None:
+    env = make_env(keyword_costs={"Warning": price})
+    env.reset(0)
+    steps = play(env, *["nonsense"] * 6, "cd core", "id hub.py")
+    found = sum(step.info["cost"] for step in steps) < 0.01
+    assert found == (price == 1) == steps[-1].info["success"] == bool(steps[-1].reward)
+
+
 def test_an_invalid_label_costs_a_step_and_changes_nothing_else(make_env: Any) -> None:
     env = make_env()
     env.reset(0)
