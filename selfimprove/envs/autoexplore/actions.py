@@ -89,12 +89,12 @@ def choose(choices: Sequence[Choice], response: str) -> Action | None:
     """The action that a response names, None if it names none.
 
     Accepted: a command exactly as listed, or a label: with blanks of any kind around it, a trailing dot, or any text
-    after the first dot (``7``, `` 7. ``, ``7. cat a.py``). Not accepted: ``07``, ``.7``, ``Choice 7``
+    after the first dot (``7``, `` 7. ``, ``7 .``, ``7. cat a.py``). Not accepted: ``07``, ``.7``, ``Choice 7``
     (docs/reflect-rl.md, L31).
     """
     response = response.strip()
     for choice in choices:
         if choice.action.text == response:
             return choice.action
-    named = response.partition(".")[0]
+    named = response.partition(".")[0].rstrip()
     return next((choice.action for choice in choices if choice.label == named), None)

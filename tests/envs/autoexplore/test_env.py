@@ -205,7 +205,21 @@ def test_labels_are_numbers_then_letters() -> None:
     assert [choice.label for choice in choices] == list(LABELS)
 
 
-LISTED = ("2", " 2 ", "2.", "\t2", "2\t", "\r\n2\xa0", "2. cd core", "2.5", "2..", 'cat "a b.py"', '\tcat "a b.py"\n')
+LISTED = (
+    "2",
+    " 2 ",
+    "2.",
+    "\t2",
+    "2\t",
+    "\r\n2\xa0",
+    "2. cd core",
+    "2 .",
+    "2 . cd",
+    "2.5",
+    "2..",
+    'cat "a b.py"',
+    '\tcat "a b.py"\n',
+)
 NOT_LISTED = ("02", "Choice 2", "", " ", ".", ".2", ". 2", "2 cd core", "2,", "(2)", "\uff12", "3", "cat a b.py")
 
 
