@@ -40,13 +40,14 @@ Agent = Callable[[EnumeratedEnv, SeedKey], Awaitable[AgentChoice]]
 
 
 async def chance(env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-    """One of the listed labels, each as likely."""
-    return AgentChoice(None, rng("random agent", key).choice(env.state().labels))
+    """One of the listed labels, each as likely; "" where none is listed."""
+    labels = env.state().labels
+    return AgentChoice(None, rng("random agent", key).choice(labels) if labels else "")
 
 
 async def expert(env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-    """The oracle; where it knows no path, the first label."""
-    return AgentChoice(None, oracle_label(env) or env.state().labels[0])
+    """The oracle; where it knows no path, the first label; "" where none is listed."""
+    return AgentChoice(None, oracle_label(env) or next(iter(env.state().labels), ""))
 
 
 class ChatAgent:

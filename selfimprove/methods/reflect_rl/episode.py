@@ -122,14 +122,14 @@ def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) 
 
     Args:
         ids: of every label; None where actions are chosen among the whole vocabulary.
-        masked: they were chosen among the labels listed at the step, not among all.
+        masked: they were chosen among the labels listed at the step (if any was), not among all.
     """
     every = None if ids is None else list(ids.values())
     decisions = []
     for step in episode.steps:
         assert step.logprob is not None
         assert step.entropy is not None
-        allowed = [ids[label] for label in step.labels] if masked and ids is not None else every
+        allowed = [ids[label] for label in step.labels] if masked and ids is not None and step.labels else every
         decisions.append(Decision(step.prompt_ids, step.token, allowed, step.logprob, step.entropy, step.cost))
     return RLTrajectory(episode.id, episode.success, decisions)
 

@@ -89,9 +89,12 @@ async def _reflect(
 
 
 def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, ...] | None:
-    """What the policy chooses among: the labels listed now, all labels (shrink_head), or (None) the vocabulary."""
+    """What the policy chooses among: the labels listed now, all labels (shrink_head), or (None) the vocabulary.
+
+    Where none is listed, all: a step is to pass.
+    """
     if cfg.mask_invalid:
-        return state.labels
+        return state.labels or env.labels
     return env.labels if cfg.shrink_head else None
 
 

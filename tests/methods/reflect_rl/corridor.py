@@ -82,6 +82,13 @@ class Corridor:
         return copy.copy(self)
 
 
+class DeadEnd(Corridor):
+    """One in whose cell 1 nothing can be done."""
+
+    def commands(self) -> dict[str, str]:
+        return {} if self._now[1] == 1 else super().commands()
+
+
 def nan_cost() -> Corridor:
     """One whose action 1 costs nothing that is a number."""
     env = Corridor()

@@ -17,7 +17,7 @@ from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, read_choice
-from tests.methods.reflect_rl.corridor import nan_cost
+from tests.methods.reflect_rl.corridor import DeadEnd, nan_cost
 
 ENV = listed_env().make()
 KEY = SeedKey(1, "61--0")
@@ -132,6 +132,17 @@ def test_an_answer_without_a_label_is_an_invalid_action() -> None:
     agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
     one = asyncio.run(play_agent(env.task_ids()[0], env, agent, KEY))
     assert [(step.label, step.valid, step.command) for step in one.steps] == [("", False, None)] * 3
+    assert one.status == "unsolved"
+
+
+@pytest.mark.parametrize("kind", ["random", "expert"])
+def test_where_no_action_is_listed_an_agent_lets_time_pass(kind: Any) -> None:
+    class Closed(DeadEnd):
+        def commands(self) -> dict[str, str]:
+            return {}
+
+    one = played(kind, env=Closed())
+    assert [(step.label, step.valid) for step in one.steps] == [("", False)] * 4
     assert one.status == "unsolved"
 
 

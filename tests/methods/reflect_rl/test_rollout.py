@@ -20,7 +20,7 @@ from selfimprove.methods.reflect_rl.episode import RLEpisode, trajectory
 from selfimprove.methods.reflect_rl.metrics import evaluate_metrics
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play, reflects
-from tests.methods.reflect_rl.corridor import Corridor, nan_cost
+from tests.methods.reflect_rl.corridor import Corridor, DeadEnd, nan_cost
 from tests.support.tiny import make_tiny_model
 
 KEY = SeedKey(7, "e0")
@@ -111,6 +111,15 @@ def test_an_action_that_is_not_listed_costs_its_step_and_is_told_as_such() -> No
     assert len(episode.steps) == 4
     assert (episode.status, episode.cost) == ("unsolved", 2.0)
     assert all(not step.valid and step.command is None for step in episode.steps)
+
+
+def test_where_no_action_is_listed_any_label_is_invalid_and_time_passes() -> None:
+    policy = Scripted(lambda prompt: "1")
+    episode = run(policy, cfg=ActingParams(mask_invalid=True), env=DeadEnd())
+    assert [request.allowed for request in policy.asked] == [("0", "1"), *[("0", "1", "2")] * 3]
+    assert [step.valid for step in episode.steps] == [True, False, False, False]
+    decisions = trajectory(episode, {"0": 5, "1": 9, "2": 8}, masked=True).decisions
+    assert [decision.allowed for decision in decisions] == [[5, 9], *[[5, 9, 8]] * 3]
 
 
 def test_one_coin_a_step_is_the_whole_batchs() -> None:
