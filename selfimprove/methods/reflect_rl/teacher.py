@@ -52,10 +52,13 @@ _WHOLE = re.compile(r"(\w+)(?:\.(?!\d).*|:.*)?", re.DOTALL)
 _ACTION = re.compile(r"\baction\b", re.IGNORECASE)
 _LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n]*\w|['’-]\w)", re.IGNORECASE)
 """A letter that "action:" is followed by, and not the first word of a sentence, as in "Action: I would go"."""
-_INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|[.,]\d|\.[a-z])")
-"""A whole number without a sign, and no part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py)."""
-_STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|[.,]\d)", re.IGNORECASE)
-_NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|[.,]\d)", re.IGNORECASE)
+_INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|\.\d|,\d{3}(?!\d)|\.[a-z])")
+"""A whole number without a sign, and no part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py).
+
+1,2 are two.
+"""
+_STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
+_NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
 """The number right behind "action:", and right behind the word."""
 
 
