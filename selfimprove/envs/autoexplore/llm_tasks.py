@@ -132,6 +132,7 @@ def parse_pairs(text: str) -> list[QuestionAnswer]:
     return list(pairs.values())
 
 
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)\w*[ \t\r]*$", re.MULTILINE)
 
 
@@ -140,7 +141,7 @@ def _plain(text: str) -> str:
 
     So ``'host' is set to 'local'`` stays as it is.
     """
-    paragraph = _FENCE.sub("", text.strip()).strip().split("\n\n", 1)[0]  # what a chat model adds after its pairs
+    paragraph, *_ = _BLANK_LINE.split(_FENCE.sub("", text.strip()).strip(), 1)  # what a chat model adds after its pairs
     line = " ".join("".join(char if char.isprintable() else " " for char in paragraph).split())
     quoted = len(line) > 1 and line[0] in "'\"" and line[0] == line[-1] and line[0] not in line[1:-1]
     return line[1:-1].strip() if quoted else line
