@@ -13,7 +13,7 @@ Later steps add ``trajectories`` (docs/reflect-rl.md, L49). ``questions`` makes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -202,11 +202,16 @@ def depth_levels(
 def read_tasks(path: Path) -> list[Task]:
     """Read a file of tasks, ours or the original's (columns that its filter removes are ignored).
 
+    Of a folder, its .json files in the order of their names: the original's teacher writes one for each repository.
+
     Raises:
-        UserError: as ``read_records``, or a task does not fit the schema (names its place and field).
+        UserError: as ``read_records``, a task does not fit the schema (names its place and field), or no file is there.
     """
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{path}: no .json file of tasks is in this folder; name another.")
     tasks = []
-    for place, row in read_records(path):
+    for place, row in chain.from_iterable(map(read_records, files)):
         kept = {key: value for key, value in row.items() if key not in _DROPPED}
         try:
             tasks.append(Task.model_validate(kept))

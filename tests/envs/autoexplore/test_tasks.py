@@ -231,6 +231,15 @@ def test_a_task_without_a_question_is_dropped_not_refused(tmp_path: Path, repo: 
     assert sum(map(len, split_tasks(read_tasks(path), 0))) == 1
 
 
+def test_a_folder_of_task_files_is_read_in_the_order_of_their_names(tmp_path: Path, make_task: Any) -> None:
+    tasks = [make_task("core/hub.py"), make_task("README.md", root="other")]
+    with pytest.raises(UserError, match=r"no \.json file"):
+        read_tasks(tmp_path)
+    for name, task in zip(("b.json", "a.json"), tasks, strict=True):
+        (tmp_path / name).write_text(f"[{dump_line(task)}]")
+    assert read_tasks(tmp_path) == tasks[::-1]
+
+
 def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task: Any) -> None:
     path = tmp_path / "tasks.json"
     task = make_task("core/hub.py")
