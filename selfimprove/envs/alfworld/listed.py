@@ -11,6 +11,7 @@ It is shown no spoiler: it says what a player hopes to find.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from selfimprove.envs.alfworld.kitchen import INSTRUCTION
 from selfimprove.envs.interface import AgentEnv, State
 from selfimprove.envs.listed import ListedText
 
@@ -30,6 +31,7 @@ class PlannedGame(AgentEnv, Protocol):
 class EnumeratedKitchen(ListedText):
     """Games in ALFWorld's words; a win costs -1, everything else nothing. There is no instruction."""
 
+    rules = INSTRUCTION.partition("\nAnswer each time")[0]
     helped = ("That helped.", "So far so good.", "One step is done.")
     wrong = ("The last command did not help.", "That brought nothing.", "That was not needed.")
 

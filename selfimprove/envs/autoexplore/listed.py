@@ -14,7 +14,7 @@ from functools import lru_cache
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import choose
-from selfimprove.envs.autoexplore.env import ACTION_HEADING, AutoExplore, ExploreSnapshot
+from selfimprove.envs.autoexplore.env import ACTED, ACTION_HEADING, AutoExplore, ExploreSnapshot
 from selfimprove.envs.autoexplore.expert import plan, shared_word
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tasks import Task, depth_levels
@@ -57,6 +57,7 @@ class EnumeratedAutoExplore:
 
     name = "autoexplore"
     instruction = ""
+    rules = ACTED.partition("\nAnswer each time")[0]
     decisive = "cat"
 
     def __init__(

@@ -78,6 +78,8 @@ Every action costs a little. An action that changes nothing, as driving into a w
 Answer each time with a thought and one action:
 Thought: why
 Action: the action's number or words"""
+RULES = INSTRUCTION.partition("\nAnswer each time")[0]
+"""Without the form of the answers."""
 
 ACTION_HEADING = "\nThe actions you can take now is:"  # the original's, grammar included
 ACTION_LIST = (

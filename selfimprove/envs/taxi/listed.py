@@ -22,7 +22,7 @@ from typing import NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Last, Played, State
-from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, read_action, succeeded
+from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, RULES, Mode, Taxi, TaxiSnapshot, read_action, succeeded
 from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, EAST, NORTH, SOUTH, WEST, distances, is_open, moves, place
 from selfimprove.envs.taxi.words import where
 
@@ -69,6 +69,7 @@ class EnumeratedTaxi:
 
     name = "taxi"
     instruction = INSTRUCTION
+    rules = RULES
     decisive = ""
     labels = LABELS
 

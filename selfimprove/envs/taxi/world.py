@@ -29,10 +29,9 @@ class TaxiParams(ListedParams):
     @classmethod
     def rules(cls, max_turns: int) -> str:
         """The rules that the environment gives to a model, without the form of its answers."""
-        from selfimprove.envs.taxi.env import INSTRUCTION
+        from selfimprove.envs.taxi.env import RULES
 
-        rules = INSTRUCTION.partition("\nAnswer each time")[0]
-        return f"{rules}\nYou have {max_turns} actions. Type an action's number or its words."
+        return f"{RULES}\nYou have {max_turns} actions. Type an action's number or its words."
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         from selfimprove.envs.taxi.listed import EnumeratedTaxi

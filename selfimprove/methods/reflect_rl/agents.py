@@ -22,7 +22,7 @@ from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
 from selfimprove.methods.reflect_rl.params import AgentParams
-from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_choice
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, opening, read_choice
 
 REFLECT, ACT = 0, 1
 """Sample indices of a step's two answers."""
@@ -59,7 +59,7 @@ class ChatAgent:
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
         state = env.state()
-        system = Message(role="system", content=SYSTEM)
+        system = opening(env)
         here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
         if self._cfg.kind == "direct":
             asked = [system, Message(role="user", content=f"{here}\n\n{actions}")]

@@ -11,7 +11,7 @@ A chat model is asked in two turns a step, as the original asks GPT-4::
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
@@ -114,6 +114,18 @@ def _names_a_thing(said: str, commands: Collection[str]) -> bool:
     return short and words[-1].isdecimal() and words[-2] in numbered
 
 
+@runtime_checkable
+class TellsRules(Protocol):
+    """An environment whose states and instruction are for trained models: chat models are told its rules besides."""
+
+    rules: str
+
+
+def opening(env: EnumeratedEnv) -> Message:
+    """The system message of a chat model."""
+    return Message(role="system", content=f"{SYSTEM}\n{env.rules}" if isinstance(env, TellsRules) else SYSTEM)
+
+
 class Teacher(Protocol):
     """Reflects on states and, for complete trajectories, acts."""
 
@@ -213,6 +225,6 @@ def analysis_request(env: EnumeratedEnv, last: Last | None, *, exploring: bool) 
         if way and env.reveals(way[0]):
             wanted = f"{SPOILER.format(command=way[0])} {wanted}"
     return [
-        Message(role="system", content=SYSTEM),
+        opening(env),
         Message(role="user", content=f"{env.instruction}{state.pre.strip()}\n\n{wanted}"),
     ]

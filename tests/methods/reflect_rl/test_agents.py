@@ -16,17 +16,19 @@ from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams
-from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, read_choice
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, analysis_request, read_choice
 from tests.methods.reflect_rl.corridor import DeadEnd, nan_cost
 
 ENV = listed_env().make()
 KEY = SeedKey(1, "61--0")
 
 
-def played(kind: Any, answer: Any = None, env: Any = ENV, task: int = 61, episode: int = 0) -> RLEpisode:
+def played(
+    kind: Any, answer: Any = None, env: Any = ENV, task: int = 61, episode: int = 0, level: str = "full"
+) -> RLEpisode:
     cfg = AgentParams(kind=kind, engine="chat" if answer else None)
     agent = make_agent(cfg, ScriptedEngine(answer) if answer else None)
-    return asyncio.run(play_agent(task, env, agent, KEY, "full", episode=episode))
+    return asyncio.run(play_agent(task, env, agent, KEY, level, episode=episode))
 
 
 def test_the_expert_succeeds_where_max_turns_allows() -> None:
@@ -57,6 +59,31 @@ def test_direct_is_one_request_a_step() -> None:
     assert len(requests) == 2
     assert len(requests[1].messages) == 2
     assert "The actions you can take now is:\nAction 0" in requests[0].messages[1].content
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("taxi", "An action that changes nothing, as driving into a wall, is dangerous and ends the game."),
+        ("autoexplore", "id names a file as your answer, which ends the task"),
+        ("alfworld", "You can carry one object at a time."),
+        ("textcraft", ""),
+    ],
+)
+def test_a_chat_model_is_told_the_rules_and_no_form_of_its_answer(name: str, rule: str) -> None:
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "0"
+
+    env = listed_env(name=name, max_turns=1).make()
+    played("direct", answer, env, env.task_ids()[0], level="")
+    (system, _), *_ = [request.messages for request in requests]
+    assert system.content.startswith(SYSTEM)
+    assert rule in system.content
+    assert "Answer each time" not in system.content
+    assert analysis_request(env, None, exploring=False)[0] == system
 
 
 def test_an_answer_that_is_a_command_word_for_word_is_that_action() -> None:
