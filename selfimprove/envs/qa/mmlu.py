@@ -20,10 +20,8 @@ from selfimprove.envs.qa.base import Question, Score, content_id, read_table
 
 LETTERS = "ABCD"
 SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}
-# A letter by itself: "D-Day" and "D's" are words, and "A cat" opens with an article, but "A is right", "A and C"
-# and "A 5" with a choice.
-_GOES_ON = r"(?:is|was|and|or|because|since|as|for|would|must|should|seems|looks|means|describes|explains|answers)\b"
-_LEADING = re.compile(rf"[\W_]*([B-D]|A(?![ \t]+(?!{_GOES_ON})[^\W\d_]))(?!_*[^\W_]|['’/–-]\w)", re.IGNORECASE)
+# A letter by itself: "D-Day" and "D's" are words.
+_LEADING = re.compile(r"[\W_]*([A-D])(?!_*[^\W_]|['’/–-]\w)", re.IGNORECASE)
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -59,8 +57,8 @@ def load(split: str, folder: Path) -> list[Question]:
 def letter_of(answer: str) -> str:
     """The option letter that the answer opens with, in upper case; empty if it opens with none.
 
-    "A cat" and "a cat" open with an article, "D-Day" with a word. What follows the letter does not matter, as in the
-    original, which rewards "A, D" for A.
+    "D-Day" opens with a word. What follows the letter does not matter, as in the original, which rewards "A, D" and "A
+    cat" for A.
     """
     match = _LEADING.match(answer)
     return match[1].upper() if match else ""
