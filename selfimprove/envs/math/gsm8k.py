@@ -59,7 +59,7 @@ def extract_strict(attempt: str) -> str | None:
     """
     # Every box that is closed is closed by the last brace at the latest: searched up to there, time is linear.
     boxes = _STRICT_BOX.findall(attempt[: attempt.rfind("}") + 1])
-    number = boxes[-1].replace(",", "").strip() if boxes else ""
+    number = boxes[-1].replace(",", "") if boxes else ""
     try:
         return str(int(number))
     except ValueError:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
@@ -196,6 +196,7 @@ def test_the_command_s_name_in_prose_takes_no_answer_back(prose: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*r"0189١８²−,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
+@example("boxed{\x1c18}")
 def test_strict_reads_what_the_original_s_pattern_and_int_read(text: str) -> None:
     boxes = re.findall(r"boxed\{([^}]+)\}", text)
     try:
