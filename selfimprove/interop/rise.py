@@ -245,20 +245,20 @@ def _opening(entry: _Entry) -> list[Message]:
         shown = 2 * len(actions) if failed else 2 * (len(actions) - 1) - entry.omitted[-1]
         if shown < len(messages):
             return messages[: len(messages) - shown]
+    (problem,) = opening(entry.query, few_shot=False)
     for index in range(1, len(messages) - 1):
         before, attempt, after = messages[index - 1 : index + 2]
-        # The feedback tells the first attempt from a worked example that it repeats word for word; what stands before
-        # it, from the same attempt at a later turn of a dialogue that was cut.
-        first_pair = [attempt.content, after.content] == [*actions[:1], *told[:1]]
+        # The feedback tells the first attempt from a worked example that it repeats word for word (if the dialogue was
+        # cut between them, the problem does); what stands before it, from the same attempt at a later turn.
+        first_pair = [attempt.content, after.content] == [*actions[:1], *told[:1]] and (index > 1 or before == problem)
         if first_pair and attempt.role == "assistant" and before.role == "user" and before.content != after.content:
             return messages[:index]
     if len(actions) < 2 and messages[-1].content not in told:
         return messages  # nothing was attempted before: it is all prompt
     # The limit on trailing messages cut the first attempt off, and the problem; a worked example stays before the cut.
-    problem = opening(entry.query, few_shot=False)
     begins = [message.role for message in messages[:2]] == ["user", "assistant"]
-    if begins and messages[0].content not in (*told, problem[0].content):
-        return [*messages[:2], *problem]
+    if begins and messages[0].content not in (*told, problem.content):
+        return [*messages[:2], problem]
     return opening(entry.query)
 
 

@@ -185,10 +185,12 @@ def test_a_cut_dialogue_keeps_the_worked_example_that_it_begins_with() -> None:
     theirs = [Message(role="user", content="\nTheir instruction\n"), Message(role="assistant", content="Step 1")]
     one = run(0, 0, 0, 1)
     one.prompt = [*theirs, *opening(QUESTION, few_shot=False)]
-    for kept in (1, 2, 3, 4):
-        log = original(one)
-        log["0"]["dialogue"][2:] = log["0"]["dialogue"][-kept:]
-        assert from_log(log, "log", "gsm8k")[0].prompt == one.prompt
+    for first in (one.turns[0].attempt.text, "Step 1"):  # and where the first attempt repeats it
+        one.turns[0].attempt.text = first
+        for kept in (1, 2, 3, 4):
+            log = original(one)
+            log["0"]["dialogue"][2:] = log["0"]["dialogue"][-kept:]
+            assert from_log(log, "log", "gsm8k")[0].prompt == one.prompt
 
 
 turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=3), max_size=4)
