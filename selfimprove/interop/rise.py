@@ -8,6 +8,7 @@ The log is one object keyed by task index; besides the original's fields it hold
 status, omitted``. It has no place for token ids: episodes imported from a log are tokenised anew when trained on.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError, fault
-from selfimprove.core.publish import aside, write_json
+from selfimprove.core.publish import aside, write_json, write_text
 from selfimprove.core.records import (
     Attempt,
     Episode,
@@ -276,7 +277,9 @@ def export_log(
     ] = None,
 ) -> None:
     """Episodes (JSONL) to the original's log."""
-    write_json(target, to_log(read_jsonl(source, Episode), api or ()))
+    log = to_log(read_jsonl(source, Episode), api or ())
+    # In the episodes' order, which the original converts in: sorted keys would put "10" before "2".
+    write_text(target, json.dumps(log, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @app.command("dataset")

@@ -334,6 +334,15 @@ def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: P
     assert not (tmp_path / "none.jsonl").exists()
 
 
+def test_a_written_log_keeps_the_order_of_its_episodes(tmp_path: Path) -> None:
+    episodes, log, back = tmp_path / "e.jsonl", tmp_path / "5_turns.json", tmp_path / "back.jsonl"
+    write_jsonl(episodes, [TWO_TURNS.model_copy(update={"id": f"task-{i}"}) for i in range(12)])
+    assert call("log", episodes, log).returncode == 0
+    assert list(json.loads(log.read_text())) == [str(i) for i in range(12)]
+    assert call("import-log", log, back).returncode == 0
+    assert back.read_bytes() == episodes.read_bytes()
+
+
 def test_a_question_that_an_original_log_asks_twice_gets_two_ids() -> None:
     log = original(TWO_TURNS)
     log["1"] = log["0"]
