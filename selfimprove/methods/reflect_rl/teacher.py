@@ -65,23 +65,24 @@ _NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", 
 def read_label(text: str, labels: Collection[str]) -> str | None:
     """The label that a chat model chose, None if it named none that is listed.
 
-    The answer itself, with a dot or colon and text after it; else a letter right after "action:"; else the first whole
-    number right after "action:", right after the word "action", or somewhere after it; only where there is none, the
-    first that stands alone. Never a part of a number, never another one in the place of one that is not listed
-    (docs/reflect-rl.md, L38)::
+    A letter right after "action:"; else the first whole number right after "action:", or right after the word "action";
+    else the answer itself, with a dot or colon and text after it; else the first whole number somewhere after "action";
+    only where there is none, the first that stands alone. Never a part of a number, never another one in the place of
+    one that is not listed (docs/reflect-rl.md, L38)::
 
+        1. The passenger is north.\n2. Action: 3          ->  3
         Of the 6 moves, the best action is 3.              ->  3
         I would not take action 2, it hits a wall.
         Action: 3                                          ->  3
         Action 12                                          ->  12, None if only 0 to 5 are listed
     """
-    whole = _WHOLE.fullmatch(text.strip().strip("*`\"'()[]").strip())
-    if whole is not None and whole[1] in labels:
-        return whole[1]
     letter = _LETTER.search(text)
     if letter is not None and letter[1] in labels:
         return letter[1]
     stated = _STATED.search(text) or _NEXT.search(text)
+    whole = _WHOLE.fullmatch(text.strip().strip("*`\"'()[]").strip())
+    if stated is None and whole is not None and whole[1] in labels:
+        return whole[1]
     if stated is not None:
         return stated[1] if stated[1] in labels else None
     word = _ACTION.search(text)
@@ -92,7 +93,8 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
 
 
 def read_choice(text: str, env: EnumeratedEnv) -> str | None:
-    """The label that a chat model chose: that of a command which is the whole answer, else as ``read_label``.
+    """The label that a chat model chose: that of a command which is the whole answer, with or without its label before
+    it; else as ``read_label``.
 
     An answer in the form of a command that is not listed is no choice.
     """
@@ -100,7 +102,7 @@ def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is no label either
     forms = (said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else "")
     commands = env.commands()
-    whole = next((label for label, command in commands.items() if command in forms), None)
+    whole = next((x for x, command in commands.items() if command in forms or f"{x}. {command}" in forms), None)
     if whole is None and any(_names_a_thing(form, commands.values()) for form in forms):
         return None
     return whole or read_label(text, env.state().labels)

@@ -93,7 +93,7 @@ def test_an_answer_that_is_a_command_word_for_word_is_that_action() -> None:
 
 def test_a_command_with_a_number_in_it_is_no_label() -> None:
     """``cat "chapter 2.md"`` once was label 2."""
-    labels = {"1": 'cat "chapter 2.md"', "2": 'id "chapter 2.md"'}
+    labels = {"1": 'cat "chapter 2.md"', "2": 'id "chapter 2.md"', "3": 'cat "action 2.md"'}
 
     class Book(type(ENV)):  # type: ignore[misc]
         def commands(self) -> dict[str, str]:
@@ -101,8 +101,9 @@ def test_a_command_with_a_number_in_it_is_no_label() -> None:
 
     env = Book()
     env.reset(61)
-    assert [read_choice(text, env) for text in (*labels.values(), "2")] == ["1", "2", "2"]
-    assert [read_choice(f"```\n{text}\n```", env) for text in labels.values()] == ["1", "2"]
+    assert [read_choice(text, env) for text in (*labels.values(), "2")] == ["1", "2", "3", "2"]
+    assert [read_choice(f"{label}. {text}", env) for label, text in labels.items()] == ["1", "2", "3"]
+    assert [read_choice(f"```\n{text}\n```", env) for text in labels.values()] == ["1", "2", "3"]
     assert read_choice(f"`{labels['1']}`", env) == "1"
 
 
