@@ -21,8 +21,17 @@ SCALE = 100.0
 class Critic:
     """V of hidden states [decisions, hidden]; begins at 0, as without a critic."""
 
-    def __init__(self, params: CriticParams, hidden: int, seed: int, device: str = "cpu") -> None:
-        self._params = params
+    def __init__(
+        self,
+        params: CriticParams,
+        hidden: int,
+        seed: int,
+        device: str = "cpu",
+        *,
+        weight_decay: float = 0.001,
+        grad_clip: float = 0.3,
+    ) -> None:
+        self._params, self._grad_clip = params, grad_clip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_bits(seed, "critic") % 2**63)
             last = torch.nn.Linear(hidden, 1)
@@ -30,7 +39,7 @@ class Critic:
             torch.nn.init.zeros_(last.bias)
             layers = [torch.nn.Linear(hidden, hidden), torch.nn.Tanh()] if params.kind == "mlp" else []
             self.head = torch.nn.Sequential(*layers, last).to(device)
-        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=params.lr)
+        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=params.lr, weight_decay=weight_decay)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._updates = 0
 
@@ -64,6 +73,7 @@ class Critic:
                 share.backward()  # type: ignore[no-untyped-call]
                 loss += share.detach().cpu()
             group.sum_gradients(self.head.parameters())
+            torch.nn.utils.clip_grad_norm_(self.head.parameters(), self._grad_clip)
             self.optimizer.step()
             losses.append(group.total(float(loss)))
         self._seen = []

@@ -49,7 +49,10 @@ class Learner:
             policy.trainable, lr=params.lr, betas=params.betas, weight_decay=params.weight_decay, foreach=True
         )
         hidden = policy.model.config.get_text_config().hidden_size
-        self._critic = Critic(params.critic, hidden, seed, params.device) if params.critic is not None else None
+        self._critic = None
+        if params.critic is not None:
+            decay, clip = params.weight_decay, params.grad_clip
+            self._critic = Critic(params.critic, hidden, seed, params.device, weight_decay=decay, grad_clip=clip)
         self._waiting: list[tuple[RLTrajectory, bool]] = []
         self._calls = 0
         self._critic_loss: float | None = None

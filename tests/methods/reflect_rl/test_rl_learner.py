@@ -112,7 +112,7 @@ def test_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: Any) -> None:
-    critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1)
+    critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1, weight_decay=0.0)
     torch.manual_seed(0)
     hidden = torch.randn(60, 8)
     q = 3 * hidden[:, 0] - 1
@@ -136,6 +136,28 @@ def test_the_loss_is_the_squared_error_in_hundreds() -> None:
     critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1)
     critic.see(torch.ones(3, 4), torch.tensor([100.0, 200.0, -300.0]))
     assert critic.end_update(Group()) == pytest.approx((1 + 4 + 9) / 3)
+
+
+def test_the_critic_has_the_policys_weight_decay_and_gradient_clip(tiny: Path) -> None:
+    """As the original's, whose two optimisers have the same settings; it once had neither."""
+    learner, _ = make(tiny, critic={"every": 1, "epochs": 4, "lr": 0.05}, weight_decay=0.1, grad_clip=0.01)
+    critic = learner._critic
+    assert critic is not None
+    width = critic.head[0].in_features
+    torch.manual_seed(0)
+    hidden, q = 5 * torch.randn(20, int(width)), 100 * torch.randn(20)  # type: ignore[arg-type]
+    twin = torch.nn.Linear(int(width), 1)  # type: ignore[arg-type]
+    torch.nn.init.zeros_(twin.weight)
+    torch.nn.init.zeros_(twin.bias)
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.05, weight_decay=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        ((q - twin(hidden)[:, 0]) / 100).square().mean().backward()  # type: ignore[no-untyped-call]
+        assert float(torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.01)) > 0.01
+        optimizer.step()
+    critic.see(hidden, q)
+    critic.end_update(Group())
+    assert torch.allclose(critic.value(hidden), twin(hidden)[:, 0], atol=1e-4)
 
 
 @pytest.mark.parametrize("shared", [True, False])
