@@ -258,7 +258,7 @@ class AutoExplore:
             draw = (self._seed, snapshot.task, snapshot.episode)
             self._all_targets = self._existing_targets(task)
             self._easy_target = rng("autoexplore easy", *draw).choice(self._all_targets)
-            leaveout = Leaveout.around(self._all_targets, self._leaveout_prob, *draw)
+            leaveout = Leaveout.around(self.targets(), self._leaveout_prob, *draw)
             self._sandbox = Sandbox(View(self._repos[task.root].tree, leaveout))
         self._moment = snapshot
 

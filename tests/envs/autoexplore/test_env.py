@@ -286,6 +286,17 @@ def test_easy_names_one_target(repo: Repo, make_task: Any) -> None:
     assert play(both, "cd core", "cd deep", 'id "wire format.py"')[-1].info["success"]
 
 
+def test_easy_keeps_its_one_target_and_may_leave_out_the_others(repo: Repo, make_task: Any) -> None:
+    """The file that another episode asks for is no target here, so it once was kept for nothing."""
+    seen = [{"model_name": "m", "filename": "README.md", "info": "positive", "trajectory": []}]
+    env = AutoExplore(
+        [make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, easy=True, union_targets=True, leaveout_prob=1.0
+    )
+    for episode in range(20):
+        env.reset(0, episode)
+        assert env.valid_actions() == (["cat README.md", "id README.md"] if env.targets() != (HUB,) else ["cd core"])
+
+
 def test_first_step_is_a_bandit(make_env: Any) -> None:
     env = make_env(first_step=True)
     for action, cost in (("cd core", -115.0), ("cd data", 1.0), ("id README.md", 16.0), ("nonsense", 1.0)):
