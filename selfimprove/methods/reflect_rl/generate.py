@@ -184,6 +184,7 @@ async def _wrong_file(
     corrected = await teacher.choose(env, wrong, reflection, key, exploring=True)
     if corrected is not None:
         made = _with_step(made, env, reflection, corrected)
+        made.filename = _act(env, corrected)[1].identified
         made.status = "solved"
     return made
 

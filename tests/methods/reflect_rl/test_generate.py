@@ -227,6 +227,19 @@ def test_a_negative_is_one_dialogue_too(explore: EnumeratedEnv) -> None:
     assert second.messages[2].content == "bus.py says nothing of it."
 
 
+def test_a_negative_has_the_file_that_its_correction_identified(explore: EnumeratedEnv) -> None:
+    """The original does what the teacher says, and writes what that identified; it once stayed null."""
+    for verb, identified in (("id", True), ("cat", False)):
+
+        def answer(request: Request, sample: int, verb: str = verb) -> str:
+            listed = request.messages[-1].content.splitlines()
+            return next((line.partition(".")[0] for line in listed if f". {verb} " in line), "It was wrong.")
+
+        one = made(TeachingTask(task_id=0, negative=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
+        assert (one.status, one.steps[-1].command.split()[0]) == ("solved", verb)
+        assert one.filename == (f"core/{one.steps[-1].command.removeprefix('id ')}" if identified else None)
+
+
 def test_a_resumed_teacher_is_not_asked_again(tmp_path: Path, explore: EnumeratedEnv) -> None:
     asked = 0
 
