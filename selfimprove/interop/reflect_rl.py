@@ -232,10 +232,10 @@ def export_filtered(
     shutil.rmtree(part, ignore_errors=True)
     try:
         for name, repo in filtered.repos.items():
+            for path in repo.tree.folders:  # those without a file left, too: they are listed in play
+                (part / name / path).mkdir(parents=True, exist_ok=True)
             for path in repo.files:
-                copy = part / name / path
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(repo.tree.read(path, MOST_BYTES)[0])
+                (part / name / path).write_bytes(repo.tree.read(path, MOST_BYTES)[0])
         os.replace(part, target)
     except OSError as error:
         raise UserError(f"{target}: the files can't be copied ({error}); make room, or name another folder.") from None

@@ -144,6 +144,17 @@ def test_a_text_without_a_marker_is_an_error(row: Any) -> None:
         from_text(row, "rows.jsonl, line 4")
 
 
+def test_folders_that_the_filter_empties_are_copied_as_they_are_listed_in_play(tmp_path: Path) -> None:
+    """As the original copies them; a copy once offered fewer folders than the repository itself."""
+    plant(tmp_path / "repos" / "one", {"a.py": "x = 1  # long enough", "bin/deep/tool.exe": "not of a kind to explore"})
+    run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
+    assert [str(path.relative_to(tmp_path / "filtered")) for path in sorted((tmp_path / "filtered").rglob("*"))] == [
+        "one", "one/a.py", "one/bin", "one/bin/deep",
+    ]  # fmt: skip
+    copied, own = (Repo.open(tmp_path / folder / "one").tree.folders for folder in ("filtered", "repos"))
+    assert copied == own
+
+
 def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", {**FILES, ".hidden.py": "x = 1\n" * 9, "logo.png": "pixels " * 9})
     plant(tmp_path / "repos/other", {"a.py": "x = 1\n" * 9, "tests/test_a.py": "x = 1\n" * 9})
