@@ -28,8 +28,8 @@ class Critic:
         seed: int,
         device: str = "cpu",
         *,
-        weight_decay: float = 0.001,
-        grad_clip: float = 0.3,
+        weight_decay: float,
+        grad_clip: float,
     ) -> None:
         self._params, self._grad_clip = params, grad_clip
         with torch.random.fork_rng(devices=[]):

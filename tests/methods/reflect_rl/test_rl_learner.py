@@ -112,7 +112,7 @@ def test_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: Any) -> None:
-    critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1, weight_decay=0.0)
+    critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1, weight_decay=0.0, grad_clip=0.3)
     torch.manual_seed(0)
     hidden = torch.randn(60, 8)
     q = 3 * hidden[:, 0] - 1
@@ -133,7 +133,7 @@ def test_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: Any) -> No
 
 
 def test_the_loss_is_the_squared_error_in_hundreds() -> None:
-    critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1)
+    critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1, weight_decay=0.001, grad_clip=0.3)
     critic.see(torch.ones(3, 4), torch.tensor([100.0, 200.0, -300.0]))
     assert critic.end_update(Group()) == pytest.approx((1 + 4 + 9) / 3)
 
