@@ -22,7 +22,7 @@ GPU_PRICE ?=
 ENV ?= textcraft
 PORT ?= 36001
 POLICY ?= person
-JOBS ?= 1
+JOBS ?=
 CLUSTER ?=
 export CLUSTER
 
@@ -78,10 +78,10 @@ endif
 demo: $(READY) ## a minute: a tiny model learns a taxi game by Reflect-RL; ends with a table and report/demo.png
 	@python -m selfimprove.apps.demo
 
-repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one (CLUSTER=ray: on a cluster)
+repro: $(READY) ## run what is out of date, as many stages at once as there are cores for, and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one (JOBS=1: one after another; CLUSTER=ray: on a cluster)
 	@$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
-	@python -m selfimprove.pipeline.warm dvc repro $(goals)
+	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml (arena-textcraft: all methods on one environment)
@@ -112,7 +112,7 @@ exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc e
 
 sweep: $(READY) ## GRID="key=a,b key=c,d": an experiment for each point of a grid, JOBS=2 at once; killed, it goes on (METHOD=)
 	@$(if $(GRID),,$(error make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18"))$(no_profile)
-	@python -m selfimprove.pipeline.sweep $(call quoted,$(GRID)) --jobs $(call quoted,$(JOBS)) --method '$(METHOD)'
+	@python -m selfimprove.pipeline.sweep $(call quoted,$(GRID)) --jobs $(call quoted,$(or $(JOBS),1)) --method '$(METHOD)'
 
 compare: $(READY) ## the last commit and its experiments side by side: headline metrics with errors, changed params
 	@python -m selfimprove.apps.report.compare

@@ -5,9 +5,9 @@ would meet between stages, and one of them would take a dvc.lock that is being w
 
 DVC rewrites dvc.lock after every stage in place: a SIGKILL at that moment leaves it empty or torn, and DVC then refuses
 to start. Every stage therefore keeps a copy at its beginning, when DVC has finished writing about the stage before
-(``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: at most one stage is then run again, and its
-finished work is only published again. ``.dvc/tmp/rwlock`` says which process works on which file; a torn one, and the
-entries of processes that have ended, are removed.
+(``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: the stages that have ended since are run again,
+which only publishes their finished work. ``.dvc/tmp/rwlock`` says which process works on which file; a torn one, and
+the entries of processes that have ended, are removed.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,9 @@ from selfimprove.core.publish import aside, write_text
 LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
+REPO_LOCK = Path(".dvc/tmp/lock")
+"""Locked (``flock``) by the DVC that is writing; it lets go of it while its stage runs."""
+
 POLL_SECONDS = 0.5
 TURN = Path(".scratch/locks/repro")
 """Locked by the run that works here; holds its process id."""
@@ -58,14 +62,20 @@ def sign_turn(turn: int, pid: int) -> None:
 
 
 def keep() -> None:
-    """Keep a copy of dvc.lock. Called while DVC waits for a stage: it has finished writing."""
-    try:
+    """Keep a copy of dvc.lock. Called while the stage's DVC waits for it; while another one writes, none is kept."""
+    with ExitStack() as held:
+        if REPO_LOCK.exists():
+            lock = held.enter_context(REPO_LOCK.open("rb"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+        if not LOCK.exists():
+            return  # the first stage of all
         text = LOCK.read_bytes()
-        if not (KEPT.is_file() and KEPT.read_bytes() == text):
-            with aside(KEPT) as part:
-                part.write_bytes(text)
-    except FileNotFoundError:
-        return  # the first stage of all
+    if not (KEPT.is_file() and KEPT.read_bytes() == text):
+        with aside(KEPT) as part:
+            part.write_bytes(text)
 
 
 def restore() -> Iterator[str]:

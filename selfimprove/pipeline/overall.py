@@ -53,20 +53,23 @@ class Overall:
     def end(self) -> None:
         """The running stage has ended, without a known failure: keep how long it took."""
         if self._running:
-            with suppress(OSError, UserError):  # a full disk costs the run only what it would say of the next one
-                write_json(SECONDS, _seconds() | {self._running: round(time.monotonic() - self._since, 1)})
+            keep_seconds(self._running, time.monotonic() - self._since)
             self._running = ""
 
     def _position(self) -> str:
         names = set(self._names) | self._met
         text = f"stage {len(self._met)} of {len(names)}"
-        known = _seconds()
+        known = known_seconds()
         left = [known.get(name) for name in names - self._met | {self._running}]
         if any(one is None for one in left):
             return text
         seconds = sum(one for one in left if one is not None)
-        shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-        return f"{text}, at most about {shown} left"
+        return f"{text}, at most about {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """``14 min``, or ``40 s``."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
@@ -88,7 +91,14 @@ def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
     ]
 
 
-def _seconds() -> dict[str, float]:
+def keep_seconds(stage: str, seconds: float) -> None:
+    """Keep how long a stage took."""
+    with suppress(OSError, UserError):  # a full disk costs the run only what it would say of the next one
+        write_json(SECONDS, known_seconds() | {stage: round(seconds, 1)})
+
+
+def known_seconds() -> dict[str, float]:
+    """Stage -> seconds of its last run here."""
     try:
         value = json.loads(SECONDS.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -47,6 +47,9 @@ PARENTS = "SELFIMPROVE_PARENTS"
 TERMINATE = b"t"
 """Message of a stage's process to the helper when it gets a SIGTERM."""
 
+PARALLEL = (sys.executable, "-m", "selfimprove.pipeline.parallel")
+"""The command that runs several DVCs at once; what is done for DVC before and after a run is done for it, too."""
+
 ASK_SECONDS = 0.2
 FOLDER = "warm-"
 """Prefix of the helper's folder; the process id follows."""
@@ -72,7 +75,7 @@ def forward(module: str, section: str) -> int | None:
     None if the stage has to run in this process: there is no helper, or the section names a GPU or vLLM.
     """
     address = os.environ.get(ADDRESS)
-    if not address or _uses_gpu(_read(section)):
+    if not address or uses_gpu(_read(section)):
         return None
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -105,12 +108,12 @@ def _read(section: str) -> Any:
         return None
 
 
-def _uses_gpu(params: Any) -> bool:
-    """Whether ``device: cuda`` or ``engine: vllm`` stands anywhere in there."""
+def uses_gpu(params: Any) -> bool:
+    """Of params or a part of them: whether ``device: cuda`` or ``engine: vllm`` stands anywhere in there."""
     if isinstance(params, dict):
         named = params.get("device") == "cuda" or params.get("engine") == "vllm"
-        return named or any(_uses_gpu(value) for value in params.values())
-    return isinstance(params, list) and any(_uses_gpu(value) for value in params)
+        return named or any(uses_gpu(value) for value in params.values())
+    return isinstance(params, list) and any(uses_gpu(value) for value in params)
 
 
 def main() -> None:
@@ -176,7 +179,7 @@ def _run(environment: dict[str, str]) -> int:
 
         overall = Overall(command[2:])
     turn = []
-    if command[:1] == ["dvc"]:
+    if command[:1] == ["dvc"] or command[: len(PARALLEL)] == list(PARALLEL):
         from selfimprove.pipeline.branch import back_on_branch, keep_branch
         from selfimprove.pipeline.dvc_files import sign_turn, take_turn
 

@@ -71,6 +71,13 @@ def test_a_claim_is_made_only_if_it_holds_in_every_run_of_three_seeds_on_two_kin
     assert not is_made([run(kind, 17) for kind in ("default", "avx2", "avx512")])
 
 
+def test_a_kind_of_kernels_with_fewer_seeds_must_hold_and_settles_nothing() -> None:
+    wide = run("portable", 17, 0.001)  # far within its standard error
+    assert is_made([*everywhere(), wide])
+    assert not is_made([*everywhere(), run("portable", 17, -0.001)])
+    assert not is_made([*everywhere()[:3], run("portable", 17)])
+
+
 def test_a_claim_is_made_only_beyond_three_standard_errors_pooled_on_every_kind_of_kernels() -> None:
     small = {f"default_{seed}": 0.017 for seed in (17, 18, 19)}  # pooled error of the tasks: .01 / √3 = .0058
     assert not is_made(everywhere(**small))
@@ -208,7 +215,7 @@ def test_portable_runs_name_their_kernels_in_the_params_and_others_in_the_enviro
     root, asked = copy_tiny(tmp_path / "repo"), []
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
 
-    def repro(folder: Path, _: list[str], environ: dict[str, str]) -> int:
+    def repro(folder: Path, _: list[str], environ: dict[str, str], jobs: int) -> int:
         asked.append((kernels_of(folder), environ.get("ATEN_CPU_CAPABILITY")))
         return 1
 
@@ -226,7 +233,7 @@ def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_we
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     arguments: dict[str, Any] = {"methods": ["reflect_rl"], "profile": "tiny"}
-    assert run_all(root, ["default"], [1], **arguments) == 0
+    assert run_all(root, ["default"], [1], **arguments, jobs=2) == 0
     file = root / "results/published/reflect_rl/default-1.json"
     first = json.loads(file.read_text())
     assert (first["kernels"], first["seed"]) == ("default", 1)

@@ -2,9 +2,9 @@
 
 A claim is a paired difference above zero (below it, where fewer is better): of a method's last row to another row, or
 of a row's metric to its own first turn. In a run it *holds* if the difference is on that side of zero. It is *made*
-only if it holds in every published run, at least ``SEEDS`` seeds on at least ``KINDS`` kinds of CPU kernels, and if on
-each kind the difference pooled over the seeds is beyond three standard errors. Shares of actions are not paired, since
-two rows act in different states: the error of their difference takes the rows for independent.
+only if it holds in every published run, and if the difference pooled over the seeds is beyond three standard errors on
+each kind of CPU kernels with at least ``SEEDS`` seeds, of which there must be at least ``KINDS``. Shares of actions are
+not paired, since two rows act in different states: the error of their difference takes the rows for independent.
 """
 
 import math
@@ -98,12 +98,9 @@ def _verdict(claim: Claim, runs: Sequence[Published]) -> Verdict | None:
     kinds = {kind: [one for other, one in measured if other == kind] for kind, _ in measured}
     by_kernels = {kind: pooled(estimates) for kind, estimates in kinds.items()}
     held = sum(claim.gain(one) > 0 for _, one in measured)
-    made = (
-        held == len(own)
-        and len(kinds) >= KINDS
-        and all(len(estimates) >= SEEDS for estimates in kinds.values())
-        and all(claim.gain(one) > BEYOND * one["se"] for one in by_kernels.values())
-    )
+    enough = [by_kernels[kind] for kind, estimates in kinds.items() if len(estimates) >= SEEDS]
+    beyond = all(claim.gain(one) > BEYOND * one["se"] for one in enough)
+    made = held == len(own) and len(enough) >= KINDS and beyond
     return Verdict(claim, by_kernels, held, len(own), made)
 
 

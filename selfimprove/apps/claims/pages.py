@@ -158,9 +158,9 @@ def _left_out(runs: Sequence[Published]) -> list[str]:
 def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
     kinds = list(dict.fromkeys(run["kernels"] for run in runs))
     rule = (
-        "A claim is made only if it holds (the difference is on its side of zero) in every published run, of at least "
-        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind, pooled over the seeds, by more than "
-        f"{BEYOND} standard errors."
+        "A claim is made only if it holds (the difference is on its side of zero) in every published run and, "
+        f"pooled over the seeds, by more than {BEYOND} standard errors on each kind of kernels with at least {SEEDS} "
+        f"seeds, of which there must be at least {KINDS}."
     )
     if rates := sorted({one.claim.metric for one in found} & set(runs[0]["results"]["rates"])):
         rule += f" Rows are paired task by task, but taken for independent in shares of actions ({', '.join(rates)})."
@@ -179,8 +179,8 @@ def _made(found: Sequence[Verdict]) -> str:
     """Each method's claims: those that are made, and in how many runs the others hold."""
     made = sum(one.made for one in found)
     said = prose(
-        f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, of at least "
-        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than {BEYOND} standard errors. "
+        f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, and by more than "
+        f"{BEYOND} standard errors on each kind of kernels with at least {SEEDS} seeds, at least {KINDS} kinds. "
         "For each of the others the table gives the number of runs in which the difference is on the claimed side."
     )
     lines = []

@@ -23,6 +23,7 @@ from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import DEFAULT, compose, composed
 from selfimprove.pipeline.rehearsal.folder import HOME, lay_out, link_named_files, write_if_changed
 from selfimprove.pipeline.rehearsal.run import repro
+from selfimprove.pipeline.repro import asked, jobs_here
 
 SEEDS = (17, 18, 19)
 LIMITS: Mapping[str, Mapping[str, str]] = {
@@ -34,9 +35,16 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
 
 
 def run_all(
-    root: Path, kinds: Sequence[str], seeds: Sequence[int], methods: Sequence[str] = METHODS, profile: str = DEFAULT
+    root: Path,
+    kinds: Sequence[str],
+    seeds: Sequence[int],
+    methods: Sequence[str] = METHODS,
+    profile: str = DEFAULT,
+    jobs: int = 1,
 ) -> int:
-    """Make and publish every run that is asked for; returns the exit code of the first that failed.
+    """Make and publish every run that is asked for, ``jobs`` stages at once.
+
+    Returns the exit code of the first that failed, or 0.
 
     Raises:
         UserError: kernels that this machine does not have, or another ``make claims`` runs here.
@@ -49,7 +57,7 @@ def run_all(
     with alone(home / "claims.lock", f"another `make claims` is running in {home}; wait for it, or stop it."):
         for seed in seeds:
             for kind in kinds:
-                code = _run(root, kind, seed, methods, profile)
+                code = _run(root, kind, seed, methods, profile, jobs)
                 if code:
                     return code
     for verdict in verdicts(read_published(root / FOLDER)):
@@ -59,7 +67,7 @@ def run_all(
     return 0
 
 
-def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str) -> int:
+def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str, jobs: int) -> int:
     folder = root / HOME / f"claims-{kind}-{seed}{'' if profile == DEFAULT else f'-{profile}'}"
     folder.mkdir(parents=True, exist_ok=True)
     lay_out(folder, root)
@@ -74,7 +82,7 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str)
     goals = ["report"] if tuple(methods) == tuple(METHODS) else [f"{method}-report" for method in methods]
     limits = {} if kind == PORTABLE else {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind]}
     chosen = {**limits, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
-    code = repro(folder, goals, {**os.environ, **chosen})
+    code = repro(folder, goals, {**os.environ, **chosen}, jobs)
     if code == 0:
         compared = collected_arena(folder, kind)
         if compared is not None:
@@ -92,9 +100,11 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", default=None, help="default, avx2, avx512 (else all), portable")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--profile", default=DEFAULT)
+    parser.add_argument("--jobs", default="", help="stages at once; else as many as the cores have room for")
     args = parser.parse_args()
     try:
-        sys.exit(run_all(Path.cwd(), args.kernels or kinds_here(), args.seeds, args.methods, args.profile))
+        jobs = asked(args.jobs) if args.jobs else jobs_here(composed(args.profile))
+        sys.exit(run_all(Path.cwd(), args.kernels or kinds_here(), args.seeds, args.methods, args.profile, jobs))
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -30,6 +30,7 @@ from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from selfimprove.pipeline.rehearsal.tell import printable, tell
 from selfimprove.pipeline.sections import schema_faults, spelled_out
+from selfimprove.pipeline.warm import PARALLEL
 
 REAL = stand_in.REAL
 CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
@@ -200,10 +201,14 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
     return {**os.environ, **own, **keys, **({} if gpus else {"HF_HUB_OFFLINE": "1"})}
 
 
-def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int:
-    """Run DVC in the rehearsal's folder, a line per stage; its output goes to a log, whose end a failure shows."""
+def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: int = 1) -> int:
+    """Run DVC in a folder, a line for each stage; its output goes to a log, whose end a failure shows.
+
+    ``jobs``: stages at once; how long each took is kept (``minutes_of``) if it is one.
+    """
     log, minutes = folder / "log.txt", minutes_of(folder)
-    command = [_python(environment), "-m", "selfimprove.pipeline.warm", "dvc", "repro", *goals]  # as `make repro`
+    how = ["dvc", "repro"] if jobs == 1 else [*PARALLEL, str(jobs)]
+    command = [_python(environment), "-m", "selfimprove.pipeline.warm", *how, *goals]  # as `make repro`
     stage, began = "", time.monotonic()
     with (
         log.open("w", encoding="utf-8") as out,
@@ -220,17 +225,19 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int
             out.flush()
             found = _RUNNING.search(line)
             if found is not None:
-                _note(folder, minutes, stage, began)
+                if jobs == 1:
+                    _note(folder, minutes, stage, began)
                 stage, began = found[1], time.monotonic()
                 print(f"  {time.strftime('%H:%M:%S')}  {stage}", flush=True)
         code = process.wait()
     if code == 0:
-        _note(folder, minutes, stage, began)
+        if jobs == 1:
+            _note(folder, minutes, stage, began)
         return 0
     end = "\n".join(f"  | {printable(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
     print(
-        f"{end}\nstage {stage or 'graph'} failed; {log} holds its whole output. "
-        "Fix the cause and run the same command again: it goes on at this stage.",
+        f"{end}\n{f'stage {stage}' if jobs == 1 and stage else 'the run'} failed; {log} holds its whole output. "
+        "Fix the cause and run the same command again: it goes on there.",
         file=sys.stderr,
     )
     return code

@@ -1,0 +1,195 @@
+"""Stages that do not need one another, at the same time: ``make repro`` where there are more cores than a stage takes.
+
+``python -m selfimprove.pipeline.parallel 4 report`` runs what is out of date among the stages that ``report`` needs,
+four at once. Each is run by a DVC of its own (``dvc repro --single-item``), which decides whether it has to and records
+it in dvc.lock; DVC's own locks keep these processes apart. A stage waits for those whose outputs it reads, and for
+nothing else; of those that are ready, the one with the longest way to the end begins first. No result depends on that:
+what a stage computes is named by its inputs, its params and its number of threads.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from selfimprove.core.cli import INTERRUPTED, one_sentence
+from selfimprove.pipeline.overall import ALWAYS, duration, keep_seconds, known_seconds
+
+POLL_SECONDS = 0.1
+UNKNOWN_SECONDS = 10.0
+"""What a stage is taken to last that has not run here yet."""
+
+OF_DVC = re.compile(
+    r"Running stage |> |(Updat|Generat)ing lock file|To track the changes|To enable auto staging|Use `dvc push`|"
+    r"\s*git add |\s*dvc config |Data and pipelines |Stage '[^']+' (didn't change|is cached)|"
+    r"ERROR: failed to reproduce|\s*$"
+)
+"""DVC's lines on every stage; what they say stands in the lines here already."""
+
+Needs = Mapping[str, Set[str]]
+"""Stage -> those whose outputs it reads."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A stage at work: its DVC, what both have printed, and since when."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    since: float
+
+    def lines(self) -> list[str]:
+        """What the stage has printed."""
+        self.output.seek(0)
+        text = self.output.read().decode("utf-8", "replace")
+        return [line for line in text.splitlines() if not OF_DVC.match(line)]
+
+    @property
+    def ran(self) -> bool:
+        """Whether DVC ran the stage, rather than to find it unchanged or in its cache."""
+        self.output.seek(0)
+        return b"Running stage " in self.output.read()
+
+
+class Parallel:
+    """Works stages off. ``needs``: what is to be done, and what each of these needs among them; ``jobs``: at once."""
+
+    def __init__(self, needs: Needs, jobs: int) -> None:
+        self._needs, self._jobs = needs, jobs
+        known = known_seconds()
+        self._seconds = {name: known.get(name, UNKNOWN_SECONDS) for name in needs}
+        self._estimated = any(name not in known for name in needs)
+        self._way = ways(needs, self._seconds)
+        self._waiting = sorted(needs, key=lambda name: (-self._way[name], name))
+        self._at_work: dict[str, _Job] = {}
+        self._done: set[str] = set()
+        self._stopped = False
+        self._code = 0
+        self._console = Console(stderr=True)
+
+    def run(self) -> int:
+        """Returns the exit code: 0, that of the first stage that failed, or 130 after Ctrl-C.
+
+        After either no further stage begins, and those at work are waited for.
+        """
+        signal.signal(signal.SIGINT, self._stop)
+        with self._console.status("") as status:
+            while self._at_work or (self._waiting and not self._ends):
+                self._begin()
+                time.sleep(POLL_SECONDS)
+                for name, job in list(self._at_work.items()):
+                    if job.process.poll() is not None:
+                        self._end(name, job)
+                if self._console.is_terminal:
+                    status.update(self._shown())
+        return INTERRUPTED if self._stopped else self._code
+
+    @property
+    def _ends(self) -> bool:
+        return self._stopped or self._code != 0
+
+    def _stop(self, *_: object) -> None:
+        self._stopped = True  # the terminal has interrupted the stages too: they save what they have done
+
+    def _begin(self) -> None:
+        ready = [name for name in self._waiting if self._needs[name] <= self._done]
+        for name in ready[: 0 if self._ends else self._jobs - len(self._at_work)]:
+            self._waiting.remove(name)
+            output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the stage has ended)
+            # What this process has of the turn that keeps other runs away, its children have too, should it be killed.
+            process = subprocess.Popen(
+                ["dvc", "--wait-for-lock", "repro", "--single-item", name],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False,
+            )  # fmt: skip
+            self._at_work[name] = _Job(process, output, time.monotonic())
+            place = f"stage {len(self._done) + len(self._at_work)} of {len(self._needs)}"
+            left = "" if self._estimated else f", about {duration(self._left())} left"
+            self._say(f"Running stage '{name}' ({place}, {len(self._at_work)} at work{left})")
+
+    def _end(self, name: str, job: _Job) -> None:
+        del self._at_work[name]
+        code = job.process.returncode
+        with job.output:
+            for line in job.lines():
+                self._say(line)
+            if code == 0:
+                self._done.add(name)
+                if job.ran:
+                    keep_seconds(name, time.monotonic() - job.since)
+                return
+        if not self._ends:
+            self._code = code if code > 0 else 128 - code
+            others = f"; {', '.join(self._at_work)} will be finished" if self._at_work else ""
+            self._say(f"stage {name} failed{others}. Correct what it names; the same command goes on there.")
+
+    def _left(self) -> float:
+        """Seconds, by those of each stage's last run: the longest way, or all the work if the jobs take longer."""
+        left = [name for name in self._needs if name not in self._done]
+        work = sum(self._seconds[name] for name in left) / self._jobs
+        return max(work, max((self._way[name] for name in left), default=0.0))
+
+    def _shown(self) -> Text:
+        """For a terminal: how far the stages at work are."""
+        last = {name: (job.lines() or [f"{name}: begins"])[-1] for name, job in self._at_work.items()}
+        return Text("\n  ".join([f"{len(self._done)} of {len(self._needs)} stages done", *last.values()]))
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def ways(needs: Needs, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Stage -> seconds from its beginning to the end of the last stage that cannot begin without it."""
+    found: dict[str, float] = {}
+    needed_by: dict[str, set[str]] = {name: set() for name in needs}
+    for name, those in needs.items():
+        for one in those:
+            needed_by[one].add(name)
+    while len(found) < len(needs):
+        for name in needs:
+            if name not in found and needed_by[name] <= found.keys():
+                found[name] = seconds[name] + max((found[one] for one in needed_by[name]), default=0.0)
+    return found
+
+
+def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
+    """Stages that the goals need and that have changed, or need one that has: what each needs among them."""
+    import networkx as nx
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        graph = repo.index.graph
+        asked = [stage for goal in goals for stage in repo.stage.collect(goal)]
+        needed = {stage for goal in asked for stage in (goal, *nx.descendants(graph, goal))}
+        changed = set(repo.status(list(goals), with_deps=True)) - {ALWAYS}
+        stale = {
+            stage.addressing
+            for stage in needed
+            if not changed.isdisjoint(one.addressing for one in (stage, *nx.descendants(graph, stage)))
+        }
+        return {
+            stage.addressing: {one.addressing for one in graph.successors(stage)} & stale
+            for stage in needed
+            if stage.addressing in stale
+        }
+
+
+@one_sentence()
+def main() -> None:
+    """See the module: how many at once, then the goals."""
+    jobs, goals = int(sys.argv[1]), sys.argv[2:]
+    code = Parallel({ALWAYS: set()}, 1).run()  # first, as what it finds decides what is out of date
+    if code == 0:
+        code = Parallel(out_of_date(goals), jobs).run()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

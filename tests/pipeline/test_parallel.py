@@ -1,0 +1,234 @@
+"""Stages at the same time: what may begin when, in which order, what a failure and a signal end, how many by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from selfimprove.core.errors import UserError
+from selfimprove.pipeline import repro
+from selfimprove.pipeline.parallel import ways
+from selfimprove.pipeline.profiles import composed
+from tests.support.repo_copy import ROOT, environment, run
+
+WORK = '''
+"""Write the output from the inputs; meanwhile wait for what others write, or fail, or wait for the end."""
+import sys, time
+from pathlib import Path
+from selfimprove.training.stopping import sigterm_interrupts
+name, meet, *needs = sys.argv[1:]
+began = Path(f"began-{name}")
+began.touch()
+if Path(f"{name}.fails").exists():
+    print(f"{name}: this and that is wrong; correct it.", file=sys.stderr)
+    sys.exit(2)
+with sigterm_interrupts():
+    try:
+        while meet != "-" and not Path(meet).exists():
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        print(f"{name}: stopped", file=sys.stderr)
+        sys.exit(130)
+Path(f"out-{name}").write_text(name + "".join(Path(f"out-{one}").read_text() for one in needs))
+'''
+# left and right wait for each other's beginning, so they end only if they are at work at the same time.
+GRAPH = {
+    "inputs": ("-", []),
+    "left": ("began-right", []),
+    "right": ("began-left", []),
+    "both": ("-", ["left", "right"]),
+    "alone": ("-", ["left"]),
+    "goal": ("-", ["both", "alone"]),
+    "elsewhere": ("-", []),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small pipeline under DVC."""
+    run(tmp_path, "git", "init", "--quiet")
+    run(tmp_path, "dvc", "init", "--quiet")
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/__init__.py").touch()
+    (tmp_path / "stages/work.py").write_text(WORK)
+    stages: dict[str, Any] = {
+        name: {
+            "cmd": f"python -m stages.work {' '.join([name, meet, *needs])}",
+            "deps": [f"out-{one}" for one in needs],
+            "outs": [f"out-{name}"],
+        }
+        for name, (meet, needs) in GRAPH.items()
+    }
+    stages["inputs"]["always_changed"] = True
+    YAML().dump({"stages": stages}, tmp_path / "dvc.yaml")
+    return tmp_path
+
+
+def started(folder: Path, *goals: str, jobs: int = 2) -> subprocess.Popen[str]:
+    parallel = [sys.executable, "-m", "selfimprove.pipeline.parallel", str(jobs), *goals]
+    no_helper = {"ACCELERATOR": "cuda"}  # which would import torch
+    return subprocess.Popen(
+        [sys.executable, "-m", "selfimprove.pipeline.warm", *parallel], cwd=folder, text=True,
+        env={**environment(), "PYTHONPATH": str(ROOT), **no_helper},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def ran(folder: Path, *goals: str) -> tuple[int, str]:
+    process = started(folder, *goals)
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def recorded(folder: Path) -> set[str]:
+    return set(YAML(typ="safe").load(folder / "dvc.lock")["stages"])
+
+
+def test_stages_are_at_work_together_and_each_only_after_those_whose_outputs_it_reads(folder: Path) -> None:
+    code, said = ran(folder, "goal")
+    assert code == 0, said
+    assert (folder / "out-goal").read_text() == "goalbothleftrightaloneleft"
+    assert recorded(folder) == set(GRAPH) - {"elsewhere"}
+    assert "Running stage 'goal' (stage 5 of 5, 1 at work)" in said
+    assert set(json.loads((folder / ".scratch/stages.json").read_text())) == set(GRAPH) - {"elsewhere"}
+    assert not [line for line in said.splitlines() if "dvc" in line]  # DVC's lines on every stage
+    code, said = ran(folder, "goal")  # nothing but the stage that looks each time
+    assert re.fullmatch(r"\s*Running stage 'inputs' \(stage 1 of 1, 1 at work, about \d+ s left\)\s*", said), said
+    assert code == 0
+
+
+def test_a_change_runs_what_depends_on_it_alone(folder: Path) -> None:
+    assert ran(folder, "goal")[0] == 0
+    (folder / "out-alone").write_text("other")
+    code, said = ran(folder, "goal")
+    assert (code, [line.split("'")[1] for line in said.splitlines() if "Running" in line]) == (
+        0, ["inputs", "alone", "goal"],
+    ), said  # fmt: skip
+
+
+def test_after_a_failure_nothing_begins_and_the_next_run_goes_on_there(folder: Path) -> None:
+    (folder / "left.fails").touch()
+    code, said = ran(folder, "goal")
+    assert code not in (0, 130), said
+    assert "left: this and that is wrong; correct it." in said
+    assert "stage left failed; right will be finished. Correct what it names" in said
+    assert recorded(folder) == {"inputs", "right"}
+    assert not (folder / "began-both").exists()
+    (folder / "left.fails").unlink()
+    code, said = ran(folder, "goal")
+    assert (code, "'right'" in said, (folder / "out-goal").exists()) == (0, False, True), said
+
+
+@pytest.mark.parametrize(("way", "ends_with"), [("SIGTERM", 143), ("Ctrl-C", 130)])
+def test_a_sigterm_and_ctrl_c_let_every_stage_at_work_save_and_the_run_ends(
+    folder: Path, way: str, ends_with: int
+) -> None:
+    definition = folder / "dvc.yaml"
+    definition.write_text(definition.read_text().replace("began-left", "never").replace("began-right", "never"))
+    process = started(folder, "goal")
+    until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
+    if way == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.terminate()
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == ends_with, said
+    assert {"left: stopped", "right: stopped"} <= set(said.splitlines())
+    assert recorded(folder) == {"inputs"}
+
+
+def test_killed_its_stages_end_as_usual_and_the_next_run_waits_for_them(folder: Path) -> None:
+    definition = folder / "dvc.yaml"
+    definition.write_text(definition.read_text().replace("began-left", "go").replace("began-right", "go"))
+    process = started(folder, "goal")
+    until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
+    for one in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
+        one.kill()  # `selfimprove.pipeline.parallel`, and the command above it
+    process.wait()
+    for name in ("left", "right"):
+        (folder / f"began-{name}").unlink()
+    with started(folder, "goal") as again:
+        assert again.stdout is not None
+        assert "another run is at work in this folder" in again.stdout.readline()
+        (folder / "go").touch()
+        said = again.stdout.read()
+    assert again.returncode == 0, said
+    assert {path.name for path in folder.glob("began-*")} >= {"began-goal"}
+    assert not (folder / "began-left").exists(), said  # the DVC that was left alone has recorded it
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited for two minutes")
+
+
+@given(st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 12)), min_size=1))
+def test_a_stage_s_way_to_the_end_is_the_longest_of_those_that_wait_for_it(edges: dict[int, set[int]]) -> None:
+    needs = {str(a): {str(b) for b in bs if b < a and b in edges} for a, bs in edges.items()}
+    seconds = {name: 1.0 + int(name) for name in needs}
+    found = ways(needs, seconds)
+
+    def way(name: str) -> float:
+        return seconds[name] + max((way(other) for other, those in needs.items() if name in those), default=0.0)
+
+    assert found == {name: way(name) for name in needs}
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The default's params, on a machine with eight cores of two threads each."""
+    monkeypatch.delenv("CLUSTER", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
+    return composed("default", ROOT / "profiles")
+
+
+def test_by_itself_as_many_as_the_cores_have_room_for(
+    eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert repro.jobs_here(eight_cores) == 4
+    assert repro.jobs_here({**eight_cores, "run": {**eight_cores["run"], "threads": 16}}) == 1
+    assert repro.jobs_here({**eight_cores, "rise": {"engines": {"student": {"engine": "vllm"}}}}) == 1
+    with monkeypatch.context() as other:
+        other.setenv("CLUSTER", "ray")
+        assert repro.jobs_here(eight_cores) == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # what this process may use
+    assert repro.jobs_here(eight_cores) == 1
+
+
+def test_jobs_is_a_number_or_refused_in_one_sentence() -> None:
+    assert repro.asked("3") == 3
+    for text in ("0", "-1", "two", "1.5", "٣"):
+        with pytest.raises(UserError, match=f"JOBS={text}: how many stages"):
+            repro.asked(text)
+
+
+def test_make_repro_becomes_dvc_or_several_of_them(
+    eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(repro, "read_yaml", lambda _: eight_cores)
+    monkeypatch.setattr(os, "execv", lambda _, command: became.append(command[3:]))
+    repro.main(["rise-report"], "")
+    repro.main(["rise-report"], "1")
+    assert became == [
+        [sys.executable, "-m", "selfimprove.pipeline.parallel", "4", "rise-report"],
+        ["dvc", "repro", "rise-report"],
+    ]
