@@ -1,0 +1,3 @@
+from selfimprove.pipeline.forward import forward
+
+forward()

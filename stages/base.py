@@ -19,7 +19,7 @@ from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
 
 
-@stage("base", "base", BaseSection, heavy=True)
+@stage("base", "base", BaseSection)
 def main(stage: Stage[BaseSection]) -> None:
     cfg = stage.pick(dict(stage.params))
     values = read_yaml(PARAMS_FILE)

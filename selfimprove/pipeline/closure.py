@@ -50,19 +50,21 @@ STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
 """Module -> modules that run in processes which it starts (``python -m``, or a config that the other reads)."""
 
 PLUMBING = frozenset(
-    Path("selfimprove", file)
+    Path(file)
     for file in (
-        "core/tracking.py",
-        "engines/progress.py",
-        "pipeline/closure.py",
-        "pipeline/dvc_files.py",
-        "pipeline/installed.py",
-        "pipeline/lock.py",
-        "pipeline/overall.py",
-        "pipeline/stage_log.py",
-        "pipeline/warm.py",
-        "training/progress.py",
-        "training/stopping.py",
+        "selfimprove/core/tracking.py",
+        "selfimprove/engines/progress.py",
+        "selfimprove/pipeline/closure.py",
+        "selfimprove/pipeline/dvc_files.py",
+        "selfimprove/pipeline/forward.py",
+        "selfimprove/pipeline/installed.py",
+        "selfimprove/pipeline/lock.py",
+        "selfimprove/pipeline/overall.py",
+        "selfimprove/pipeline/stage_log.py",
+        "selfimprove/pipeline/warm.py",
+        "selfimprove/training/progress.py",
+        "selfimprove/training/stopping.py",
+        "stages/__init__.py",
     )
 )
 """Modules that cannot change a result: they show, time, lock or save the work, or name a run.

@@ -226,14 +226,10 @@ class _AlreadyDone(BaseException):
     """An earlier run of this identity finished; only publishing is left."""
 
 
-def stage(
-    name: str, section: str, schema: type[S], *, heavy: bool = False
-) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
+def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
     """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
 
     Without the argument the item is that of the stage which DVC says it runs.
-
-    ``heavy``: it imports torch, so a helper that has done so already runs it where it may (``pipeline.warm``).
 
     Exit codes: 0 done; 2 an error that the user can correct, reported in one sentence; any other is a fault of this
     repository, with its traceback.
@@ -244,11 +240,7 @@ def stage(
             module = _module_of(main)
             script = Path(*module.split(".")).with_suffix(".py")
             if not kernels.chosen(wanted := kernels.wanted()):
-                os.environ.pop(warm.ADDRESS, None)  # its helper has loaded the libraries without them
                 kernels.start_again(wanted)
-            code = warm.forward(module, section) if heavy else None
-            if code is not None:
-                sys.exit(code)
             # DVC names the stage in the environment, so that no name from params.yaml is ever part of a shell's line.
             item = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(DVC_STAGE, "").partition("@")[2]
             full = f"{name}@{item}" if item else name

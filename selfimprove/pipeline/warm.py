@@ -2,9 +2,9 @@
 
 Importing torch and transformers takes about four seconds, which a run of twenty stages would pay fourteen times.
 ``python -m selfimprove.pipeline.warm dvc repro`` imports them in a helper process while dvc starts, and runs the
-command. A heavy stage that finds the helper (by ``SELFIMPROVE_WARM``) asks it to fork; the child has the stage's
-arguments, folder, environment and terminal, does exactly what the stage would have done by itself, and its exit code
-becomes the stage's. Stages started without the helper import for themselves; the results are the same bytes (a test).
+command. A stage that finds the helper (``pipeline.forward``) asks it to fork; the child has the stage's arguments,
+folder, environment and terminal, does exactly what the stage would have done by itself, and its exit code becomes the
+stage's. Stages started without the helper import for themselves; the results are the same bytes (a test).
 A SIGTERM to the stage's process is passed on to the child, and one to this command (make passes its own on) to whatever
 stage runs: it saves what it has done and says so, and then dvc ends, as it does on Ctrl-C.
 
@@ -13,7 +13,7 @@ The helper holds third-party packages and, of ours, only what reads ``run.thread
 stage process is killed dies with it.
 
 CUDA cannot start in a fork of a process that asked for it, and with FlashAttention or vLLM installed the imports ask.
-So a stage whose section of the params names a GPU or vLLM runs in its own process, and in the GPU environment
+So where the params name a GPU or vLLM, stages run in their own processes, and in the GPU environment
 (``ACCELERATOR=cuda``) there is no helper at all.
 """
 
@@ -38,15 +38,12 @@ import psutil
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline.kernels import environment, wanted
+from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, TERMINATE
+from selfimprove.pipeline.kernels import chosen, environment, wanted
 from selfimprove.pipeline.params import RunParams, load_section
 
-ADDRESS = "SELFIMPROVE_WARM"
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
-TERMINATE = b"t"
-"""Message of a stage's process to the helper when it gets a SIGTERM."""
-
 PARALLEL = (sys.executable, "-m", "selfimprove.pipeline.parallel")
 """The command that runs several DVCs at once; what is done for DVC before and after a run is done for it, too."""
 
@@ -69,41 +66,10 @@ def started() -> float:
     return float(os.environ.get(STARTED) or psutil.Process().create_time())
 
 
-def forward(module: str, section: str) -> int | None:
-    """Have the helper run this stage, whose params are ``section``; its exit code.
-
-    None if the stage has to run in this process: there is no helper, or the section names a GPU or vLLM.
-    """
-    address = os.environ.get(ADDRESS)
-    if not address or uses_gpu(_read(section)):
-        return None
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _params() -> Any:
+    """All params; nothing if they cannot be read, which the stage says itself."""
     try:
-        line.connect(address)
-    except OSError:
-        return None
-    environment = {**os.environ, STARTED: str(started()), PARENTS: json.dumps(parents())}
-    del environment[ADDRESS]
-    job = {"module": module, "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": environment}
-    with line:
-        socket.send_fds(line, [json.dumps(job).encode() + b"\n"], [0, 1, 2])
-        signal.signal(signal.SIGTERM, lambda *_: line.send(TERMINATE))
-        answer = b""
-        while True:
-            try:
-                part = line.recv(64)
-            except KeyboardInterrupt:
-                continue  # the terminal has interrupted the child too; wait for its answer
-            if not part:
-                break
-            answer += part
-    return int(answer) if answer else 1
-
-
-def _read(section: str) -> Any:
-    """A section of the params; nothing if they cannot be read, which the stage says itself."""
-    try:
-        return read_yaml(Path("params.yaml")).get(section)
+        return read_yaml(Path("params.yaml"))
     except UserError:
         return None
 
@@ -297,9 +263,22 @@ def _answer(line: socket.socket) -> None:
         if not part:  # killed between its call and its words
             os._exit(0)
         message += part
+    job = json.loads(message)
+    os.chdir(job["folder"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    try:
+        process = psutil.Process(job["pid"])
+        above = [[float(one.pid), one.create_time()] for one in process.parents()[:2]]
+        os.environ.update({STARTED: str(process.create_time()), PARENTS: json.dumps(above)})
+    except psutil.Error:  # killed after its words
+        os._exit(0)
+    if uses_gpu(_params()) or not chosen(wanted()):
+        line.sendall(BY_ITSELF)
+        os._exit(0)
     child = os.fork()
     if child == 0:
-        _become(json.loads(message), descriptors)
+        _become(job, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -316,15 +295,12 @@ def _answer(line: socket.socket) -> None:
 
 
 def _become(job: dict[str, Any], descriptors: list[int]) -> None:
-    """In the child: take over the stage's terminal, folder, environment and arguments, and run its module."""
+    """In the child: take over the stage's terminal and arguments, and run its module."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.chdir(job["folder"])
-    os.environ.clear()
-    os.environ.update(job["environment"])
     sys.path[0] = os.getcwd()
     sys.argv = [job["module"], *job["arguments"]]
     code = 0

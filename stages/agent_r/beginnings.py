@@ -10,7 +10,7 @@ from selfimprove.pipeline.stage import Stage, stage
 from stages.agent_r.evaluate import played
 
 
-@stage("agent_r-beginnings", "agent_r", AgentRParams, heavy=True)
+@stage("agent_r-beginnings", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     agent_r, cfg = stage.params, stage.params.evaluate
     model = stage.input("models/agent_r/base")

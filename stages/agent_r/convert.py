@@ -17,7 +17,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("agent_r-convert", "agent_r", AgentRParams, heavy=True)
+@stage("agent_r-convert", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     agent_r, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg = iteration.convert

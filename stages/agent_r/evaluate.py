@@ -18,7 +18,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("agent_r-evaluate", "agent_r", AgentRParams, heavy=True)
+@stage("agent_r-evaluate", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     agent_r, cfg, row = stage.params, stage.params.evaluate, stage.item
     model = stage.input(f"models/agent_r/{row}")

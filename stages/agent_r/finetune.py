@@ -7,7 +7,7 @@ from selfimprove.pipeline.finetuning import given, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("agent_r-finetune", "agent_r", AgentRParams, heavy=True)
+@stage("agent_r-finetune", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     row = stage.pick(stage.params.rows)
     start = given(stage, "agent_r", row)

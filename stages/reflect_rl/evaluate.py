@@ -23,7 +23,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams, heavy=True)
+@stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, cfg, row = stage.params, stage.params.evaluate, stage.pick(stage.params.rows)
     folder = stage.input("data/reflect_rl/tasks")

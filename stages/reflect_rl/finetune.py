@@ -9,7 +9,7 @@ from selfimprove.pipeline.finetuning import budget_of, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("reflect_rl-finetune", "reflect_rl", ReflectRLParams, heavy=True)
+@stage("reflect_rl-finetune", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     cfg = stage.pick(stage.params.models)
     model = stage.input(f"models/reflect_rl/{cfg.init}")

@@ -16,7 +16,7 @@ from selfimprove.pipeline.finetuning import lineage_tokens
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("reflect_rl-reinforce", "reflect_rl", ReflectRLParams, heavy=True)
+@stage("reflect_rl-reinforce", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, run, name = stage.params, stage.pick(stage.params.iterations), stage.item
     policy, reflector = reflect_rl.engines["policy"], reflect_rl.engines["reflector"]

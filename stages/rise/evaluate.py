@@ -15,7 +15,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("rise-evaluate", "rise", RiseParams, heavy=True)
+@stage("rise-evaluate", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     rise, cfg, row = stage.params, stage.params.evaluate, stage.item
     env = rise.env.make()

@@ -8,7 +8,7 @@ from selfimprove.pipeline.finetuning import given, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("rise-finetune", "rise", RiseParams, heavy=True)
+@stage("rise-finetune", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     row, few_shot = stage.pick(stage.params.rows), stage.params.env.few_shot
     start = given(stage, "rise", row)

@@ -14,7 +14,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("rise-generate", "rise", RiseParams, heavy=True)
+@stage("rise-generate", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     rise, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg, env = iteration.generate, stage.params.env.make()

@@ -16,7 +16,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("spin-evaluate", "spin", SpinParams, heavy=True)
+@stage("spin-evaluate", "spin", SpinParams)
 def main(stage: Stage[SpinParams]) -> None:
     spin, cfg, prompt, row = stage.params, stage.params.evaluate, stage.params.prompt, stage.item
     model = stage.input(f"models/spin/{row}")

@@ -13,7 +13,7 @@ NEVER_CUT = 1 << 20
 """Messages that are never dropped from an over-long episode: all of them; it is left out whole, and counted."""
 
 
-@stage("spin-finetune", "spin", SpinParams, heavy=True)
+@stage("spin-finetune", "spin", SpinParams)
 def main(stage: Stage[SpinParams]) -> None:
     row = stage.pick(stage.params.rows)
     start = given(stage, "spin", row)

@@ -16,7 +16,7 @@ from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
-@stage("spin-generate", "spin", SpinParams, heavy=True)
+@stage("spin-generate", "spin", SpinParams)
 def main(stage: Stage[SpinParams]) -> None:
     spin, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg, prompt, tools_cfg = iteration.generate, spin.prompt, spin.play_tools or spin.tools

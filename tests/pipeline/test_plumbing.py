@@ -17,7 +17,7 @@ from selfimprove.pipeline.closure import PLUMBING
 from tests.pipeline.workbench import Forks, Place, Workbench, copy_code, published
 
 NOTHING: dict[str, str] = {
-    "core/tracking.py": """
+    "selfimprove/core/tracking.py": """
         from selfimprove.core.params import Section
         class TrackingParams(Section):
             report_to: str = "none"
@@ -26,7 +26,7 @@ NOTHING: dict[str, str] = {
             def log(self, *_): pass
             def close(self): pass
     """,
-    "engines/progress.py": """
+    "selfimprove/engines/progress.py": """
         class StageProgress:
             def __init__(self, *_, **__): pass
             def advance(self, units=1): pass
@@ -36,29 +36,28 @@ NOTHING: dict[str, str] = {
             def __enter__(self): return self
             def __exit__(self, *_): pass
     """,
-    "pipeline/closure.py": """
+    "selfimprove/pipeline/closure.py": """
         from pathlib import Path
         MANIFESTS = ENVIRONMENT = Path("data/code")
         manifests, scripts = dict, list
         def manifest(script, root=Path()): return ""
     """,
-    "pipeline/dvc_files.py": "def keep(): pass",
-    "pipeline/installed.py": 'def installed(): return ""',
-    "pipeline/lock.py": """
+    "selfimprove/pipeline/dvc_files.py": "def keep(): pass",
+    "selfimprove/pipeline/forward.py": "def forward(): pass",
+    "selfimprove/pipeline/installed.py": 'def installed(): return ""',
+    "selfimprove/pipeline/lock.py": """
         from contextlib import nullcontext
         def stage_lock(folder, stage): return nullcontext()
     """,
-    "pipeline/overall.py": "",
-    "pipeline/stage_log.py": """
+    "selfimprove/pipeline/overall.py": "",
+    "selfimprove/pipeline/stage_log.py": """
         from contextlib import nullcontext
         def kept_log(stage): return nullcontext()
     """,
-    "pipeline/warm.py": """
-        from time import time as started
-        def forward(module, section): return None
-    """,
-    "training/progress.py": "Progress = object",
-    "training/stopping.py": """
+    "selfimprove/pipeline/warm.py": "from time import time as started",
+    "selfimprove/training/progress.py": "Progress = object",
+    "stages/__init__.py": "",
+    "selfimprove/training/stopping.py": """
         from contextlib import nullcontext
         SAVE, END, INTERRUPTED, SAVING_SECONDS = 1, 2, 130, 60
         def ask(number, frame=None): pass
@@ -96,11 +95,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 def replace_plumbing(folder: Path) -> None:
     for file, text in NOTHING.items():
         lines = [line.removeprefix("        ") for line in text.splitlines()]
-        (folder / "selfimprove" / file).write_text("\n".join(lines) + "\n")
+        (folder / file).write_text("\n".join(lines) + "\n")
 
 
 def test_all_that_is_declared_is_replaced_here() -> None:
-    assert {Path("selfimprove", file) for file in NOTHING} == PLUMBING
+    assert {Path(file) for file in NOTHING} == PLUMBING
 
 
 @pytest.mark.parametrize("method", RUNS)

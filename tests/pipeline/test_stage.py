@@ -271,7 +271,7 @@ def test_a_script_that_is_started_as_a_file_is_the_stage_that_dvc_runs(tmp_path:
 
 
 def test_no_stage_s_script_imports_a_heavy_package_before_it_works() -> None:
-    """A stage's own process hands heavy work to the helper, which has these packages; the others do without."""
+    """A stage that runs in its own process loads them only if its work needs them."""
     found = sorted(path.relative_to(ROOT) for path in ROOT.glob("stages/**/[a-z]*.py"))
     scripts = [".".join(path.with_suffix("").parts) for path in found]
     program = f"import sys, {', '.join(scripts)}; print(sys.modules.keys() & {{'torch', 'transformers', 'numpy'}})"

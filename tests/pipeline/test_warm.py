@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,27 +15,21 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline import warm
+from selfimprove.pipeline import forward, warm
 from tests.pipeline.workbench import copy_code
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, copy_repo, environment
 
-CLIENT = (
-    f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    "from selfimprove.pipeline.warm import forward\n"
-    "code = None\n"
-    "while code is None: code = forward('work', 'rise')  # until the helper has imported\n"
-    "sys.exit(code)\n"
-)
-
 
 def start(folder: Path, work: str, *arguments: str, kernels: str = "native") -> subprocess.Popen[str]:
-    """The helper beside a client that asks it to run the module ``work``."""
+    """The helper beside a stage's process, which asks it to run the program ``work``."""
     params = (ROOT / "profiles/default.yaml").read_text()
     (folder / "params.yaml").write_text(params.replace("kernels: native", f"kernels: {kernels}"))
-    (folder / "work.py").write_text(work)
-    (folder / "client.py").write_text(CLIENT)
-    command = [sys.executable, "-m", "selfimprove.pipeline.warm", sys.executable, "client.py", *arguments]
+    (folder / "stages").mkdir()
+    shutil.copy2(ROOT / "stages/__init__.py", folder / "stages")
+    (folder / "stages/work.py").write_text(work)
+    stage = [sys.executable, "-m", "stages.work", *arguments]
+    command = [sys.executable, "-m", "selfimprove.pipeline.warm", *stage]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLOUR": "green", "ACCELERATOR": "cpu"}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -75,7 +70,7 @@ def test_without_room_for_a_helper_the_command_runs_by_itself(monkeypatch: pytes
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     monkeypatch.setattr(
-        sys, "argv", ["warm", sys.executable, "-c", f"import os, sys; sys.exit('{warm.ADDRESS}' in os.environ)"]
+        sys, "argv", ["warm", sys.executable, "-c", f"import os, sys; sys.exit('{forward.ADDRESS}' in os.environ)"]
     )
     monkeypatch.setenv("ACCELERATOR", "cpu")
     with pytest.raises(SystemExit) as end:
@@ -91,7 +86,7 @@ def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_co
     helper = start(tmp_path, work)
     assert helper.stdout is not None
     child, above, _ = (int(number) for number in helper.stdout.readline().split())
-    client = next(p.pid for p in psutil.Process(helper.pid).children() if p.cmdline()[1:2] == ["client.py"])
+    client = next(p.pid for p in psutil.Process(helper.pid).children() if p.cmdline()[2:3] == ["stages.work"])
     os.kill(client, signal.SIGKILL)
     assert gone(child)
     assert gone(above)
@@ -111,10 +106,10 @@ def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_sa
         "    except KeyboardInterrupt:\n        time.sleep(1)\n        print('saved', flush=True)\n"
         "        sys.exit(130)\n"
     )
-    helper = start(tmp_path, work, "stages.work")
+    helper = start(tmp_path, work)
     assert helper.stdout is not None
     assert helper.stdout.readline() == "at work\n"
-    client = next(p.pid for p in psutil.Process(helper.pid).children() if p.cmdline()[1:2] == ["client.py"])
+    client = next(p.pid for p in psutil.Process(helper.pid).children() if p.cmdline()[2:3] == ["stages.work"])
     for pid in {"stage": [client], "command": [helper.pid], "both": [client, helper.pid]}[to]:
         os.kill(pid, signal.SIGTERM)
     assert helper.communicate(timeout=60)[0] == "saved\n"
@@ -192,10 +187,11 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
 
 
 def test_without_a_helper_a_stage_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(warm.ADDRESS, raising=False)
-    assert warm.forward("work", "rise") is None
-    monkeypatch.setenv(warm.ADDRESS, str(tmp_path / "nobody"))
-    assert warm.forward("work", "rise") is None
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "stages.rise.data"])
+    monkeypatch.delenv(forward.ADDRESS, raising=False)
+    forward.forward()
+    monkeypatch.setenv(forward.ADDRESS, str(tmp_path / "nobody"))
+    forward.forward()
 
 
 # FlashAttention's package, by name alone: with it installed, importing transformers asks CUDA whether there is a GPU.
@@ -242,36 +238,37 @@ class Anything(Section, extra="allow"):
 
 METHOD = sys.argv[1]
 
-@stage("probe", METHOD, Anything, heavy=True)
+@stage("probe", METHOD, Anything)
 def main(stage):
     print(METHOD, os.getpid(), "torch" in sys.modules, flush=True)
 
 if __name__ == "__main__":
     main()
 """
-PARAMS = """
-run: {seed: 0, threads: 1}
-rise: {rows: {iter1: {train: {lr: 0.1, device: cuda}}}}
-spin: {engines: [{engine: openai}, {engine: vllm}]}
-agent_r: {sft: {device: cpu}, engines: {actor: {engine: transformers}}}
-"""
+PARAMS = {
+    "rise": "{rows: {iter1: {train: {lr: 0.1, device: cuda}}}}",
+    "spin": "{engines: [{engine: openai}, {engine: vllm}]}",
+    "agent_r": "{sft: {device: cpu}, engines: {actor: {engine: transformers}}}",
+}
 
 
 def probed(folder: Path, accelerator: str) -> tuple[dict[str, tuple[int, bool]], list[int]]:
-    """A stage of three methods under the wrapper: its process, and whether torch was there already; who asked CUDA."""
+    """A stage with the params of three methods in turn: its process, and whether torch was there; who asked CUDA."""
     copy_code(folder)
     for name, text in {**FLASH_ATTENTION, "sitecustomize.py": COUNTING}.items():
         (folder / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "site" / name).write_text(text)
     (folder / "stages/probe.py").write_text(STAGE)
-    (folder / "params.yaml").write_text(PARAMS)
+    for name in (*PARAMS, "params"):
+        own = f"{name}: {PARAMS[name]}" if name in PARAMS else ""
+        (folder / f"{name}.yaml").write_text(f"run: {{seed: 0, threads: 1}}\n{own}\n")
     (folder / "asked").touch()
-    each = "for method in rise spin agent_r; do $PYTHON -m stages.probe $method || exit; done"
+    each = "for one in rise spin agent_r; do cp $one.yaml params.yaml && $PYTHON -m stages.probe $one || exit; done"
     environment = {
         **os.environ, "PYTHONPATH": str(folder / "site"), "PYTHON": sys.executable, "ACCELERATOR": accelerator,
         "CUDA_LOG": str(folder / "asked"),
     }  # fmt: skip
-    environment.pop(warm.ADDRESS, None)
+    environment.pop(forward.ADDRESS, None)
     command = [sys.executable, "-m", "selfimprove.pipeline.warm", "bash", "-c", each]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
