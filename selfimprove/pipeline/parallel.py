@@ -7,6 +7,7 @@ nothing else; of those that are ready, the one with the longest way to the end b
 what a stage computes is named by its inputs, its params and its number of threads.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -21,7 +22,10 @@ from rich.console import Console
 from rich.text import Text
 
 from selfimprove.core.cli import INTERRUPTED, one_sentence
+from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.jobs import PARAMS_FILE, gpu_shares
 from selfimprove.pipeline.overall import ALWAYS, duration, keep_seconds, known_seconds
+from selfimprove.pipeline.warm import uses_gpu
 
 POLL_SECONDS = 0.1
 UNKNOWN_SECONDS = 10.0
@@ -40,11 +44,12 @@ Needs = Mapping[str, Set[str]]
 
 @dataclass(frozen=True)
 class _Job:
-    """A stage at work: its DVC, what both have printed, and since when."""
+    """A stage at work: its DVC, what both have printed, since when, and what it has in its environment."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     since: float
+    share: Mapping[str, str]
 
     def lines(self) -> list[str]:
         """What the stage has printed."""
@@ -60,10 +65,15 @@ class _Job:
 
 
 class Parallel:
-    """Works stages off. ``needs``: what is to be done, and what each of these needs among them; ``jobs``: at once."""
+    """Works stages off.
 
-    def __init__(self, needs: Needs, jobs: int) -> None:
-        self._needs, self._jobs = needs, jobs
+    Args:
+        needs: what is to be done, and what each of these needs among them.
+        shares: what each of the stages that run at once has in its environment, such as GPUs of its own.
+    """
+
+    def __init__(self, needs: Needs, shares: Sequence[Mapping[str, str]]) -> None:
+        self._needs, self._free, self._jobs = needs, list(shares), len(shares)
         known = known_seconds()
         self._seconds = {name: known.get(name, UNKNOWN_SECONDS) for name in needs}
         self._estimated = any(name not in known for name in needs)
@@ -101,21 +111,23 @@ class Parallel:
 
     def _begin(self) -> None:
         ready = [name for name in self._waiting if self._needs[name] <= self._done]
-        for name in ready[: 0 if self._ends else self._jobs - len(self._at_work)]:
+        for name in ready[: 0 if self._ends else len(self._free)]:
             self._waiting.remove(name)
+            share = self._free.pop(0)
             output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the stage has ended)
             # What this process has of the turn that keeps other runs away, its children have too, should it be killed.
             process = subprocess.Popen(
                 ["dvc", "--wait-for-lock", "repro", "--single-item", name],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False, env={**os.environ, **share},
             )  # fmt: skip
-            self._at_work[name] = _Job(process, output, time.monotonic())
+            self._at_work[name] = _Job(process, output, time.monotonic(), share)
             place = f"stage {len(self._done) + len(self._at_work)} of {len(self._needs)}"
             left = "" if self._estimated else f", about {duration(self._left())} left"
             self._say(f"Running stage '{name}' ({place}, {len(self._at_work)} at work{left})")
 
     def _end(self, name: str, job: _Job) -> None:
         del self._at_work[name]
+        self._free.append(job.share)
         code = job.process.returncode
         with job.output:
             for line in job.lines():
@@ -185,9 +197,10 @@ def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
 def main() -> None:
     """See the module: how many at once, then the goals."""
     jobs, goals = int(sys.argv[1]), sys.argv[2:]
-    code = Parallel({ALWAYS: set()}, 1).run()  # first, as what it finds decides what is out of date
+    shares = gpu_shares(jobs) if uses_gpu(read_yaml(PARAMS_FILE)) else [{}] * jobs
+    code = Parallel({ALWAYS: set()}, [{}]).run()  # first, as what it finds decides what is out of date
     if code == 0:
-        code = Parallel(out_of_date(goals), jobs).run()
+        code = Parallel(out_of_date(goals), shares).run()
     sys.exit(code)
 
 

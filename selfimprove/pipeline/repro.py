@@ -6,19 +6,14 @@ a GPU, or a cluster does the work.
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import psutil
 import typer
 
 from selfimprove.core import cli
-from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline.params import METHODS, RunParams, load_section
-from selfimprove.pipeline.warm import PARALLEL, uses_gpu
-
-PARAMS_FILE = Path("params.yaml")
+from selfimprove.pipeline.jobs import PARAMS_FILE, asked, jobs_here
+from selfimprove.pipeline.warm import PARALLEL
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,26 +29,6 @@ def main(
         print(f"up to {count} stages at once (JOBS=1: one after another)", flush=True)
     how = [*PARALLEL, str(count)] if count > 1 else ["dvc", "repro"]
     os.execv(sys.executable, [sys.executable, "-m", "selfimprove.pipeline.warm", *how, *goals])
-
-
-def asked(jobs: str) -> int:
-    """The number that a person gives.
-
-    Raises:
-        UserError: it is none.
-    """
-    if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
-        raise UserError(f"JOBS={jobs}: how many stages may run at once is a number from 1 on; JOBS=1 runs one by one.")
-    return int(jobs)
-
-
-def jobs_here(params: dict[str, Any]) -> int:
-    """How many stages of a run with these params the cores of this machine have room for."""
-    run = load_section(params, "run", RunParams, str(PARAMS_FILE))
-    if run.cluster.asked().kind != "none" or any(uses_gpu(params.get(method)) for method in METHODS):
-        return 1
-    logical = len(os.sched_getaffinity(0))
-    return max(1, min(logical, psutil.cpu_count(logical=False) or logical) // run.threads)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline import layout
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.lock import alone
-from selfimprove.pipeline.params import METHODS, RunParams, load_section, named_paths
-from selfimprove.pipeline.plan.hardware import visible_gpus
+from selfimprove.pipeline.params import METHODS, named_paths
 from selfimprove.pipeline.verify import LOCK, outputs
 
 HOME = Path(".scratch/sweep")
@@ -133,31 +133,6 @@ def rewritten(text: str, values: Mapping[str, Any]) -> str:
     yaml = YAML()
     yaml.preserve_quotes = True
     return "".join(f"{line}\n" for line in layout.rewritten(text.splitlines(), yaml.load(text), values))
-
-
-def gpu_shares(jobs: int) -> list[dict[str, str]]:
-    """What each of ``jobs`` runs at once gets in its environment: nothing where there is no GPU.
-
-    Raises:
-        UserError: not one run, or fewer GPUs than runs.
-    """
-    if jobs < 1:
-        raise UserError(f"JOBS={jobs}: one run at once is the least.")
-    found = visible_gpus()
-    if found is None:
-        cores = len(os.sched_getaffinity(0))
-        threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
-        if jobs * threads > cores:
-            print(f"JOBS={jobs} with run.threads {threads} share {cores} cores; fewer at once may be faster.")
-        return [{} for _ in range(jobs)]
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
-    if jobs > len(devices):
-        raise UserError(
-            f"JOBS={jobs}, but there are {len(devices)} GPUs, and a run needs one; use JOBS={len(devices)}."
-        )
-    each = len(devices) // jobs
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(jobs)]
 
 
 class _Runs:

@@ -20,19 +20,20 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline import repro
+from selfimprove.pipeline import jobs, repro
 from selfimprove.pipeline.parallel import ways
 from selfimprove.pipeline.profiles import composed
 from tests.support.repo_copy import ROOT, environment, run
 
 WORK = '''
 """Write the output from the inputs; meanwhile wait for what others write, or fail, or wait for the end."""
-import sys, time
+import os, sys, time
 from pathlib import Path
 from selfimprove.training.stopping import sigterm_interrupts
 name, meet, *needs = sys.argv[1:]
 began = Path(f"began-{name}")
-began.touch()
+began.with_suffix(".part").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+began.with_suffix(".part").rename(began)
 if Path(f"{name}.fails").exists():
     print(f"{name}: this and that is wrong; correct it.", file=sys.stderr)
     sys.exit(2)
@@ -74,16 +75,17 @@ def folder(tmp_path: Path) -> Path:
         for name, (meet, needs) in GRAPH.items()
     }
     stages["inputs"]["always_changed"] = True
+    (tmp_path / "params.yaml").write_text("run: {seed: 1}\n")
     YAML().dump({"stages": stages}, tmp_path / "dvc.yaml")
     return tmp_path
 
 
-def started(folder: Path, *goals: str, jobs: int = 2) -> subprocess.Popen[str]:
-    parallel = [sys.executable, "-m", "selfimprove.pipeline.parallel", str(jobs), *goals]
+def started(folder: Path, *goals: str, **more: str) -> subprocess.Popen[str]:
+    parallel = [sys.executable, "-m", "selfimprove.pipeline.parallel", "2", *goals]
     no_helper = {"ACCELERATOR": "cuda"}  # which would import torch
     return subprocess.Popen(
         [sys.executable, "-m", "selfimprove.pipeline.warm", *parallel], cwd=folder, text=True,
-        env={**environment(), "PYTHONPATH": str(ROOT), **no_helper},
+        env={**environment(), "PYTHONPATH": str(ROOT), **no_helper, **more},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
 
@@ -171,6 +173,19 @@ def test_killed_its_stages_end_as_usual_and_the_next_run_waits_for_them(folder: 
     assert not (folder / "began-left").exists(), said  # the DVC that was left alone has recorded it
 
 
+def test_where_the_params_name_a_gpu_each_stage_at_work_has_gpus_of_its_own(folder: Path) -> None:
+    (folder / "params.yaml").write_text("rise: {rows: {iter1: {train: {device: cuda}}}}\n")
+    smi = folder / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo 'NVIDIA H100, 81559'; done\n")
+    smi.chmod(0o755)
+    with started(folder, "goal", PATH=f"{smi.parent}:{environment()['PATH']}") as process:
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    told = {(folder / f"began-{name}").read_text() for name in ("left", "right")}
+    assert told == {"0,1", "2,3"}
+
+
 def until(condition: Callable[[], bool]) -> None:
     for _ in range(1200):
         if condition():
@@ -203,21 +218,21 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_by_itself_as_many_as_the_cores_have_room_for(
     eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert repro.jobs_here(eight_cores) == 4
-    assert repro.jobs_here({**eight_cores, "run": {**eight_cores["run"], "threads": 16}}) == 1
-    assert repro.jobs_here({**eight_cores, "rise": {"engines": {"student": {"engine": "vllm"}}}}) == 1
+    assert jobs.jobs_here(eight_cores) == 4
+    assert jobs.jobs_here({**eight_cores, "run": {**eight_cores["run"], "threads": 16}}) == 1
+    assert jobs.jobs_here({**eight_cores, "rise": {"engines": {"student": {"engine": "vllm"}}}}) == 1
     with monkeypatch.context() as other:
         other.setenv("CLUSTER", "ray")
-        assert repro.jobs_here(eight_cores) == 1
+        assert jobs.jobs_here(eight_cores) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # what this process may use
-    assert repro.jobs_here(eight_cores) == 1
+    assert jobs.jobs_here(eight_cores) == 1
 
 
 def test_jobs_is_a_number_or_refused_in_one_sentence() -> None:
-    assert repro.asked("3") == 3
+    assert jobs.asked("3") == 3
     for text in ("0", "-1", "two", "1.5", "٣"):
         with pytest.raises(UserError, match=f"JOBS={text}: how many stages"):
-            repro.asked(text)
+            jobs.asked(text)
 
 
 def test_make_repro_becomes_dvc_or_several_of_them(

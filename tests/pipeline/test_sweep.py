@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline.sweep import gpu_shares, parse_grid, rewritten, with_settings
+from selfimprove.pipeline.jobs import gpu_shares
+from selfimprove.pipeline.sweep import parse_grid, rewritten, with_settings
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
 
 

@@ -18,12 +18,12 @@ from selfimprove.apps.claims.arena import ARENAS, collected_arena, publish_arena
 from selfimprove.apps.claims.claims import verdicts
 from selfimprove.apps.claims.published import FOLDER, PORTABLE, collected, kinds_here, publish, read_published
 from selfimprove.core.errors import UserError
+from selfimprove.pipeline.jobs import asked, jobs_here
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import DEFAULT, compose, composed
 from selfimprove.pipeline.rehearsal.folder import HOME, lay_out, link_named_files, write_if_changed
 from selfimprove.pipeline.rehearsal.run import repro
-from selfimprove.pipeline.repro import asked, jobs_here
 
 SEEDS = (17, 18, 19)
 LIMITS: Mapping[str, Mapping[str, str]] = {

@@ -1,0 +1,60 @@
+"""How much is run at once (``JOBS=4``): stages of a run, or runs of a sweep; and which GPUs each of them gets."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.plan.hardware import visible_gpus
+from selfimprove.pipeline.warm import uses_gpu
+
+PARAMS_FILE = Path("params.yaml")
+
+
+def asked(jobs: str) -> int:
+    """The number that a person gives.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
+        raise UserError(f"JOBS={jobs}: how many stages may run at once is a number from 1 on; JOBS=1 runs one by one.")
+    return int(jobs)
+
+
+def jobs_here(params: dict[str, Any]) -> int:
+    """How many stages of a run with these params the cores of this machine have room for."""
+    run = load_section(params, "run", RunParams, str(PARAMS_FILE))
+    if run.cluster.asked().kind != "none" or any(uses_gpu(params.get(method)) for method in METHODS):
+        return 1
+    logical = len(os.sched_getaffinity(0))
+    return max(1, min(logical, psutil.cpu_count(logical=False) or logical) // run.threads)
+
+
+def gpu_shares(jobs: int) -> list[dict[str, str]]:
+    """What each of ``jobs`` runs at once gets in its environment: nothing where there is no GPU.
+
+    Raises:
+        UserError: not one run, or fewer GPUs than runs.
+    """
+    if jobs < 1:
+        raise UserError(f"JOBS={jobs}: one run at once is the least.")
+    found = visible_gpus()
+    if found is None:
+        cores = len(os.sched_getaffinity(0))
+        threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
+        if jobs * threads > cores:
+            print(f"JOBS={jobs} with run.threads {threads} share {cores} cores; fewer at once may be faster.")
+        return [{} for _ in range(jobs)]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
+    if jobs > len(devices):
+        raise UserError(
+            f"JOBS={jobs}, but there are {len(devices)} GPUs, and a run needs one; use JOBS={len(devices)}."
+        )
+    each = len(devices) // jobs
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(jobs)]
