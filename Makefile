@@ -103,11 +103,12 @@ claims: $(READY) ## hours: the default for seeds 17 to 19 on every kind of CPU k
 check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything runs (METHOD=...; repro does it first)
 	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
 
-exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S); METHOD= as for repro
+exp: $(READY) ## SET="key=value ...": write these params, run what depends on them and save a DVC experiment; METHOD=, JOBS= as for repro
 	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
 	@python -m selfimprove.pipeline.exp $(call quoted,$(SET))
 	@python -m selfimprove.pipeline.check $(methods)
-	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S $(call quoted,$(pair)))
+	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) $(goals)
+	@python -m selfimprove.pipeline.warm dvc exp save --force $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 sweep: $(READY) ## GRID="key=a,b key=c,d": an experiment for each point of a grid, JOBS=2 at once; killed, it goes on (METHOD=)

@@ -1,7 +1,7 @@
 """Keeps git's branch through a killed experiment.
 
-``dvc exp run`` leaves the branch while it works, and goes back at its end. Where it is killed, git stays on no branch;
-so the branch's name is kept.
+``dvc exp save`` and ``dvc exp run`` leave the branch while they work, and go back at their end. Where they are killed,
+git stays on no branch; so the branch's name is kept.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What `make exp` checks of ``SET="key=value …"`` before DVC writes it into params.yaml."""
+"""What ``make exp SET="key=value …"`` does first: it checks the settings and writes them into params.yaml."""
 
 import shutil
 import sys
@@ -7,16 +7,22 @@ from tempfile import TemporaryDirectory
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
+from selfimprove.core.git import git
+from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.layout import rewritten
 
 
-def check_settings(text: str) -> None:
-    """Let DVC write the settings into a copy, and validate that.
+def write_settings(text: str) -> None:
+    """Let DVC write the settings into a copy of params.yaml, validate that, and put it in the place of the old one.
 
     Raises:
-        UserError: a word that DVC does not read, an unknown key, or a value that does not fit; names the nearest key.
+        UserError: a word that DVC does not read, an unknown key, or a value that does not fit (names the nearest key);
+            or there is no commit that the experiment could belong to. Nothing is written then.
     """
+    if git("rev-parse", "--verify", "--quiet", "HEAD")[0]:
+        raise UserError("nothing is committed here, and an experiment belongs to a commit; `git commit` first.")
     read_yaml(PARAMS_FILE)
     with TemporaryDirectory() as folder:
         copy = Path(shutil.copy(PARAMS_FILE, folder))
@@ -27,11 +33,15 @@ def check_settings(text: str) -> None:
                     f"SET: {word!r} is not key=value with one value; write for example run.seed=18, and give several "
                     "values to `make sweep`."
                 )
-        faults = dict.fromkeys(params_faults(read_yaml(copy)))
-    if faults:
-        raise UserError("\n".join([*faults, "SET was not written."]))
-    if absent:
-        raise UserError(f"SET: {PARAMS_FILE} has no line for {absent[0]!r} to change; write +{absent[0]} to add it.")
+        wanted = read_yaml(copy)  # its lines are laid out by DVC
+        faults = dict.fromkeys(params_faults(wanted))
+        if faults:
+            raise UserError("\n".join([*faults, "SET was not written."]))
+        if absent:
+            raise UserError(
+                f"SET: {PARAMS_FILE} has no line for {absent[0]!r} to change; write +{absent[0]} to add it."
+            )
+        write_text(PARAMS_FILE, rewritten(PARAMS_FILE.read_text(encoding="utf-8"), wanted))
 
 
 def _taken(file: Path, word: str) -> bool:
@@ -50,7 +60,7 @@ def _taken(file: Path, word: str) -> bool:
 @one_sentence()
 def main() -> None:
     """Argument: the settings, with spaces between them."""
-    check_settings(sys.argv[1])
+    write_settings(sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -13,13 +13,17 @@ WIDTH = 120
 _WORDS = re.compile(r"[A-Za-z0-9_./-]+( [A-Za-z0-9_./-]+)*")
 
 
-def rewritten(lines: list[str], node: CommentedMap, value: Mapping[str, Any]) -> list[str]:
-    """The lines of a file with ``value`` in place of what it holds.
+def rewritten(text: str, value: Mapping[str, Any]) -> str:
+    """A file's text with ``value`` in place of what it holds; lines that keep theirs stay as they are.
 
     Args:
-        lines: the file's; node: what ruamel reads of them, with places; value: what they are to say, as plain objects.
+        text: a block mapping in YAML.
+        value: what it is to say, as plain objects.
     """
-    return _block(lines, 0, len(lines), node, value)
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    lines = text.splitlines()
+    return "".join(f"{line}\n" for line in _block(lines, 0, len(lines), yaml.load(text), value))
 
 
 def _block(lines: list[str], start: int, end: int, node: CommentedMap, value: Mapping[str, Any]) -> list[str]:
@@ -37,7 +41,7 @@ def _block(lines: list[str], start: int, end: int, node: CommentedMap, value: Ma
         elif _is_block(inner, first) and isinstance(value[key], Mapping) and value[key]:
             out += [lines[first], *_block(lines, first + 1, body, inner, value[key])]
         else:
-            out += _dumped(key, value[key], column)
+            out += _dumped(key, value[key], column, in_braces=isinstance(inner, CommentedMap) and inner.fa.flow_style())
         if after == end:
             out += [line for new in value if new not in node for line in _dumped(new, value[new], column)]
         out += lines[body:after]
@@ -58,13 +62,18 @@ def _is_block(node: Any, line: int) -> bool:
     return bool(node.lc.key(next(iter(node)))[0] > line)
 
 
-def _dumped(key: str, value: Any, column: int) -> list[str]:
+def _dumped(key: str, value: Any, column: int, *, in_braces: bool = False) -> list[str]:
+    """An entry's lines. ``in_braces``: a mapping stands in braces, as it did; else only one of plain values does."""
     yaml = YAML()
-    yaml.default_flow_style = None  # mappings of plain values on one line
+    yaml.default_flow_style = None
     yaml.width = WIDTH - column
     yaml.representer.ignore_aliases = lambda *_: True
     yaml.representer.add_representer(type(None), lambda it, _: it.represent_scalar("tag:yaml.org,2002:null", "null"))
-    entry = CommentedMap({key: _plain(value)})
+    inner = _plain(value)
+    if in_braces and isinstance(inner, dict):
+        inner = CommentedMap(inner)
+        inner.fa.set_flow_style()
+    entry = CommentedMap({key: inner})
     entry.fa.set_block_style()
     out = StringIO()
     yaml.dump(entry, out)

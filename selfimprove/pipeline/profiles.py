@@ -12,15 +12,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, meant
 from selfimprove.core.git import git
 from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline import layout
+from selfimprove.pipeline.layout import rewritten
 
 FOLDER = Path("profiles")
 DEFAULT = "default"
@@ -44,11 +42,7 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     text = _file(DEFAULT, folder).read_text(encoding="utf-8")
     if name == DEFAULT:
         return text
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    params = yaml.load(text)
-    lines = text.splitlines()
-    written = layout.rewritten(lines, params, wanted)
+    written = rewritten(text, wanted).splitlines()
     head = next((place for place, line in enumerate(written) if not line.startswith("#")), 0)
     opening = [f"# {PROFILE_MARK}{name}.", *_opening_comment(_file(name, folder))]
     return "".join(f"{line}\n" for line in [*written[:head], *opening, *written[head:]])

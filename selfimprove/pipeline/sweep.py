@@ -33,9 +33,9 @@ from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline import layout
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
 from selfimprove.pipeline.jobs import gpu_shares
+from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS, named_paths
 from selfimprove.pipeline.verify import LOCK, outputs
@@ -126,13 +126,6 @@ def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[s
                 raise UserError(f"GRID: {'.'.join(parents[: place + 1])} has no keys below it, so {key} cannot be set.")
         node[last] = value
     return values
-
-
-def rewritten(text: str, values: Mapping[str, Any]) -> str:
-    """params.yaml with these values; lines that keep theirs stay as they are."""
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    return "".join(f"{line}\n" for line in layout.rewritten(text.splitlines(), yaml.load(text), values))
 
 
 class _Runs:

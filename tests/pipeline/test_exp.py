@@ -1,16 +1,16 @@
-"""SET of `make exp`: what is refused before DVC writes anything."""
+"""SET of `make exp`: what is refused, and what is written."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline.exp import check_settings
+from selfimprove.pipeline.exp import write_settings
 from selfimprove.pipeline.profiles import compose
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repo_copy import ROOT, run
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +18,8 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "params.yaml"
     file.write_text(compose("default", ROOT / "profiles"))
+    run(tmp_path, "git", "init", "--quiet")
+    run(tmp_path, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "x", "--allow-empty")
     return file
 
 
@@ -35,13 +37,24 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_setting_that_does_not_fit_is_refused_and_params_stay(params: Path, text: str, said: str) -> None:
     before = params.read_bytes()
     with pytest.raises(UserError) as caught:
-        check_settings(f"run.threads=1 {text}")
+        write_settings(f"run.threads=1 {text}")
     assert said in str(caught.value)
     assert params.read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["run.seed=18 rise.rows.iter2.train.lr=5e-4", "+run.max_blocked=0.1", "~run.threads"])
-def test_what_dvc_and_the_schemas_take_passes_and_is_left_to_dvc(params: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("run.seed=18 rise.rows.iter2.train.lr=5e-4", 4), ("+run.max_blocked=0.1", 1), ("~run.threads", 1)],
+)
+def test_what_dvc_and_the_schemas_take_is_written_and_the_other_lines_stay(params: Path, text: str, lines: int) -> None:
+    before = params.read_text().splitlines()
+    write_settings(text)
+    assert len(set(params.read_text().splitlines()) ^ set(before)) == lines
+
+
+def test_without_a_commit_nothing_is_written(params: Path) -> None:
+    shutil.rmtree(params.parent / ".git")
     before = params.read_bytes()
-    check_settings(text)
+    with pytest.raises(UserError, match="an experiment belongs to a commit; `git commit` first"):
+        write_settings("run.seed=18")
     assert params.read_bytes() == before

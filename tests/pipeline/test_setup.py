@@ -112,11 +112,13 @@ def test_a_leaderboard_s_model_is_looked_for_before_its_environment_is_made() ->
         ("rehearse", "PROFILE"),
         ("play", "ENV"),
         ("exp", "SET"),
+        ("exp", "JOBS"),
+        ("repro", "JOBS"),
         ("sweep", "GRID"),
     ],
 )
 def test_make_hands_a_name_with_a_quote_on_as_it_is(target: str, name: str) -> None:
-    command = ["make", "-n", target, f"{name}=x'y"]
+    command = ["make", "-n", target, "SET=run.seed=18", f"{name}=x'y"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     lines = [line for line in done.stdout.splitlines() if "x'" in line]
     assert lines

@@ -11,7 +11,8 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.jobs import gpu_shares
-from selfimprove.pipeline.sweep import parse_grid, rewritten, with_settings
+from selfimprove.pipeline.layout import rewritten
+from selfimprove.pipeline.sweep import parse_grid, with_settings
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
 
 
