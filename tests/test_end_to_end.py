@@ -205,7 +205,7 @@ def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: 
     assert {"spin-generate@iter0", "spin-convert@iter0", "spin-finetune@iter0", "spin-evaluate@iter0"} <= cold
     last = ("reflect_rl-evaluate@reflect_rl", "agent_r-evaluate@iter2", "rise-evaluate@iter2", "spin-report")
     at_once = (*WARM, sys.executable, "-m", "selfimprove.pipeline.parallel", "2")
-    warm = ran(run(other, *at_once, *last, PYTHONHASHSEED="random").stderr)
+    warm = ran(run(other, *at_once, *last, PYTHONHASHSEED="random").stdout)
     assert {*last, "agent_r-beginnings", "reflect_rl-reinforce@reflect_rl", "rise-finetune@iter2"} <= warm
     again = hashes(other)
     assert again == {path: value for path, value in hashes(repo).items() if path in again}
@@ -289,7 +289,7 @@ def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> Non
     branch = run(repo, "git", "symbolic-ref", "HEAD").stdout
     run(repo, sys.executable, "-m", "selfimprove.pipeline.exp", f"{changed}=0.0004")  # these three as in `make exp`
     done = run(repo, sys.executable, "-m", "selfimprove.pipeline.repro", "--jobs", "2", "agent_r-report")
-    assert ran(done.stderr) == {"agent_r-finetune@direct", "agent_r-evaluate@direct", "agent_r-report"}
+    assert ran(done.stdout) == {"agent_r-finetune@direct", "agent_r-evaluate@direct", "agent_r-report"}
     run(repo, "dvc", "exp", "save", "--force", "--name", "cooler-still", "agent_r-report")
     assert {"cooler", "cooler-still"} <= set(re.findall(r"[\w-]+", run(repo, "dvc", "exp", "show", "--csv").stdout))
     assert run(repo, "git", "symbolic-ref", "HEAD").stdout == branch

@@ -123,7 +123,7 @@ class Parallel:
             self._at_work[name] = _Job(process, output, time.monotonic(), share)
             place = f"stage {len(self._done) + len(self._at_work)} of {len(self._needs)}"
             left = "" if self._estimated else f", about {duration(self._left())} left"
-            self._say(f"Running stage '{name}' ({place}, {len(self._at_work)} at work{left})")
+            print(f"Running stage '{name}' ({place}, {len(self._at_work)} at work{left})", flush=True)  # as DVC does
 
     def _end(self, name: str, job: _Job) -> None:
         del self._at_work[name]
