@@ -13,6 +13,8 @@ from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.warm import uses_gpu
 
 PARAMS_FILE = Path("params.yaml")
+STAGE_BYTES = 2_000_000_000
+"""What the largest stages of the default take, rounded up: two replicas of an engine."""
 
 
 def asked(jobs: str) -> int:
@@ -27,12 +29,13 @@ def asked(jobs: str) -> int:
 
 
 def jobs_here(params: dict[str, Any]) -> int:
-    """How many stages of a run with these params the cores of this machine have room for."""
+    """How many stages of a run with these params the cores and the free memory of this machine have room for."""
     run = load_section(params, "run", RunParams, str(PARAMS_FILE))
     if run.cluster.asked().kind != "none" or any(uses_gpu(params.get(method)) for method in METHODS):
         return 1
     logical = len(os.sched_getaffinity(0))
-    return max(1, min(logical, psutil.cpu_count(logical=False) or logical) // run.threads)
+    cores = min(logical, psutil.cpu_count(logical=False) or logical)
+    return max(1, min(cores // run.threads, psutil.virtual_memory().available // STAGE_BYTES))
 
 
 def gpu_shares(jobs: int) -> list[dict[str, str]]:

@@ -51,17 +51,19 @@ class _Job:
     since: float
     share: Mapping[str, str]
 
+    def printed(self) -> str:
+        """All that is there so far. The children write at the file's position, so that must not be moved."""
+        file = self.output.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
+
     def lines(self) -> list[str]:
         """What the stage has printed."""
-        self.output.seek(0)
-        text = self.output.read().decode("utf-8", "replace")
-        return [line for line in text.splitlines() if not OF_DVC.match(line)]
+        return [line for line in self.printed().splitlines() if not OF_DVC.match(line)]
 
     @property
     def ran(self) -> bool:
         """Whether DVC ran the stage, rather than to find it unchanged or in its cache."""
-        self.output.seek(0)
-        return b"Running stage " in self.output.read()
+        return "Running stage " in self.printed()
 
 
 class Parallel:
@@ -176,7 +178,7 @@ def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
     import networkx as nx
     from dvc.repo import Repo
 
-    with Repo() as repo:
+    with Repo(_wait_for_lock=True) as repo:
         graph = repo.index.graph
         asked = [stage for goal in goals for stage in repo.stage.collect(goal)]
         needed = {stage for goal in asked for stage in (goal, *nx.descendants(graph, goal))}

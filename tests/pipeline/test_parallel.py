@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -212,10 +213,11 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.delenv("CLUSTER", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
     return composed("default", ROOT / "profiles")
 
 
-def test_by_itself_as_many_as_the_cores_have_room_for(
+def test_by_itself_as_many_as_cores_and_memory_have_room_for(
     eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert jobs.jobs_here(eight_cores) == 4
@@ -224,6 +226,9 @@ def test_by_itself_as_many_as_the_cores_have_room_for(
     with monkeypatch.context() as other:
         other.setenv("CLUSTER", "ray")
         assert jobs.jobs_here(eight_cores) == 1
+    with monkeypatch.context() as other:
+        other.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * 10**9))
+        assert jobs.jobs_here(eight_cores) == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # what this process may use
     assert jobs.jobs_here(eight_cores) == 1
 
