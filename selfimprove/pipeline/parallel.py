@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -26,6 +26,9 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.jobs import PARAMS_FILE, gpu_shares
 from selfimprove.pipeline.overall import ALWAYS, duration, keep_seconds, known_seconds
 from selfimprove.pipeline.warm import uses_gpu
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
 
 POLL_SECONDS = 0.1
 UNKNOWN_SECONDS = 10.0
@@ -173,26 +176,26 @@ def ways(needs: Needs, seconds: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
-    """Stages that the goals need and that have changed, or need one that has: what each needs among them."""
+def needs_of(repo: "Repo", goals: Sequence[str]) -> dict[str, set[str]]:
+    """All stages that the goals need, and what each of them needs."""
     import networkx as nx
+
+    graph = repo.index.graph
+    asked = [stage for goal in goals for stage in repo.stage.collect(goal)]
+    needed = {stage for goal in asked for stage in (goal, *nx.descendants(graph, goal))}
+    return {stage.addressing: {one.addressing for one in graph.successors(stage)} for stage in needed}
+
+
+def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
+    """Those of them that have changed, or need one that has: what each needs among them."""
     from dvc.repo import Repo
 
     with Repo(_wait_for_lock=True) as repo:
-        graph = repo.index.graph
-        asked = [stage for goal in goals for stage in repo.stage.collect(goal)]
-        needed = {stage for goal in asked for stage in (goal, *nx.descendants(graph, goal))}
-        changed = set(repo.status(list(goals), with_deps=True)) - {ALWAYS}
-        stale = {
-            stage.addressing
-            for stage in needed
-            if not changed.isdisjoint(one.addressing for one in (stage, *nx.descendants(graph, stage)))
-        }
-        return {
-            stage.addressing: {one.addressing for one in graph.successors(stage)} & stale
-            for stage in needed
-            if stage.addressing in stale
-        }
+        needs = needs_of(repo, goals)
+        stale = set(repo.status(list(goals), with_deps=True)) - {ALWAYS}
+    while more := {name for name, those in needs.items() if name not in stale and not those.isdisjoint(stale)}:
+        stale |= more
+    return {name: needs[name] & stale for name in stale}
 
 
 @one_sentence()
