@@ -98,7 +98,7 @@ verify: $(READY) ## read every output again: which is damaged, how many are the 
 	@python -m selfimprove.apps.claims.verify
 
 claims: $(READY) ## hours: the default for seeds 17 to 19 on every kind of CPU kernels here (ARGS="--seeds 17 --kernels avx2"); resumable
-	@python -m selfimprove.apps.claims.runs $(ARGS)
+	@python -m selfimprove.apps.claims.runs $(if $(JOBS),--jobs $(call quoted,$(JOBS))) $(ARGS)
 
 check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything runs (METHOD=...; repro does it first)
 	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
@@ -107,8 +107,7 @@ exp: $(READY) ## SET="key=value ...": write these params, run what depends on th
 	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
 	@python -m selfimprove.pipeline.exp $(call quoted,$(SET))
 	@python -m selfimprove.pipeline.check $(methods)
-	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) $(goals)
-	@python -m selfimprove.pipeline.warm dvc exp save --force $(goals)
+	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) --set $(call quoted,$(SET)) $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 sweep: $(READY) ## GRID="key=a,b key=c,d": an experiment for each point of a grid, JOBS=2 at once; killed, it goes on (METHOD=)

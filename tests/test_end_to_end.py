@@ -287,11 +287,13 @@ def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> Non
     assert changed in table
     assert changed in run(repo, "dvc", "params", "diff").stdout
     branch = run(repo, "git", "symbolic-ref", "HEAD").stdout
-    run(repo, sys.executable, "-m", "selfimprove.pipeline.exp", f"{changed}=0.0004")  # these three as in `make exp`
-    done = run(repo, sys.executable, "-m", "selfimprove.pipeline.repro", "--jobs", "2", "agent_r-report")
+    own = (sys.executable, "-m", "selfimprove.pipeline.repro", "--jobs", "2", "--set", f"{changed}=0.0004")
+    done = run(repo, *own, "agent_r-report")  # as `make exp`
     assert ran(done.stdout) == {"agent_r-finetune@direct", "agent_r-evaluate@direct", "agent_r-report"}
-    run(repo, "dvc", "exp", "save", "--force", "--name", "cooler-still", "agent_r-report")
-    assert {"cooler", "cooler-still"} <= set(re.findall(r"[\w-]+", run(repo, "dvc", "exp", "show", "--csv").stdout))
+    [name] = re.findall(r"Ran experiment\(s\): (\S+)", done.stdout)
+    assert {"cooler", name} <= set(re.findall(r"[\w-]+", run(repo, "dvc", "exp", "show", "--csv").stdout))
+    files = run(repo, "git", "show", "--format=", "--name-only", name).stdout.split()
+    assert {"params.yaml", "dvc.lock"} <= set(files) <= {"params.yaml", "dvc.lock", ".dvc/tmp/repro.dat"}
     assert run(repo, "git", "symbolic-ref", "HEAD").stdout == branch
     run(repo, "dvc", "metrics", "diff")
     shown = run(repo, "dvc", "plots", "show", "--json").stdout

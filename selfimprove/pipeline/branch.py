@@ -1,7 +1,7 @@
 """Keeps git's branch through a killed experiment.
 
-``dvc exp save`` and ``dvc exp run`` leave the branch while they work, and go back at their end. Where they are killed,
-git stays on no branch; so the branch's name is kept.
+``dvc exp run`` leaves the branch while it works, and goes back at its end. Where it is killed, git stays on no branch;
+so the branch's name is kept.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,9 @@ def back_on_branch() -> Iterator[str]:
     if git("rev-parse", "HEAD") == git("rev-parse", name):
         git("symbolic-ref", "-m", "back from a killed experiment", "HEAD", name)
         git("reset", "--quiet")  # the index alone, as DVC does
-        yield f"a killed experiment left git on no branch; it is on {short} again."
+        stash = git("rev-parse", "--verify", "--quiet", "refs/stash")[0] == 0
+        aside = " Edits that are missing are in `git stash`." if stash else ""
+        yield f"a killed experiment left git on no branch; it is on {short} again.{aside}"
     else:
         yield (
             f"a killed experiment left git on no branch, and something was committed since; `git branch NAME` keeps "

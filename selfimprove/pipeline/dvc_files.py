@@ -67,15 +67,15 @@ def keep() -> None:
         if REPO_LOCK.exists():
             lock = held.enter_context(REPO_LOCK.open("rb"))
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # other stages keep a copy as well
             except BlockingIOError:
                 return
         if not LOCK.exists():
             return  # the first stage of all
         text = LOCK.read_bytes()
-    if not (KEPT.is_file() and KEPT.read_bytes() == text):
-        with aside(KEPT) as part:
-            part.write_bytes(text)
+        if not (KEPT.is_file() and KEPT.read_bytes() == text):
+            with aside(KEPT) as part:
+                part.write_bytes(text)
 
 
 def restore() -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""What ``make exp SET="key=value …"`` does first: it checks the settings and writes them into params.yaml."""
+"""The settings of ``make exp SET="key=value …"``: checked before anything is done, written when the run begins."""
 
 import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
@@ -14,12 +15,12 @@ from selfimprove.pipeline.check import PARAMS_FILE, params_faults
 from selfimprove.pipeline.layout import rewritten
 
 
-def write_settings(text: str) -> None:
-    """Let DVC write the settings into a copy of params.yaml, validate that, and put it in the place of the old one.
+def check_settings(text: str) -> dict[str, Any]:
+    """Let DVC write the settings into a copy of params.yaml; what that holds then.
 
     Raises:
         UserError: a word that DVC does not read, an unknown key, or a value that does not fit (names the nearest key);
-            or there is no commit that the experiment could belong to. Nothing is written then.
+            or there is no commit that the experiment could belong to.
     """
     if git("rev-parse", "--verify", "--quiet", "HEAD")[0]:
         raise UserError("nothing is committed here, and an experiment belongs to a commit; `git commit` first.")
@@ -33,15 +34,22 @@ def write_settings(text: str) -> None:
                     f"SET: {word!r} is not key=value with one value; write for example run.seed=18, and give several "
                     "values to `make sweep`."
                 )
-        wanted = read_yaml(copy)  # its lines are laid out by DVC
-        faults = dict.fromkeys(params_faults(wanted))
-        if faults:
-            raise UserError("\n".join([*faults, "SET was not written."]))
-        if absent:
-            raise UserError(
-                f"SET: {PARAMS_FILE} has no line for {absent[0]!r} to change; write +{absent[0]} to add it."
-            )
-        write_text(PARAMS_FILE, rewritten(PARAMS_FILE.read_text(encoding="utf-8"), wanted))
+        wanted = read_yaml(copy)
+    if faults := dict.fromkeys(params_faults(wanted)):
+        raise UserError("\n".join([*faults, "SET was not written."]))
+    if absent:
+        raise UserError(f"SET: {PARAMS_FILE} has no line for {absent[0]!r} to change; write +{absent[0]} to add it.")
+    return wanted
+
+
+def write_settings(text: str) -> None:
+    """Write the settings into params.yaml; lines that they do not change stay as they are (DVC lays all out anew).
+
+    Raises:
+        UserError: as ``check_settings``; nothing is written then.
+    """
+    wanted = check_settings(text)
+    write_text(PARAMS_FILE, rewritten(PARAMS_FILE.read_text(encoding="utf-8"), wanted))
 
 
 def _taken(file: Path, word: str) -> bool:
@@ -60,7 +68,7 @@ def _taken(file: Path, word: str) -> bool:
 @one_sentence()
 def main() -> None:
     """Argument: the settings, with spaces between them."""
-    write_settings(sys.argv[1])
+    check_settings(sys.argv[1])
 
 
 if __name__ == "__main__":

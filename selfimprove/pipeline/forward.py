@@ -14,8 +14,11 @@ ADDRESS = "SELFIMPROVE_WARM"
 """Names the helper's socket."""
 TERMINATE = b"t"
 """To the helper: this process got a SIGTERM."""
-BY_ITSELF = b"by itself"
+RUNS = b"r"
+"""From the helper's child: it runs the stage, and has signals of its own."""
+BY_ITSELF = b"-"
 """From the helper: the stage has to run in its own process."""
+INTERRUPTED = 128 + signal.SIGINT
 FIRST = "stages.inputs"
 """Runs while the helper is still importing, and needs little of that."""
 
@@ -40,7 +43,17 @@ def forward() -> None:
         "environment": environment,
     }
     with line:
-        socket.send_fds(line, [json.dumps(job).encode() + b"\n"], [0, 1, 2])
+        try:
+            socket.send_fds(line, [json.dumps(job).encode() + b"\n"], [0, 1, 2])
+            # Until the child is there a signal ends this process, and with it the call.
+            runs = line.recv(1) == RUNS
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        except OSError:  # the helper could not import
+            runs = False
+        if not runs:
+            del os.environ[ADDRESS]
+            return
         signal.signal(signal.SIGTERM, lambda *_: line.send(TERMINATE))
         answer = b""
         while True:
@@ -51,8 +64,4 @@ def forward() -> None:
             if not part:
                 break
             answer += part
-    if answer == BY_ITSELF:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        del os.environ[ADDRESS]
-        return
     sys.exit(int(answer) if answer else 1)

@@ -8,6 +8,7 @@ import psutil
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
+from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.warm import uses_gpu
@@ -29,13 +30,28 @@ def asked(jobs: str) -> int:
 
 
 def jobs_here(params: dict[str, Any]) -> int:
-    """How many stages of a run with these params the cores and the free memory of this machine have room for."""
+    """How many stages of a run with these params the cores and the free memory of this machine have room for.
+
+    One where that is not all that they share: a GPU, a server that answers or plays, a cluster; or where a model other
+    than the small ones of this repository takes more memory (``make plan`` says how much).
+    """
     run = load_section(params, "run", RunParams, str(PARAMS_FILE))
-    if run.cluster.asked().kind != "none" or any(uses_gpu(params.get(method)) for method in METHODS):
+    models = {params.get("base", {}).get(method, {}).get("model") for method in METHODS}
+    if run.cluster.asked().kind != "none" or models - {None, SHIPPED}:
+        return 1
+    if any(uses_gpu(params.get(method)) or _asks_server(params.get(method)) for method in METHODS):
         return 1
     logical = len(os.sched_getaffinity(0))
     cores = min(logical, psutil.cpu_count(logical=False) or logical)
     return max(1, min(cores // run.threads, psutil.virtual_memory().available // STAGE_BYTES))
+
+
+def _asks_server(params: Any) -> bool:
+    """Of params or a part of them: whether ``engine: openai`` or an environment's ``server`` stands in there."""
+    if isinstance(params, dict):
+        named = params.get("engine") == "openai" or bool(params.get("server"))
+        return named or any(map(_asks_server, params.values()))
+    return isinstance(params, list) and any(map(_asks_server, params))
 
 
 def gpu_shares(jobs: int) -> list[dict[str, str]]:

@@ -82,7 +82,7 @@ def _dumped(key: str, value: Any, column: int, *, in_braces: bool = False) -> li
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {key if isinstance(key, int) else str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
     if isinstance(value, str) and not _WORDS.fullmatch(value):

@@ -4,9 +4,11 @@
 four at once. Each is run by a DVC of its own (``dvc repro --single-item``), which decides whether it has to and records
 it in dvc.lock; DVC's own locks keep these processes apart. A stage waits for those whose outputs it reads, and for
 nothing else; of those that are ready, the one with the longest way to the end begins first. No result depends on that:
-what a stage computes is named by its inputs, its params and its number of threads.
+what a stage computes is named by its inputs, its params and its number of threads. With ``--set "key=value …"``
+(``make exp``) the settings are written into params.yaml first, and a DVC experiment is made of the run at the end.
 """
 
+import argparse
 import os
 import re
 import signal
@@ -16,13 +18,19 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
 
 from selfimprove.core.cli import INTERRUPTED, one_sentence
+from selfimprove.core.errors import for_terminal
 from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.branch import keep_branch
+from selfimprove.pipeline.exp import write_settings
 from selfimprove.pipeline.jobs import PARAMS_FILE, gpu_shares
 from selfimprove.pipeline.overall import ALWAYS, duration, keep_seconds, known_seconds
 from selfimprove.pipeline.warm import uses_gpu
@@ -35,11 +43,14 @@ UNKNOWN_SECONDS = 10.0
 """What a stage is taken to last that has not run here yet."""
 
 OF_DVC = re.compile(
-    r"Running stage |> |(Updat|Generat)ing lock file|To track the changes|To enable auto staging|Use `dvc push`|"
-    r"\s*git add |\s*dvc config |Data and pipelines |Stage '[^']+' (didn't change|is cached)|"
-    r"ERROR: failed to reproduce|\s*$"
+    r"Running stage |(Updat|Generat)ing lock file|To track the changes|To enable auto staging|Use `dvc push`|"
+    r"\s*git add |\s*dvc config |Data and pipelines |ERROR: failed to reproduce .* exited with (2|130)$|\s*$"
 )
-"""DVC's lines on every stage; what they say stands in the lines here already."""
+"""DVC's lines on every stage. What they say stands in the lines here already, or in what the stage itself says."""
+COMMAND = "> "
+"""DVC shows a stage's command so, in the line after the one that says that it runs."""
+TAIL_BYTES = 2000
+"""Of a stage's output, where its last line is looked for."""
 
 Needs = Mapping[str, Set[str]]
 """Stage -> those whose outputs it reads."""
@@ -54,19 +65,34 @@ class _Job:
     since: float
     share: Mapping[str, str]
 
-    def printed(self) -> str:
-        """All that is there so far. The children write at the file's position, so that must not be moved."""
+    def printed(self, most: int | None = None) -> str:
+        """What is there so far, or its end. The children write at the file's position, which must not be moved."""
         file = self.output.fileno()
-        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
+        size = os.fstat(file).st_size
+        start = 0 if most is None else max(0, size - most)
+        return os.pread(file, size - start, start).decode("utf-8", "replace")
 
-    def lines(self) -> list[str]:
-        """What the stage has printed."""
-        return [line for line in self.printed().splitlines() if not OF_DVC.match(line)]
+    def lines(self, most: int | None = None) -> list[str]:
+        """What the stage has printed, and what DVC says of it alone."""
+        lines = self.printed(most).splitlines()
+        commands = {line for before, line in pairwise(lines) if "Running stage " in before and line.startswith(COMMAND)}
+        return [for_terminal(line) for line in lines if not OF_DVC.match(line) and line not in commands]
 
     @property
     def ran(self) -> bool:
         """Whether DVC ran the stage, rather than to find it unchanged or in its cache."""
         return "Running stage " in self.printed()
+
+
+@dataclass
+class Stop:
+    """Whether a person wants the run to end. The terminal tells the stages too: they save what they have done."""
+
+    asked: bool = False
+
+    def ask(self, *_: object) -> None:
+        """For ``signal.signal``."""
+        self.asked = True
 
 
 class Parallel:
@@ -75,10 +101,11 @@ class Parallel:
     Args:
         needs: what is to be done, and what each of these needs among them.
         shares: what each of the stages that run at once has in its environment, such as GPUs of its own.
+        stop: asked, no further stage begins, and those at work are waited for.
     """
 
-    def __init__(self, needs: Needs, shares: Sequence[Mapping[str, str]]) -> None:
-        self._needs, self._free, self._jobs = needs, list(shares), len(shares)
+    def __init__(self, needs: Needs, shares: Sequence[Mapping[str, str]], stop: Stop) -> None:
+        self._needs, self._free, self._jobs, self._stop = needs, list(shares), len(shares), stop
         known = known_seconds()
         self._seconds = {name: known.get(name, UNKNOWN_SECONDS) for name in needs}
         self._estimated = any(name not in known for name in needs)
@@ -86,33 +113,33 @@ class Parallel:
         self._waiting = sorted(needs, key=lambda name: (-self._way[name], name))
         self._at_work: dict[str, _Job] = {}
         self._done: set[str] = set()
-        self._stopped = False
         self._code = 0
         self._console = Console(stderr=True)
 
     def run(self) -> int:
-        """Returns the exit code: 0, that of the first stage that failed, or 130 after Ctrl-C.
-
-        After either no further stage begins, and those at work are waited for.
-        """
-        signal.signal(signal.SIGINT, self._stop)
-        with self._console.status("") as status:
-            while self._at_work or (self._waiting and not self._ends):
-                self._begin()
-                time.sleep(POLL_SECONDS)
-                for name, job in list(self._at_work.items()):
-                    if job.process.poll() is not None:
-                        self._end(name, job)
-                if self._console.is_terminal:
-                    status.update(self._shown())
-        return INTERRUPTED if self._stopped else self._code
+        """Returns the exit code: 0, that of the first stage that failed, or 130 if the run was to stop."""
+        spinner = Spinner("dots")
+        # Else rich sends what is printed to the terminal, also where standard output is a file.
+        both = self._console.is_terminal and sys.stdout.isatty()
+        with Live(spinner, console=self._console, transient=True, redirect_stdout=both) as live:
+            try:
+                while self._at_work or (self._waiting and not self._ends):
+                    self._begin()
+                    time.sleep(POLL_SECONDS)
+                    for name, job in list(self._at_work.items()):
+                        if job.process.poll() is not None:
+                            self._end(name, job)
+                    if self._console.is_terminal:
+                        spinner.update(text=self._shown())
+                        live.refresh()
+            finally:
+                for job in self._at_work.values():
+                    job.process.wait()
+        return INTERRUPTED if self._stop.asked else self._code
 
     @property
     def _ends(self) -> bool:
-        return self._stopped or self._code != 0
-
-    def _stop(self, *_: object) -> None:
-        self._stopped = True  # the terminal has interrupted the stages too: they save what they have done
+        return self._stop.asked or self._code != 0
 
     def _begin(self) -> None:
         ready = [name for name in self._waiting if self._needs[name] <= self._done]
@@ -135,17 +162,21 @@ class Parallel:
         self._free.append(job.share)
         code = job.process.returncode
         with job.output:
-            for line in job.lines():
-                self._say(line)
-            if code == 0:
-                self._done.add(name)
-                if job.ran:
-                    keep_seconds(name, time.monotonic() - job.since)
-                return
-        if not self._ends:
+            lines, ran = job.lines(), job.ran
+        if code and self._stop.asked:  # what Python says of a DVC that was interrupted while it started is no news
+            lines = [line for line in lines if line.startswith(f"{name}:")]
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        if code == 0:
+            self._done.add(name)
+            if ran:
+                keep_seconds(name, time.monotonic() - job.since)
+        elif not self._ends:
             self._code = code if code > 0 else 128 - code
             others = f"; {', '.join(self._at_work)} will be finished" if self._at_work else ""
-            self._say(f"stage {name} failed{others}. Correct what it names; the same command goes on there.")
+            print(
+                f"stage {name} failed{others}. Correct what it names; the same command goes on there.", file=sys.stderr
+            )
 
     def _left(self) -> float:
         """Seconds, by those of each stage's last run: the longest way, or all the work if the jobs take longer."""
@@ -155,11 +186,8 @@ class Parallel:
 
     def _shown(self) -> Text:
         """For a terminal: how far the stages at work are."""
-        last = {name: (job.lines() or [f"{name}: begins"])[-1] for name, job in self._at_work.items()}
+        last = {name: (job.lines(TAIL_BYTES) or [f"{name}: begins"])[-1] for name, job in self._at_work.items()}
         return Text("\n  ".join([f"{len(self._done)} of {len(self._needs)} stages done", *last.values()]))
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def ways(needs: Needs, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -198,14 +226,38 @@ def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
     return {name: needs[name] & stale for name in stale}
 
 
+def save_experiment(goals: Sequence[str]) -> int:
+    """Let DVC make an experiment of what is there; its exit code. It finds every stage as it is."""
+    keep_branch()
+    done = subprocess.run(
+        ["dvc", "exp", "run", *goals],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        check=False, close_fds=False,
+    )  # fmt: skip
+    for line in done.stdout.splitlines():
+        if done.returncode or not (OF_DVC.match(line) or line.startswith((COMMAND, "Stage "))):
+            print(for_terminal(line), flush=True)
+    return done.returncode
+
+
 @one_sentence()
 def main() -> None:
-    """See the module: how many at once, then the goals."""
-    jobs, goals = int(sys.argv[1]), sys.argv[2:]
-    shares = gpu_shares(jobs) if uses_gpu(read_yaml(PARAMS_FILE)) else [{}] * jobs
-    code = Parallel({ALWAYS: set()}, [{}]).run()  # first, as what it finds decides what is out of date
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m selfimprove.pipeline.parallel")
+    parser.add_argument("jobs", type=int)
+    parser.add_argument("goals", nargs="+")
+    parser.add_argument("--set", default="")
+    args = parser.parse_args()
+    stop = Stop()
+    signal.signal(signal.SIGINT, stop.ask)
+    if args.set:
+        write_settings(args.set)
+    shares = gpu_shares(args.jobs) if uses_gpu(read_yaml(PARAMS_FILE)) else [{}] * args.jobs
+    code = Parallel({ALWAYS: set()}, [{}], stop).run()  # first, as what it finds decides what is out of date
     if code == 0:
-        code = Parallel(out_of_date(goals), shares).run()
+        code = Parallel(out_of_date(args.goals), shares, stop).run()
+    if code == 0 and args.set:
+        code = save_experiment(args.goals)
     sys.exit(code)
 
 

@@ -1,7 +1,7 @@
 """``make repro``: DVC runs what is out of date, one stage after another or several at once (``JOBS=4``).
 
 Where nobody says how many, it is as many as the cores have room for, ``run.threads`` for each; one where a stage takes
-a GPU, or a cluster does the work.
+a GPU or asks a server, a large model is trained, or a cluster does the work.
 """
 
 import os
@@ -22,12 +22,16 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     goals: Annotated[list[str], typer.Argument(help="stages, as for dvc repro")],
     jobs: Annotated[str, typer.Option(help="stages at once; empty: as many as there are cores for")] = "",
+    settings: Annotated[str, typer.Option("--set", help="make an experiment with these params")] = "",
 ) -> None:
     """Become the command that does it."""
     count = asked(jobs) if jobs else jobs_here(read_yaml(PARAMS_FILE))
     if count > 1:
         print(f"up to {count} stages at once (JOBS=1: one after another)", flush=True)
-    how = [*PARALLEL, str(count)] if count > 1 else ["dvc", "repro"]
+    if settings:
+        how = [*PARALLEL, str(count), f"--set={settings}"]
+    else:
+        how = [*PARALLEL, str(count)] if count > 1 else ["dvc", "repro"]
     os.execv(sys.executable, [sys.executable, "-m", "selfimprove.pipeline.warm", *how, *goals])
 
 

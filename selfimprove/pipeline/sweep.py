@@ -159,11 +159,12 @@ class _Runs:
         folder = _prepare(point)
         log = Path(f"{folder}.log")
         print(f"{point.name}: {said}; log: {log}", flush=True)
+        saved = any(ref.endswith(f"/{point.name}") for ref in _experiments(folder))  # before a kill
         for command in (
             [sys.executable, "-m", "selfimprove.pipeline.check", *self._methods],
             [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", self._goal],
-            ["dvc", "exp", "save", "--force", "--name", point.name, self._goal],
-        ):
+            ["dvc", "exp", "run", "--name", point.name, self._goal],  # runs nothing: every stage is as it is
+        )[: 0 if saved else None]:
             code = self._call(command, folder, log, share)
             if self.stopped:
                 return None

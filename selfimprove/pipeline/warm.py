@@ -38,7 +38,7 @@ import psutil
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, TERMINATE
+from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, RUNS, TERMINATE
 from selfimprove.pipeline.kernels import chosen, environment, wanted
 from selfimprove.pipeline.params import RunParams, load_section
 
@@ -145,7 +145,8 @@ def _run(environment: dict[str, str]) -> int:
 
         overall = Overall(command[2:])
     turn = []
-    if command[:1] == ["dvc"] or command[: len(PARALLEL)] == list(PARALLEL):
+    several = command[1:3] == list(PARALLEL[1:])
+    if command[:1] == ["dvc"] or several:
         from selfimprove.pipeline.branch import back_on_branch, keep_branch
         from selfimprove.pipeline.dvc_files import sign_turn, take_turn
 
@@ -168,7 +169,7 @@ def _run(environment: dict[str, str]) -> int:
     ) as process:
         for one in turn:
             sign_turn(one, process.pid)
-        end = threading.Thread(target=_end, args=(process.pid, ended), daemon=True)
+        end = threading.Thread(target=_end, args=(process.pid, ended, several), daemon=True)
         signal.signal(signal.SIGTERM, lambda *_: None if end.ident else end.start())
         try:
             for line in process.stdout or ():
@@ -190,9 +191,15 @@ def _run(environment: dict[str, str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _end(pid: int, ended: threading.Event) -> None:
-    """End a command whose stages are to save what they have done: first these, then the command itself."""
+def _end(pid: int, ended: threading.Event, several: bool) -> None:
+    """End a command whose stages are to save what they have done: first these, then the command itself.
+
+    ``several``: it starts DVCs itself, and starts no more after a SIGINT.
+    """
     told: set[int] = set()
+    if several:
+        with suppress(psutil.Error):
+            psutil.Process(pid).send_signal(signal.SIGINT)
     while not ended.wait(ASK_SECONDS):
         with suppress(psutil.Error):
             command = psutil.Process(pid)
@@ -278,7 +285,7 @@ def _answer(line: socket.socket) -> None:
         os._exit(0)
     child = os.fork()
     if child == 0:
-        _become(job, descriptors)
+        _become(job, descriptors, line)
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -294,13 +301,15 @@ def _answer(line: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(job: dict[str, Any], descriptors: list[int]) -> None:
+def _become(job: dict[str, Any], descriptors: list[int], line: socket.socket) -> None:
     """In the child: take over the stage's terminal and arguments, and run its module."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with line:
+        line.sendall(RUNS)
     sys.path[0] = os.getcwd()
     sys.argv = [job["module"], *job["arguments"]]
     code = 0

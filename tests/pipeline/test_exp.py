@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.exp import write_settings
 from selfimprove.pipeline.profiles import compose
 from tests.support.repo_copy import ROOT, run
@@ -44,12 +45,22 @@ def test_a_setting_that_does_not_fit_is_refused_and_params_stay(params: Path, te
 
 @pytest.mark.parametrize(
     ("text", "lines"),
-    [("run.seed=18 rise.rows.iter2.train.lr=5e-4", 4), ("+run.max_blocked=0.1", 1), ("~run.threads", 1)],
+    [
+        ("run.seed=18 rise.rows.iter2.train.lr=5e-4", 4),
+        ("+run.max_blocked=0.1", 1),
+        ("~run.threads", 1),
+        ("rise.tasks.difficulty.factor=[2,12]", 0),
+    ],
 )
 def test_what_dvc_and_the_schemas_take_is_written_and_the_other_lines_stay(params: Path, text: str, lines: int) -> None:
     before = params.read_text().splitlines()
     write_settings(text)
     assert len(set(params.read_text().splitlines()) ^ set(before)) == lines
+
+
+def test_numbers_as_keys_stay_numbers(params: Path) -> None:
+    write_settings("rise.tasks.difficulty.term=[2,99]")
+    assert read_yaml(params)["rise"]["tasks"]["difficulty"]["steps"] == {3: 1.0, 4: 1.0}
 
 
 def test_without_a_commit_nothing_is_written(params: Path) -> None:

@@ -218,7 +218,14 @@ def test_by_itself_as_many_as_cores_and_memory_have_room_for(
 ) -> None:
     assert jobs.jobs_here(eight_cores) == 4
     assert jobs.jobs_here({**eight_cores, "run": {**eight_cores["run"], "threads": 16}}) == 1
-    assert jobs.jobs_here({**eight_cores, "rise": {"engines": {"student": {"engine": "vllm"}}}}) == 1
+    base = {**eight_cores["base"], "spin": {**eight_cores["base"]["spin"], "model": "models/smollm2"}}
+    one_at_a_time: list[dict[str, Any]] = [
+        {"rise": {"engines": {"student": {"engine": "vllm"}}}},
+        {"rise": {"engines": {"teacher": {"engine": "openai"}}}},
+        {"agent_r": {"env": [{"name": "webshop", "server": "http://host:1"}]}},
+        {"base": base},
+    ]
+    assert [jobs.jobs_here({**eight_cores, **one}) for one in one_at_a_time] == [1, 1, 1, 1]
     with monkeypatch.context() as other:
         other.setenv("CLUSTER", "ray")
         assert jobs.jobs_here(eight_cores) == 1
@@ -236,6 +243,37 @@ def test_jobs_is_a_number_or_refused_in_one_sentence() -> None:
             jobs.asked(text)
 
 
+def test_what_dvc_says_of_a_failure_is_shown_and_what_a_model_wrote_moves_no_cursor(folder: Path) -> None:
+    definition = YAML().load(folder / "dvc.yaml")
+    definition["stages"]["left"]["cmd"] = r"printf '> a quote\n\033[2Jx\n'; kill -9 $$"
+    YAML().dump(definition, folder / "dvc.yaml")
+    code, said = ran(folder, "left")
+    assert code == 255
+    assert [line for line in said.splitlines() if line.startswith((">", "\\"))] == ["> a quote", "\\x1b[2Jx"]
+    assert "exited with -9" in said
+
+
+def test_make_exp_writes_the_settings_runs_and_saves_an_experiment(folder: Path) -> None:
+    author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    text = (ROOT / "profiles/default.yaml").read_text()
+    (folder / "params.yaml").write_text(text)
+    definition = YAML().load(folder / "dvc.yaml")
+    definition["stages"]["left"]["params"] = ["run.seed"]
+    YAML().dump(definition, folder / "dvc.yaml")
+    run(folder, "git", "add", "--all")
+    run(folder, "git", *author, "commit", "--quiet", "-m", "start")
+    code, said = ran(folder, "--set=run.seed=18", "left", "right")
+    assert (code, "Ran experiment(s): " in said) == (0, True), said
+    assert len(set((folder / "params.yaml").read_text().splitlines()) - set(text.splitlines())) == 1
+    refs = run(folder, "git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout.split()
+    [ref] = [one for one in refs if re.match(r"refs/exps/[0-9a-f]{2}/", one)]
+    assert "  seed: 18" in run(folder, "git", "show", f"{ref}:params.yaml").stdout
+    assert "out-left" not in run(folder, "git", "ls-tree", "--name-only", ref).stdout
+    assert run(folder, "git", "symbolic-ref", "HEAD").stdout.startswith("refs/heads/")
+    code, said = ran(folder, "--set=run.sed=18", "left")
+    assert (code, "run.sed: unknown key; did you mean 'seed'?" in said) == (2, True), said
+
+
 def test_make_repro_becomes_dvc_or_several_of_them(
     eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +282,9 @@ def test_make_repro_becomes_dvc_or_several_of_them(
     monkeypatch.setattr(os, "execv", lambda _, command: became.append(command[3:]))
     repro.main(["rise-report"], "")
     repro.main(["rise-report"], "1")
+    repro.main(["rise-report"], "1", "run.seed=18 run.threads=1")
     assert became == [
         [sys.executable, "-m", "selfimprove.pipeline.parallel", "4", "rise-report"],
         ["dvc", "repro", "rise-report"],
+        [sys.executable, "-m", "selfimprove.pipeline.parallel", "1", "--set=run.seed=18 run.threads=1", "rise-report"],
     ]

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,7 +23,13 @@ from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, copy_repo, environment
 
 
-def start(folder: Path, work: str, *arguments: str, kernels: str = "native") -> subprocess.Popen[str]:
+def start(
+    folder: Path,
+    work: str,
+    *arguments: str,
+    kernels: str = "native",
+    helper: str = "from selfimprove.pipeline import warm",
+) -> subprocess.Popen[str]:
     """The helper beside a stage's process, which asks it to run the program ``work``."""
     params = (ROOT / "profiles/default.yaml").read_text()
     (folder / "params.yaml").write_text(params.replace("kernels: native", f"kernels: {kernels}"))
@@ -29,9 +37,11 @@ def start(folder: Path, work: str, *arguments: str, kernels: str = "native") -> 
     shutil.copy2(ROOT / "stages/__init__.py", folder / "stages")
     (folder / "stages/work.py").write_text(work)
     stage = [sys.executable, "-m", "stages.work", *arguments]
-    command = [sys.executable, "-m", "selfimprove.pipeline.warm", *stage]
+    command = [sys.executable, "-c", f"{helper}\nwarm.main()", *stage]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLOUR": "green", "ACCELERATOR": "cpu"}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def test_arguments_environment_folder_output_and_exit_code_are_the_stages_own(tmp_path: Path) -> None:
@@ -76,6 +86,55 @@ def test_without_room_for_a_helper_the_command_runs_by_itself(monkeypatch: pytes
     with pytest.raises(SystemExit) as end:
         warm.main()
     assert end.value.code == 0
+
+
+def test_where_the_helper_cannot_import_a_stage_that_waits_for_it_runs_itself(tmp_path: Path) -> None:
+    fails = (
+        "import time\nfrom selfimprove.pipeline import warm\n"
+        "def fail():\n    time.sleep(1)\n    raise ImportError\nwarm._import = fail"
+    )
+    helper = start(tmp_path, "import sys\nprint('torch' in sys.modules)\nsys.exit(7)\n", helper=fails)
+    said, _ = helper.communicate(timeout=60)
+    assert (helper.returncode, said) == (7, "False\n")
+
+
+@pytest.mark.parametrize(("way", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_helper_has_imported_ends_the_run_before_the_stage_begins(
+    tmp_path: Path, way: signal.Signals, code: int
+) -> None:
+    waits = (
+        "import time\nfrom pathlib import Path\nfrom selfimprove.pipeline import warm\n"
+        "def wait():\n    while not Path('go').exists(): time.sleep(0.1)\nwarm._import = wait"
+    )
+    helper = start(tmp_path, "from pathlib import Path\nPath('ran').touch()\n", helper=waits)
+
+    def asks() -> bool:
+        return any(p.cmdline()[2:3] == ["stages.work"] and p.net_connections("unix") for p in children(helper.pid))
+
+    assert wait_until(asks)
+    if way == signal.SIGINT:
+        os.killpg(helper.pid, way)
+    else:
+        helper.terminate()
+    assert helper.wait(timeout=60) == code
+    (tmp_path / "go").touch()
+    assert wait_until(lambda: not children(helper.pid))
+    assert not (tmp_path / "ran").exists()
+
+
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.Error:
+        return []
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    for _ in range(600):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_command(tmp_path: Path) -> None:
