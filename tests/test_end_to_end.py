@@ -292,8 +292,11 @@ def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> Non
     assert ran(done.stdout) == {"agent_r-finetune@direct", "agent_r-evaluate@direct", "agent_r-report"}
     [name] = re.findall(r"Ran experiment\(s\): (\S+)", done.stdout)
     assert {"cooler", name} <= set(re.findall(r"[\w-]+", run(repo, "dvc", "exp", "show", "--csv").stdout))
-    files = run(repo, "git", "show", "--format=", "--name-only", name).stdout.split()
-    assert {"params.yaml", "dvc.lock"} <= set(files) <= {"params.yaml", "dvc.lock", ".dvc/tmp/repro.dat"}
+    refs = run(repo, "git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout.split()
+    [ref] = [one for one in refs if one.endswith(f"/{name}")]
+    files = run(repo, "git", "show", "--format=", "--name-only", ref).stdout.split()
+    assert {"params.yaml", "dvc.lock"} <= set(files)
+    assert not [file for file in files if file.startswith(("data/", "models/", "results/"))]  # DVC's outputs
     assert run(repo, "git", "symbolic-ref", "HEAD").stdout == branch
     run(repo, "dvc", "metrics", "diff")
     shown = run(repo, "dvc", "plots", "show", "--json").stdout
