@@ -77,7 +77,10 @@ def _dumped(key: str, value: Any, column: int, *, in_braces: bool = False) -> li
     entry.fa.set_block_style()
     out = StringIO()
     yaml.dump(entry, out)
-    return [f"{' ' * column}{line}".rstrip() for line in out.getvalue().splitlines()]
+    lines = [f"{' ' * column}{line}".rstrip() for line in out.getvalue().splitlines()]
+    if in_braces and any(line.endswith(":") for line in lines):  # a key and its value on two lines are hard to read
+        return _dumped(key, value, column)
+    return lines
 
 
 def _plain(value: Any) -> Any:

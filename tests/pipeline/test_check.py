@@ -72,7 +72,7 @@ def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
     shutil.copy(ROOT / "dvc.yaml", folder)
     check.main()
     capsys.readouterr()
-    change("max_length: 352, ", "")  # of rise.rows.iter1; rise.train has one, which the row then trains with
+    change("max_length: 352,", "")  # of rise.rows.iter1; rise.train has one, which the row then trains with
     change("  threads: 1\n", "")
     assert ends_with(capsys) == [
         "params.yaml: run.threads: missing, and DVC reads it for base@rise; write it there (its default is in "
