@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -69,6 +70,18 @@ def test_a_copy_that_is_torn_itself_is_not_put_back() -> None:
     dvc_files.LOCK.write_text(WHOLE[:30])
     dvc_files.keep()
     assert ["it is removed" in sentence for sentence in dvc_files.restore()] == [True]
+
+
+def test_while_another_dvc_writes_no_copy_is_kept() -> None:
+    dvc_files.keep()
+    dvc_files.LOCK.write_text(WHOLE[:30])
+    with dvc_files.REPO_LOCK.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        dvc_files.keep()
+    assert dvc_files.KEPT.read_text() == WHOLE
+    dvc_files.LOCK.write_text(WHOLE + "# more\n")
+    dvc_files.keep()
+    assert dvc_files.KEPT.read_text().endswith("# more\n")
 
 
 def test_without_a_copy_a_torn_dvc_lock_goes() -> None:
