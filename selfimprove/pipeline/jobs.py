@@ -1,6 +1,8 @@
 """How much is run at once (``JOBS=4``): stages of a run, or runs of a sweep; and which GPUs each of them gets."""
 
+import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.warm import uses_gpu
 
 PARAMS_FILE = Path("params.yaml")
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says (cgroup v2) what limits the container has that this process is in."""
 STAGE_BYTES = 2_000_000_000
 """What the largest stages of the default take, rounded up: two replicas of an engine."""
 
@@ -30,7 +34,7 @@ def asked(jobs: str) -> int:
 
 
 def jobs_here(params: dict[str, Any]) -> int:
-    """How many stages of a run with these params the cores and the free memory of this machine have room for.
+    """How many stages of a run with these params the cores and the free memory of this machine or container have room for.
 
     One where that is not all that they share: a GPU, a server that answers or plays, a cluster; or where a model other
     than the small ones of this repository takes more memory (``make plan`` says how much).
@@ -42,8 +46,26 @@ def jobs_here(params: dict[str, Any]) -> int:
     if any(uses_gpu(params.get(method)) or _asks_server(params.get(method)) for method in METHODS):
         return 1
     logical = len(os.sched_getaffinity(0))
-    cores = min(logical, psutil.cpu_count(logical=False) or logical)
-    return max(1, min(cores // run.threads, psutil.virtual_memory().available // STAGE_BYTES))
+    cores = min(logical, psutil.cpu_count(logical=False) or logical, _container_cores())
+    memory = min(psutil.virtual_memory().available, _container_bytes())
+    return int(max(1, min(cores // run.threads, memory // STAGE_BYTES)))
+
+
+def _container_cores() -> float:
+    """How many cores' time a container's limit (``docker run --cpus``) leaves."""
+    with suppress(OSError, ValueError):
+        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)  # "max", where there is no limit, is no number
+    return math.inf
+
+
+def _container_bytes() -> float:
+    """How much memory a container's limit leaves; its page cache counts as free."""
+    with suppress(OSError, ValueError):
+        most = int((CGROUP / "memory.max").read_text(encoding="ascii"))
+        held = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        return most - int(held["anon"])
+    return math.inf
 
 
 def _asks_server(params: Any) -> bool:

@@ -12,7 +12,9 @@ import typer
 
 from selfimprove.core import cli
 from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.exp import check_settings
 from selfimprove.pipeline.jobs import PARAMS_FILE, asked, jobs_here
+from selfimprove.pipeline.kernels import environment
 from selfimprove.pipeline.warm import PARALLEL
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -25,10 +27,12 @@ def main(
     settings: Annotated[str, typer.Option("--set", help="make an experiment with these params")] = "",
 ) -> None:
     """Become the command that does it."""
-    count = asked(jobs) if jobs else jobs_here(read_yaml(PARAMS_FILE))
+    params = check_settings(settings) if settings else read_yaml(PARAMS_FILE)
+    count = asked(jobs) if jobs else jobs_here(params)
     if count > 1:
         print(f"up to {count} stages at once (JOBS=1: one after another)", flush=True)
     if settings:
+        os.environ.update(environment(params["run"]["kernels"]))  # the helper starts before they are written
         how = [*PARALLEL, str(count), f"--set={settings}"]
     else:
         how = [*PARALLEL, str(count)] if count > 1 else ["dvc", "repro"]

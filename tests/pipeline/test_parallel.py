@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +22,10 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline import jobs, repro
+from selfimprove.pipeline import jobs, kernels, repro
 from selfimprove.pipeline.parallel import ways
 from selfimprove.pipeline.profiles import composed
+from selfimprove.pipeline.warm import PARALLEL
 from tests.support.repo_copy import ROOT, environment, run
 
 WORK = '''
@@ -170,6 +172,42 @@ def test_killed_its_stages_end_as_usual_and_the_next_run_waits_for_them(folder: 
     assert not (folder / "began-left").exists(), said  # the DVC that was left alone has recorded it
 
 
+def test_stages_at_work_are_finished_and_recorded_when_what_reads_the_output_has_ended(folder: Path) -> None:
+    definition = YAML().load(folder / "dvc.yaml")
+    definition["stages"]["left"]["cmd"] = "python -m stages.work left go"
+    definition["stages"]["right"]["cmd"] = "python -m stages.work right -"
+    YAML().dump(definition, folder / "dvc.yaml")
+    process = started(folder, "left", "right", "elsewhere")
+    assert process.stdout is not None
+    with process.stdout as lines:  # as `make repro | head -3`
+        assert [next(lines).split("'")[1] for _ in range(3)] == ["inputs", "elsewhere", "left"]
+    until(lambda: (folder / "began-right").exists())  # its line could not be printed
+    (folder / "go").touch()
+    process.wait(timeout=120)
+    assert recorded(folder) == {"inputs", "left", "right", "elsewhere"}
+    assert (folder / "out-left").read_text() == "left"
+
+
+def test_a_file_has_the_line_on_each_stage_where_only_standard_error_is_a_terminal(folder: Path) -> None:
+    ours, terminal = os.openpty()
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "selfimprove.pipeline.parallel", "2", "left", "right"],
+            cwd=folder, env={**environment(), "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+            stdout=said, stderr=terminal, start_new_session=True,
+        )  # fmt: skip
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # so Linux says that nobody writes to the terminal any more
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert process.wait(timeout=120) == 0
+    begun = re.findall(r"^Running stage '(\w+)' \(", (folder / "said").read_text(), re.MULTILINE)
+    assert begun == ["inputs", "left", "right"]
+    assert b"stages done" in shown and b"Running stage" not in shown
+
+
 def test_where_the_params_name_a_gpu_each_stage_at_work_has_gpus_of_its_own(folder: Path) -> None:
     (folder / "params.yaml").write_text("rise: {rows: {iter1: {train: {device: cuda}}}}\n")
     smi = folder / "bin/nvidia-smi"
@@ -210,6 +248,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
+    monkeypatch.setattr(jobs, "CGROUP", Path("no container"))
     return composed("default", ROOT / "profiles")
 
 
@@ -234,6 +273,23 @@ def test_by_itself_as_many_as_cores_and_memory_have_room_for(
         assert jobs.jobs_here(eight_cores) == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # what this process may use
     assert jobs.jobs_here(eight_cores) == 1
+
+
+def test_a_container_s_limits_count_as_the_machine_s_do(
+    eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jobs, "CGROUP", tmp_path)
+    for name in ("cpu.max", "memory.max"):
+        (tmp_path / name).write_text("max 100000\n" if name == "cpu.max" else "max\n")
+    assert jobs.jobs_here(eight_cores) == 4
+    (tmp_path / "cpu.max").write_text("450000 100000\n")
+    assert jobs.jobs_here(eight_cores) == 2
+    (tmp_path / "memory.max").write_text(f"{5 * 10**9}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {2 * 10**9}\nfile {3 * 10**9}\n")
+    assert jobs.jobs_here(eight_cores) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.stat").write_text(f"anon {10**9}\nfile {4 * 10**9}\n")
+    assert jobs.jobs_here(eight_cores) == 2
 
 
 def test_jobs_is_a_number_or_refused_in_one_sentence() -> None:
@@ -279,12 +335,14 @@ def test_make_repro_becomes_dvc_or_several_of_them(
 ) -> None:
     became: list[list[str]] = []
     monkeypatch.setattr(repro, "read_yaml", lambda _: eight_cores)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(os, "execv", lambda _, command: became.append(command[3:]))
     repro.main(["rise-report"], "")
     repro.main(["rise-report"], "1")
-    repro.main(["rise-report"], "1", "run.seed=18 run.threads=1")
+    repro.main(["rise-report"], "", "run.kernels=portable run.threads=1")
     assert became == [
-        [sys.executable, "-m", "selfimprove.pipeline.parallel", "4", "rise-report"],
+        [sys.executable, *PARALLEL[1:], "4", "rise-report"],
         ["dvc", "repro", "rise-report"],
-        [sys.executable, "-m", "selfimprove.pipeline.parallel", "1", "--set=run.seed=18 run.threads=1", "rise-report"],
+        [sys.executable, *PARALLEL[1:], "5", "--set=run.kernels=portable run.threads=1", "rise-report"],
     ]
+    assert kernels.chosen("portable"), "the helper starts before the settings are written"
