@@ -34,7 +34,7 @@ def asked(jobs: str) -> int:
 
 
 def jobs_here(params: dict[str, Any]) -> int:
-    """How many stages of a run with these params the cores and the free memory of this machine or container have room for.
+    """How many stages of a run with these params there is room for: cores and free memory, or a container's limits.
 
     One where that is not all that they share: a GPU, a server that answers or plays, a cluster; or where a model other
     than the small ones of this repository takes more memory (``make plan`` says how much).

@@ -10,15 +10,17 @@ import pytest
 
 from selfimprove.apps.claims import runs
 from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
-from selfimprove.apps.claims.pages import BEGIN, END, PAGES, default_digests, written
+from selfimprove.apps.claims.pages import BEGIN, END, PAGES, with_results, written
 from selfimprove.apps.claims.published import (
     collected,
+    folder_of,
     kernels_here,
     kernels_of,
     kinds_here,
     params_digest,
     pooled,
     publish,
+    read_all_published,
     read_published,
 )
 from selfimprove.apps.claims.runs import run_all
@@ -157,38 +159,64 @@ def test_what_a_base_with_weights_of_its_own_does_not_read_names_no_run() -> Non
 def test_the_pages_results_are_those_of_the_committed_runs(page: str) -> None:
     """If this fails: `make docs`."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    default = default_digests(ROOT / "profiles")
-    assert written(text, PAGES[page], read_published(ROOT / "results/published"), default) == text
+    assert written(text, PAGES[page], ROOT / "results/published", ROOT / "profiles") == text
 
 
 @pytest.mark.parametrize("method", [None, "spin"])
 def test_a_page_changes_with_the_runs_and_only_between_its_marks(method: str | None) -> None:
     page = f"before\n{BEGIN}{END}after\n"
-    one, other = (written(page, method, runs, {"spin": "p"}) for runs in (everywhere(), everywhere(avx2_17=0.12)))
+    one, other = (with_results(page, method, runs, {"spin": "p"}) for runs in (everywhere(), everywhere(avx2_17=0.12)))
     assert one != other
-    assert written(one, method, everywhere(), {"spin": "p"}) == one
+    assert with_results(one, method, everywhere(), {"spin": "p"}) == one
     assert all(text.startswith("before\n") and text.endswith("after\n") for text in (one, other))
     with pytest.raises(UserError, match="lost its marks"):
-        written("no marks", method, everywhere(), {"spin": "p"})
+        with_results("no marks", method, everywhere(), {"spin": "p"})
 
 
 def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
     single = run("avx2", 17)
     page = f"{BEGIN}{END}"
-    assert "one seed on one kind of kernels" in written(page, "spin", [single], {"spin": "p"}).replace("\n", " ")
-    assert "one seed on one kind" not in written(page, "spin", everywhere(), {"spin": "p"})
-    assert "Omissions" not in written(page, "spin", [single], {"spin": "p"})
+    assert "one seed on one kind of kernels" in with_results(page, "spin", [single], {"spin": "p"}).replace("\n", " ")
+    assert "one seed on one kind" not in with_results(page, "spin", everywhere(), {"spin": "p"})
+    assert "Omissions" not in with_results(page, "spin", [single], {"spin": "p"})
     single["results"]["rows"]["iter1"]["omissions"] = {"evaluate": {"cramped": 0.012}}
-    assert "SPIN, evaluate: cramped 1.2 % (iter1)" in written(page, "spin", [single], {"spin": "p"})
-    assert "has changed since" not in written(page, "spin", [single], {"spin": "p"})
-    assert "The default of SPIN has changed since" in written(page, "spin", [single], {"spin": "q"}).replace("\n", " ")
-    assert "No run of RISE is published yet" in written(page, "rise", [single], {"spin": "p"})
+    assert "SPIN, evaluate: cramped 1.2 % (iter1)" in with_results(page, "spin", [single], {"spin": "p"})
+    assert "has changed since" not in with_results(page, "spin", [single], {"spin": "p"})
+    old = with_results(page, "spin", [single], {"spin": "q"})
+    assert "The default of SPIN has changed since" in old.replace("\n", " ")
+    assert "No run of RISE is published yet" in with_results(page, "rise", [single], {"spin": "p"})
+
+
+def test_a_method_s_page_shows_another_profile_s_runs_between_marks_of_its_own(tmp_path: Path) -> None:
+    for kernels in ("avx2", "default"):
+        publish(run(kernels, 17), folder_of("rise-long", tmp_path))
+    mark = "<!-- results of rise-long: `make docs` -->\n"
+    page = written(f"{BEGIN}{END}between\n{mark}{END}after\n", "spin", tmp_path, ROOT / "profiles")
+    default, marked, long = page.partition(f"between\n{mark}")
+    assert marked
+    assert long.endswith(f"{END}after\n")
+    assert "No run of SPIN is published yet: `make claims` makes them." in default
+    assert "| em above more_sft | +.100±.010* | +.100±.010* | 2 of 2 | no |" in long
+    assert "The profile rise-long has changed since" in long.replace("\n", " ")
+    assert written(page, "spin", tmp_path, ROOT / "profiles") == page
+    rise = written(page, "rise", tmp_path, ROOT / "profiles")
+    assert 'No run of RISE is published yet: `make claims ARGS="--profile rise-long"` makes them.' in rise
+    with pytest.raises(UserError, match="no profile 'rise-lnog'"):
+        written(page.replace("rise-long:", "rise-lnog:"), "spin", tmp_path, ROOT / "profiles")
+
+
+def test_verify_compares_a_run_with_the_published_ones_of_its_own_params(tmp_path: Path) -> None:
+    publish(run("avx2", 17), tmp_path)
+    publish(run("avx2", 17, -0.1, params="q", outputs={"a": "3"}), folder_of("rise-long", tmp_path))
+    lines = told([run("avx2", 17, params="q", outputs={"a": "3"})], read_all_published(tmp_path))
+    assert lines[0].startswith("SPIN: 1 of 1 outputs equal the published bytes of seed 17 on avx2")
+    assert "  em above more_sft: +0.100 ± 0.010 (not claimed; in 0 of 1 runs)" in lines
 
 
 def test_the_first_page_names_each_method_s_claims_that_are_made_and_those_that_are_not() -> None:
     page = f"{BEGIN}{END}"
-    assert "| SPIN | em above more_sft | none |" in written(page, None, everywhere(), {"spin": "p"})
-    assert "| SPIN | none | em above more_sft (5 of 6) |" in written(
+    assert "| SPIN | em above more_sft | none |" in with_results(page, None, everywhere(), {"spin": "p"})
+    assert "| SPIN | none | em above more_sft (5 of 6) |" in with_results(
         page, None, everywhere(avx2_18=-0.01), {"spin": "p"}
     )
     runs = [*everywhere(), *(one | {"method": "rise"} for one in everywhere())]
@@ -198,7 +226,7 @@ def test_the_first_page_names_each_method_s_claims_that_are_made_and_those_that_
             "last_minus": {"base": minus, "more_sft": minus},
             "rows": rows | {"base": rows["iter1"]},
         }
-    text = written(page, None, runs, {"spin": "p", "rise": "p"})
+    text = with_results(page, None, runs, {"spin": "p", "rise": "p"})
     assert "| RISE | m1@t5 above base, more_sft | none |" in text
     assert "3 claims are tested with the default; 3 are made" in text
 
@@ -234,7 +262,8 @@ def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_we
         monkeypatch.setenv(name, value)
     arguments: dict[str, Any] = {"methods": ["reflect_rl"], "profile": "tiny"}
     assert run_all(root, ["default"], [1], **arguments, jobs=2) == 0
-    file = root / "results/published/reflect_rl/default-1.json"
+    file = root / "results/published/profiles/tiny/reflect_rl/default-1.json"
+    assert not (root / "results/published/reflect_rl").exists(), "that is the default's"
     first = json.loads(file.read_text())
     assert (first["kernels"], first["seed"]) == ("default", 1)
     assert "results/reflect_rl/reflect_rl/metrics.json" in first["outputs"]

@@ -205,7 +205,8 @@ def test_a_file_has_the_line_on_each_stage_where_only_standard_error_is_a_termin
     assert process.wait(timeout=120) == 0
     begun = re.findall(r"^Running stage '(\w+)' \(", (folder / "said").read_text(), re.MULTILINE)
     assert begun == ["inputs", "left", "right"]
-    assert b"stages done" in shown and b"Running stage" not in shown
+    assert b"stages done" in shown
+    assert b"Running stage" not in shown
 
 
 def test_where_the_params_name_a_gpu_each_stage_at_work_has_gpus_of_its_own(folder: Path) -> None:

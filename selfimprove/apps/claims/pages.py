@@ -4,6 +4,7 @@ Between the marks of a page stands what the committed runs say and nothing else:
 and which claims are made. A test fails if a page differs.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from selfimprove.apps.claims.arena import PAGE as ARENA_PAGE
 from selfimprove.apps.claims.arena import written_arena
 from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, by_side, shown_runs, verdicts
-from selfimprove.apps.claims.published import FOLDER, Published, params_digest, pooled, read_published
+from selfimprove.apps.claims.published import FOLDER, Published, folder_of, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
@@ -30,29 +31,46 @@ PAGES = {
     "docs/spin.md": "spin",
 }
 """Page -> the method whose results it shows; None: all."""
+OF_PROFILE = re.compile(r"<!-- results of ([\w-]+): `make docs` -->\n")
+"""Where a method's page shows those of another profile than the default."""
 LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "shortened_examples")
 """Omissions that a page names: what we left out. Completions that ``max_tokens`` ended are the model's own doing."""
 
 
-def written(page: str, method: str | None, runs: Sequence[Published], default: Mapping[str, str]) -> str:
-    """The page with its results between the marks. ``default``: method -> names its params in today's default profile.
+def written(page: str, method: str | None, folder: Path = FOLDER, profiles: Path = Path("profiles")) -> str:
+    """The page with the committed results between its marks: the default's, and those of each profile that it marks.
+
+    Raises:
+        UserError: the default's marks are missing, or it marks a profile that does not exist.
+    """
+    for profile in (DEFAULT, *OF_PROFILE.findall(page)):
+        runs = read_published(folder_of(profile, folder))
+        page = with_results(page, method, runs, digests(profile, profiles), profile)
+    return page
+
+
+def with_results(
+    page: str, method: str | None, runs: Sequence[Published], today: Mapping[str, str], profile: str = DEFAULT
+) -> str:
+    """The page with a profile's results. ``today``: method -> names its params in that profile as it is now.
 
     Raises:
         UserError: the marks are missing.
     """
-    return between(page, BEGIN, END, f"\n{_results(method, runs, default)}\n")
+    begin = BEGIN if profile == DEFAULT else f"<!-- results of {profile}: `make docs` -->\n"
+    return between(page, begin, END, f"\n{_results(method, runs, profile, today)}\n")
 
 
-def _results(method: str | None, published: Sequence[Published], default: Mapping[str, str]) -> str:
+def _results(method: str | None, published: Sequence[Published], profile: str, today: Mapping[str, str]) -> str:
     asked = METHODS if method is None else (method,)
     by_method = {one: [run for run in published if run["method"] == one] for one in asked}
     runs = {one: found for one, found in by_method.items() if found}
     if not runs:
-        return (
-            f"No run of {method_name(method) if method else 'any method'} is published yet: `make claims` makes them.\n"
-        )
+        command = "make claims" if profile == DEFAULT else f'make claims ARGS="--profile {profile}"'
+        name = method_name(method) if method else "any method"
+        return f"No run of {name} is published yet: `{command}` makes them.\n"
     shown = {one: shown_runs(found) for one, found in runs.items()}
-    parts = [_basis(runs, shown, default), _overview(shown) if method is None else _table(shown[method])]
+    parts = [_basis(runs, shown, profile, today), _overview(shown) if method is None else _table(shown[method])]
     parts += [_sentence(one) for one in shown.values()]
     missing = [method_name(one) for one in asked if one not in runs]
     if missing:
@@ -66,7 +84,10 @@ def _results(method: str | None, published: Sequence[Published], default: Mappin
 
 
 def _basis(
-    runs: Mapping[str, Sequence[Published]], shown: Mapping[str, Sequence[Published]], default: Mapping[str, str]
+    runs: Mapping[str, Sequence[Published]],
+    shown: Mapping[str, Sequence[Published]],
+    profile: str,
+    today: Mapping[str, str],
 ) -> str:
     """Of which seeds, kernels and packages the tables are; methods of the same runs are named together."""
     text = "Held-out tasks, mean ± standard error"
@@ -83,9 +104,10 @@ def _basis(
             "kernels. Another seed or processor moves these numbers by as much as the errors say, or more, so no claim "
             "rests on them yet."
         )
-    changed = [method_name(method) for method, found in shown.items() if found[0]["params"] != default[method]]
+    changed = [method_name(method) for method, found in shown.items() if found[0]["params"] != today[method]]
     if changed:
-        text += f" The default of {_and(changed)} has changed since; these are the results of the one before."
+        changed_one = f"The default of {_and(changed)}" if profile == DEFAULT else f"The profile {profile}"
+        text += f" {changed_one} has changed since; these are the results of the one before."
     return prose(text)
 
 
@@ -223,9 +245,9 @@ def _row(results: Mapping[str, Any], row: str) -> str:
     return f"{row} (last)" if row == results["last"] else row
 
 
-def default_digests(profiles: Path = Path("profiles")) -> dict[str, str]:
-    """Method -> what names its params in today's default profile."""
-    params = composed(DEFAULT, profiles)
+def digests(profile: str, profiles: Path = Path("profiles")) -> dict[str, str]:
+    """Method -> what names its params in a profile as it is today."""
+    params = composed(profile, profiles)
     return {method: params_digest(params, [method]) for method in METHODS}
 
 
@@ -235,11 +257,10 @@ def main() -> None:
     text = ARENA_PAGE.read_text(encoding="utf-8")
     if (new := written_arena(text)) != text:
         write_text(ARENA_PAGE, new)
-    runs, default = read_published(FOLDER), default_digests()
     for name, method in PAGES.items():
         page = Path(name)
         text = page.read_text(encoding="utf-8")
-        new = written(text, method, runs, default)
+        new = written(text, method)
         if new != text:
             write_text(page, new)
 

@@ -1,4 +1,5 @@
-"""A method's results in a run as a file that is committed: ``results/published/<method>/<kernels>-<seed>.json``.
+"""A method's results in a run as a file that is committed: ``results/published/<method>/<kernels>-<seed>.json``; those
+of another profile than the default in ``results/published/profiles/<profile>/``.
 
 It holds what the method's results table shows, and the hash of every output of the method's stages, so that another
 machine can tell whether it made the same bytes. It names the params that the method reads, so a change of one method's
@@ -25,8 +26,10 @@ from selfimprove.core.records import read_object
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import DEFAULT
 
 FOLDER = Path("results/published")
+PROFILES = "profiles"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 DIGITS = 6
 PORTABLE = "portable"
@@ -34,6 +37,11 @@ PORTABLE = "portable"
 
 Published = Mapping[str, Any]
 """What such a file holds."""
+
+
+def folder_of(profile: str, folder: Path = FOLDER) -> Path:
+    """Where the runs of a profile are published."""
+    return folder if profile == DEFAULT else folder / PROFILES / profile
 
 
 def kernels_here() -> str:
@@ -145,6 +153,12 @@ def read_published(folder: Path = FOLDER) -> list[Published]:
             )
         found += sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
     return found
+
+
+def read_all_published(folder: Path = FOLDER) -> list[Published]:
+    """Those of the default, then those of every other profile that has some."""
+    profiles = sorted(path.name for path in (folder / PROFILES).glob("*/"))
+    return [run for profile in (DEFAULT, *profiles) for run in read_published(folder_of(profile, folder))]
 
 
 def pooled(estimates: Sequence[Estimate]) -> Estimate:

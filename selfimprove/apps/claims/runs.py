@@ -4,7 +4,8 @@ Each run has a folder of its own (``.rehearsal/claims-<kernels>-<seed>``) with l
 and results. Stopped at any moment and started again it goes on where it was, and what is done costs seconds. The runs
 share no cache: to DVC the same stage on other kernels is the same work, and it would be restored instead of run. A
 finished run is published at once (``results/published/``); ``make docs`` then writes the pages from it. With
-``--profile arena-textcraft`` it is the comparison of the methods that is published (``claims.arena``).
+``--profile rise-long`` it is that profile's runs, which have a folder of their own there; with ``arena-textcraft`` the
+comparison of the methods (``claims.arena``).
 """
 
 import argparse
@@ -16,7 +17,15 @@ from pathlib import Path
 
 from selfimprove.apps.claims.arena import ARENAS, collected_arena, publish_arena
 from selfimprove.apps.claims.claims import verdicts
-from selfimprove.apps.claims.published import FOLDER, PORTABLE, collected, kinds_here, publish, read_published
+from selfimprove.apps.claims.published import (
+    FOLDER,
+    PORTABLE,
+    collected,
+    folder_of,
+    kinds_here,
+    publish,
+    read_published,
+)
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.jobs import asked, jobs_here
 from selfimprove.pipeline.lock import alone
@@ -60,7 +69,7 @@ def run_all(
                 code = _run(root, kind, seed, methods, profile, jobs)
                 if code:
                     return code
-    for verdict in verdicts(read_published(root / FOLDER)):
+    for verdict in verdicts(read_published(folder_of(profile, root / FOLDER))):
         state = "made" if verdict.made else f"not made: holds in {verdict.held} of {verdict.runs} runs"
         print(f"{verdict.claim.method}: {verdict.claim.text}: {state}")
     print("run `make docs`, which writes the pages from results/published/, and commit both.")
@@ -88,7 +97,7 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str,
         if compared is not None:
             files = [publish_arena(compared, root / ARENAS)]
         else:
-            files = [publish(run, root / FOLDER) for run in collected(folder, kind)]
+            files = [publish(run, folder_of(profile, root / FOLDER)) for run in collected(folder, kind)]
         print(f"claims: {', '.join(map(str, files))}", flush=True)
     return code
 

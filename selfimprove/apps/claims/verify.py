@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from selfimprove.apps.claims.claims import difference, holds, verdicts
-from selfimprove.apps.claims.published import Published, collected, kernels_of, read_published
+from selfimprove.apps.claims.published import Published, collected, kernels_of, read_all_published
 from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
 
@@ -24,7 +24,8 @@ def _of_method(run: Published, runs: Sequence[Published]) -> list[str]:
     name = method_name(run["method"])
     if not runs:
         return [f"{name}: no run is published yet; `make claims` makes some."]
-    if run["params"] != runs[0]["params"]:
+    runs = [other for other in runs if other["params"] == run["params"]]
+    if not runs:
         return [f"{name}: params.yaml differs from the published runs: nothing to compare."]
     lines = [_bytes(run, one) for one in runs if one["seed"] == run["seed"]]
     if not lines:
@@ -58,7 +59,7 @@ def _bytes(run: Published, other: Published) -> str:
 @one_sentence()
 def main() -> None:
     """Print it; exit code 2 if there is nothing to verify."""
-    print("\n".join(told(collected(Path(), kernels_of(Path())), read_published())))
+    print("\n".join(told(collected(Path(), kernels_of(Path())), read_all_published())))
 
 
 if __name__ == "__main__":
