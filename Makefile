@@ -87,8 +87,8 @@ repro: $(READY) ## run what is out of date, as many stages at once as there are 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml (arena-textcraft: all methods on one environment)
 	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
 
-plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
-	@python -m selfimprove.pipeline.plan $(call quoted,$(PROFILE)) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)
+plan: $(READY) ## what each stage of params.yaml (PROFILE=name: of a profile) needs: memory, disk, tokens, hours, money (GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
+	@python -m selfimprove.pipeline.plan $(if $(filter file,$(origin PROFILE)),,$(call quoted,$(PROFILE))) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)
 
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
 	@python -m selfimprove.pipeline.rehearsal $(call quoted,$(PROFILE)) --method '$(METHOD)' $(if $(QUICK),--quick)

@@ -56,6 +56,26 @@ def test_a_profile_plans_its_own_methods_and_the_default_all() -> None:
     assert methods_of("default") == ["rise", "agent_r", "reflect_rl", "spin"]
 
 
+def test_without_a_profile_params_yaml_is_planned_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = compose("rise-24gb", PROFILES)
+    before = [line.stage for line in plans("rise-24gb")[0].lines]
+    wanted = YAML().load(params)
+    wanted["rise"]["rows"]["half"] = {**wanted["rise"]["rows"]["more_sft"], "match": "iter1"}
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(wanted, file)
+    (tmp_path / "profiles").symlink_to(PROFILES)
+    monkeypatch.chdir(tmp_path)
+    (plan,) = plans()
+    assert [line.stage for line in plan.lines if line.stage not in before] == ["rise-finetune@half", "rise-evaluate@half"]
+    assert plan.machine.memory == 24e9, "the profile that make use wrote is for such a GPU"
+    done = command()
+    assert "rise of params.yaml: 1.54G parameters" in " ".join(done.stdout.split())
+    (tmp_path / "params.yaml").write_text(params.replace("max_turns", "max_turn"))
+    done = command()
+    assert done.returncode == 2
+    assert "params.yaml: rise" in done.stderr
+
+
 def test_a_profile_without_gpus_says_so() -> None:
     done = command("gsm8k-cpu")
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""``make plan PROFILE=name``: what every stage of a profile needs, before anything runs; says no if it does not fit."""
+"""``make plan``: what every stage of params.yaml (``PROFILE=name``: of a profile) needs, before anything runs."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -27,7 +27,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    profile: Annotated[str, typer.Argument(help="a profile's name; all: the totals of every GPU profile")],
+    profile: Annotated[
+        str, typer.Argument(help="a profile's name; none: params.yaml; all: the totals of every GPU profile")
+    ] = "",
     method: Annotated[str, typer.Option(help="rise, agent_r, reflect_rl, spin; all: those of the profile")] = "all",
     gpus: Annotated[str, typer.Option(help="GPUs of each machine and their memory, as 4x80GB")] = "",
     gpu: Annotated[str, typer.Option(help="which GPU, as H100")] = "",

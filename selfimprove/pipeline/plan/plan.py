@@ -19,16 +19,18 @@ from selfimprove.pipeline.plan.hardware import GB, Asked, Hardware, default_gpu,
 from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
-from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed
+from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, composed, named, names
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from selfimprove.training.config import FinetuneParams
 
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """One method of a profile. ``parameters``: of its model; ``notes``: bounds that stand in for what data decides;
-    ``merged``: bytes of LoRA rows with full weights, in scratch; ``problems``: what does not
-    fit."""
+    """One method of a profile (empty: of params.yaml).
+
+    ``parameters``: of its model; ``notes``: bounds that stand in for what data decides; ``merged``: bytes of LoRA rows
+    with full weights, in scratch; ``problems``: what does not fit.
+    """
 
     profile: str
     method: str
@@ -116,27 +118,29 @@ def faults(found: Sequence[MethodPlan]) -> list[str]:
 
 
 def plans(
-    profile: str,
+    profile: str = "",
     method: str = "all",
     asked: Asked = Asked(),  # noqa: B008 - never changed
     *,
     folder: Path = FOLDER,
 ) -> list[MethodPlan]:
-    """The plans of a profile's methods, or of one method.
+    """The plans of a profile's methods, or of one method; without a profile, of params.yaml as it is.
 
     Raises:
         UserError: no such profile, a method that it does not set up, params that do not fit their schemas, or a model
             that nothing here describes.
     """
-    values = composed(profile, folder)
-    own = methods_of(profile, folder)
+    values = composed(profile, folder) if profile else read_yaml(PARAMS)
+    written = profile or named(PARAMS.read_text(encoding="utf-8"))
+    own = methods_of(written if written in names(folder) else DEFAULT, folder)
     if method not in ("all", *own):
         raise UserError(
-            f"profile {profile!r} sets up {', '.join(own)} only, and {method} in it is the default's; plan that with "
+            f"profile {written!r} sets up {', '.join(own)} only, and {method} in it is the default's; plan that with "
             f"PROFILE={DEFAULT} METHOD={method}."
         )
-    names = own if method == "all" else [method]
-    return [make_plan(profile, values, name, asked, folder=folder) for name in names]
+    where = f"{folder}/{profile}.yaml" if profile else str(PARAMS)
+    asked_for = own if method == "all" else [method]
+    return [make_plan(profile, values, name, asked, where, named_memory(written)) for name in asked_for]
 
 
 def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
@@ -147,16 +151,15 @@ def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
     return [name for name in METHODS if name in own] or list(METHODS)
 
 
-def make_plan(profile: str, values: dict[str, Any], method: str, asked: Asked, *, folder: Path = FOLDER) -> MethodPlan:
-    """Of one method under the params ``values``."""
-    where = f"{folder}/{profile}.yaml"
+def make_plan(profile: str, values: dict[str, Any], method: str, asked: Asked, where: str, memory: float) -> MethodPlan:
+    """Of one method under the params ``values`` of the file ``where``; ``memory``: bytes of a GPU that nobody named."""
     base = getattr(load_section(values, "base", BaseSection, where), method)
     vocab = getattr(load_section(values, "tokenizer", TokenizerSection, where), method).vocab_size
     params: Any = load_section(values, method, METHOD_SCHEMAS[method], where)
     told = importlib.import_module(f"selfimprove.pipeline.plan.{method}")
     works: list[Work] = told.works(params)
     shape = shape_of_base(base, vocab)
-    machine = choose_machine(works, params.engines, asked, named_memory(profile))
+    machine = choose_machine(works, params.engines, asked, memory)
     works = [widened(work, machine) for work in works] if asked.wide else works
     lines = [estimate(work, params.engines, method, shape, machine) for work in works]
     factor = stored_copies()

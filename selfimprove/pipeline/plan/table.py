@@ -20,7 +20,9 @@ def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
     machine = plan.machine
     console.print()
     console.print(
-        f"[bold]{plan.method}[/bold] of profile {plan.profile}: {count(plan.parameters)} parameters", highlight=False
+        f"[bold]{plan.method}[/bold] of {f'profile {plan.profile}' if plan.profile else 'params.yaml'}: "
+        f"{count(plan.parameters)} parameters",
+        highlight=False,
     )
     if any(line.gpus for line in plan.lines):
         console.print(
