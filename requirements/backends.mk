@@ -53,7 +53,7 @@ $(ALFWORLD_STAMP): | $(ALFWORLD_LOCK)
 	touch $@
 
 .PHONY: env-alfworld test-backends-alfworld
-env-alfworld: $(ALFWORLD_STAMP) ## create .venvs/alfworld: ALFWorld's text games, in their own environment
+env-alfworld: $(ALFWORLD_STAMP) ## create .venvs/alfworld for ALFWorld's text games
 
 test-backends-alfworld: $(READY) $(ALFWORLD_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_alfworld.py -p no:cacheprovider
@@ -74,12 +74,12 @@ $(LEADERBOARD_STAMP): | $(LEADERBOARD_LOCK)
 	touch $@
 
 .PHONY: env-leaderboard leaderboard leaderboard-asked test-backends-leaderboard
-env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard: lm-evaluation-harness, in its own environment
+env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard for lm-evaluation-harness
 
 ifneq ($(filter leaderboard,$(MAKECMDGOALS)),)
 $(if $(MODEL),,$(error make leaderboard MODEL=<a model folder, or a model of the hub>))
 endif
-leaderboard: leaderboard-asked $(LEADERBOARD_STAMP) $(READY) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
+leaderboard: leaderboard-asked $(LEADERBOARD_STAMP) $(READY) ## evaluate a model on the six tasks of the Open LLM Leaderboard (MODEL=folder or hub name; TASKS=local: offline)
 	@test ! -f $(call quoted,$(MODEL)/adapter_config.json) || $(VENV)/bin/python -m selfimprove.models.merge $(call quoted,$(MODEL)) >/dev/null  # peft is there
 	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.apps.leaderboard $(call quoted,$(MODEL)) --tasks $(call quoted,$(TASKS)) $(ARGS)
 
@@ -110,7 +110,7 @@ $(TRL_STAMP): $(READY) | $(TRL_LOCK)
 	touch $@
 
 .PHONY: env-trl test-backends-trl
-env-trl: $(TRL_STAMP) ## create .venvs/trl: TRL, to compare self-play's loss with
+env-trl: $(TRL_STAMP) ## create .venvs/trl for TRL, with which SPIN's loss is compared in tests
 
 test-backends-trl: $(TRL_STAMP)
 	OMP_NUM_THREADS=1 $(TRL_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_trl.py -p no:cacheprovider
@@ -126,7 +126,7 @@ $(TRACKING_STAMP): $(READY) | $(TRACKING_LOCK)
 	touch $@
 
 .PHONY: env-tracking test-backends-tracking
-env-tracking: $(TRACKING_STAMP) ## create .venvs/tracking: W&B, trackio and DVCLive, to test what they are given
+env-tracking: $(TRACKING_STAMP) ## create .venvs/tracking for W&B, trackio and DVCLive, to test what is sent to them
 
 test-backends-tracking: $(TRACKING_STAMP)
 	OMP_NUM_THREADS=1 $(TRACKING_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_tracking.py -p no:cacheprovider
@@ -145,7 +145,7 @@ $(PAGE_STAMP): $(READY) | $(PAGE_LOCK)
 	touch $@
 
 .PHONY: env-page test-backends-page
-env-page: $(PAGE_STAMP) ## create .venvs/page: what opens the report in a browser (Chromium and npm are for you to install)
+env-page: $(PAGE_STAMP) ## create .venvs/page for opening the report in a browser in tests (install Chromium and npm yourself)
 
 test-backends-page: $(PAGE_STAMP)
 	OMP_NUM_THREADS=1 PAGE_RUN=$(call quoted,$(RUN)) $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
@@ -163,9 +163,9 @@ $(INSPECT_STAMP): | $(INSPECT_LOCK)
 	touch $@
 
 .PHONY: env-inspect inspect test-backends-inspect
-env-inspect: $(INSPECT_STAMP) ## create .venvs/inspect: inspect_ai, in its own environment
+env-inspect: $(INSPECT_STAMP) ## create .venvs/inspect for inspect_ai
 
-inspect: $(INSPECT_STAMP) ## evaluation episodes as logs of inspect_ai (report/inspect), for inspect view
+inspect: $(INSPECT_STAMP) ## export evaluation episodes as inspect_ai logs (report/inspect), for inspect view
 	@$(INSPECT_ENV)/bin/python -m selfimprove.apps.page.inspect_log . report/inspect
 
 test-backends-inspect: $(INSPECT_STAMP)
@@ -182,15 +182,15 @@ $(REMOTE_STAMP): $(READY) | $(REMOTE_LOCK)
 	touch $@
 
 .PHONY: env-remote remote publish fetch test-backends-remote
-env-remote: $(REMOTE_STAMP) ## create .venvs/remote: what DVC needs to speak to S3
+env-remote: $(REMOTE_STAMP) ## create .venvs/remote for DVC with S3 support
 
-remote: $(READY) ## URL=s3://bucket/folder: where results travel (ENDPOINT=https://host:9000; or the path of a shared folder)
+remote: $(READY) ## set the remote for results (URL=s3://bucket/folder or the path of a shared folder; ENDPOINT=https://host:9000)
 	@$(if $(URL),,$(error make remote URL=s3://bucket/folder))$(VENV)/bin/python -m selfimprove.pipeline.remote set $(call quoted,$(URL)) --endpoint $(call quoted,$(ENDPOINT))
 
-publish: $(REMOTE_STAMP) ## send outputs, models and the run cache to the remote
+publish: $(REMOTE_STAMP) ## upload outputs, models and the run cache to the remote
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote publish
 
-fetch: $(REMOTE_STAMP) ## bring what dvc.lock names, so that make repro runs nothing (RUNS=all: what every published run made)
+fetch: $(REMOTE_STAMP) ## download what dvc.lock names, so that make repro runs nothing (RUNS=all: also what other published runs produced)
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote fetch $(if $(filter all,$(RUNS)),--all-runs)
 
 test-backends-remote: $(REMOTE_STAMP)
@@ -207,7 +207,7 @@ $(OPENENV_STAMP): $(READY) | $(OPENENV_LOCK)
 	touch $@
 
 .PHONY: env-openenv test-backends-openenv
-env-openenv: $(OPENENV_STAMP) ## create .venvs/openenv: OpenEnv's server, to play on in tests
+env-openenv: $(OPENENV_STAMP) ## create .venvs/openenv for OpenEnv's server, to play on in tests
 
 test-backends-openenv: $(OPENENV_STAMP)
 	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_openenv.py -p no:cacheprovider
@@ -229,16 +229,16 @@ test-backends-skypilot: $(SKYPILOT_STAMP)
 	$(SKYPILOT_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_skypilot.py -p no:cacheprovider
 
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
-env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
+env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (install Java yourself)
 
 env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM for CPUs, as on a GPU machine
 
-env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
+env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner for XTuner, Agent-R's trainer (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
 BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot portable
 BACKENDS := $(BACKEND_GROUPS)
-test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
+test-backends: ## test the optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": only these)
 	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one): there are: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)
@@ -277,7 +277,7 @@ $(RAY_STAMP): $(READY) | $(RAY_LOCK)
 	touch $@
 
 .PHONY: env-ray test-backends-ray
-env-ray: $(RAY_STAMP) ## create .venvs/ray: Ray, for runs on a cluster (CLUSTER=ray make repro)
+env-ray: $(RAY_STAMP) ## create .venvs/ray for Ray, for runs on a cluster (CLUSTER=ray make repro)
 
 # FULL=1: also the smoke runs of all methods, with and without a cluster, which take a quarter of an hour.
 FULL ?=
