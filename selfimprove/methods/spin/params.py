@@ -237,7 +237,7 @@ class SpinParams(Iterated):
     )
     engines: dict[str, EngineConfig]
     pairs: PairParams = Field(
-        default=PairParams(), description="defaults of training on pairs, overridden by ``train``"
+        default=PairParams(), description="defaults of training on pairs; overrides the section's ``train``"
     )
     evaluate: EvaluateParams
     rows: dict[str, SpinRow]
