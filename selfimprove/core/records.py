@@ -50,7 +50,7 @@ class Attempt(Record):
     answer: str | None = None
     token_ids: list[int] | None = None
     finish: Finish | None = None
-    valid: bool = Field(default=True, description="False: the environment did not understand or could not do it")
+    valid: bool = Field(default=True, description="False: the environment could not parse or execute it")
 
 
 class Turn(Record):
@@ -61,7 +61,7 @@ class Turn(Record):
     chosen: int = Field(ge=0, description="index into attempts")
     observation: str
     omitted: int = Field(
-        default=0, ge=0, description="earlier turns' messages, the oldest, that the prompt of this turn left out"
+        default=0, ge=0, description="number of earlier messages (the oldest) omitted from this turn's prompt"
     )
 
     @model_validator(mode="after")
@@ -90,13 +90,13 @@ class Episode(Record):
     id: str
     env: str
     query: str
-    gold: str = Field(description="the gold answer in full, as the data set gives it")
+    gold: str = Field(description="the complete gold answer, as in the data set")
     prompt: list[Message]
     turns: list[Turn]
     status: Status
     seed: str
     error: str | None = None
-    run: str = Field(default="", description="which of several runs over the same problem, such as sequential")
+    run: str = Field(default="", description="identifies one of several runs on the same problem, such as sequential")
 
     @property
     def rewards(self) -> list[float]:
@@ -109,7 +109,7 @@ class Example(Record):
 
     id: str
     messages: list[Message]
-    source: str = Field(default="", description="id of the episode or problem it was made from")
+    source: str = Field(default="", description="id of the episode or problem that it was created from")
 
 
 class Pair(Record):

@@ -35,16 +35,20 @@ class TransformersEngineConfig(Section):
     model: str = "policy"
     chat_template: str | None = None
     slots: CountOrAuto = Field(
-        default="auto", description="rows decoded at once, by all replicas together; auto: what suits the model's size"
+        default="auto",
+        description="sequences decoded concurrently, over all replicas; auto: chosen from the model's size",
     )
     replicas: int = Field(
-        default=1, ge=1, le=1024, description="processes; on a CPU, one a thread decodes small models fastest"
+        default=1,
+        ge=1,
+        le=1024,
+        description="number of processes; on a CPU, one per thread decodes small models fastest",
     )
-    context: int = Field(default=256, ge=16, description="tokens a slot can hold, prompt and completion")
+    context: int = Field(default=256, ge=16, description="capacity of a slot in tokens, prompt and completion together")
     prefill_rows: CountOrAuto = Field(
-        default="auto", description="prompts read at once, by each replica; auto: what suits the model's size"
+        default="auto", description="prompts prefilled concurrently by each replica; auto: chosen from the model's size"
     )
-    prefill_block: int = Field(default=32, ge=1, description="tokens of a prompt that are read at once")
+    prefill_block: int = Field(default=32, ge=1, description="prompt tokens processed per prefill step")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     trust_remote_code: bool = False
@@ -67,13 +71,18 @@ class VllmEngineConfig(Section):
     context: int = Field(default=4096, ge=16)
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     replicas: CountOrAuto = Field(
-        default="auto", description="processes with a model each; auto: visible GPUs / tensor_parallel (on a CPU: 1)"
+        default="auto",
+        description="number of processes, each with its own model; auto: visible GPUs / tensor_parallel (on a CPU: 1)",
     )
-    tensor_parallel: int = Field(default=1, ge=1, le=1024, description="GPUs that share one replica's model")
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=1024, description="number of GPUs that each replica's model is sharded over"
+    )
     gpu_memory: float = Field(
-        default=0.9, gt=0, le=1, description="share of each GPU's memory that one replica may take"
+        default=0.9, gt=0, le=1, description="fraction of each GPU's memory that one replica may use"
     )
-    max_sequences: int = Field(default=256, ge=1, le=MOST_ROWS, description="sequences decoded at once, per replica")
+    max_sequences: int = Field(
+        default=256, ge=1, le=MOST_ROWS, description="sequences decoded concurrently by each replica"
+    )
     prefix_caching: bool = True
     enforce_eager: bool = False
     trust_remote_code: bool = False
@@ -85,21 +94,33 @@ class OpenAiEngineConfig(Section):
     engine: Literal["openai"]
     base_url: str
     model: str
-    api_key_env: str | None = Field(default="OPENAI_API_KEY", description="null: the endpoint wants no key")
-    api_key_file: str | None = Field(default=None, description="read when the variable is unset (a line KEY: value)")
+    api_key_env: str | None = Field(
+        default="OPENAI_API_KEY",
+        description="environment variable that holds the API key; null: the endpoint requires no key",
+    )
+    api_key_file: str | None = Field(
+        default=None, description="file with a line KEY: value, used if the environment variable is unset"
+    )
     api_version: str | None = Field(
-        default=None, description="Azure OpenAI: sent as ?api-version=; the key then goes into the header api-key"
+        default=None, description="Azure OpenAI: sent as ?api-version=; the key is then sent in the api-key header"
     )
     concurrency: int = Field(default=32, ge=1, le=10_000)
-    timeout: float = Field(default=120.0, gt=0, description="seconds a call may take")
+    timeout: float = Field(default=120.0, gt=0, description="timeout of a call in seconds")
     tries: int = Field(default=6, ge=1, le=1000)
-    backoff: float = Field(default=1.0, ge=0, description="seconds before the first retry, doubling, with jitter")
+    backoff: float = Field(
+        default=1.0, ge=0, description="seconds before the first retry; doubles with each retry, with jitter"
+    )
     backoff_max: float = Field(default=60.0, ge=0)
-    send_seed: bool = Field(default=True, description="off for endpoints that refuse the field")
-    temperature: float | None = Field(default=None, ge=0, description="instead of the stage's; a teacher has its own")
-    max_tokens: int | None = Field(default=None, ge=1, description="instead of the stage's")
+    send_seed: bool = Field(default=True, description="false: for endpoints that reject the seed field")
+    temperature: float | None = Field(
+        default=None, ge=0, description="overrides the stage's temperature, for example for a teacher"
+    )
+    max_tokens: int | None = Field(default=None, ge=1, description="overrides the stage's max_tokens")
     n_per_call: int = Field(
-        default=16, ge=1, le=10_000, description="samples asked of one call; more calls make up the rest"
+        default=16,
+        ge=1,
+        le=10_000,
+        description="maximum number of samples requested per call; further samples need further calls",
     )
 
 

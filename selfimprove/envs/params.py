@@ -91,9 +91,13 @@ class AgentGym(NamedTuple):
 class TextParams(EnvParams):
     """An environment that is acted in by text: embedded, or on any server that speaks AgentGym's protocol."""
 
-    server: str | None = Field(default=None, description="http://host:port of an AgentGym server; null: embedded")
-    server_concurrency: int = Field(default=32, ge=1, le=10_000, description="environments held open on the server")
-    server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
+    server: str | None = Field(
+        default=None, description="http://host:port of an AgentGym server; null: the embedded environment"
+    )
+    server_concurrency: int = Field(
+        default=32, ge=1, le=10_000, description="environments kept open concurrently on the server"
+    )
+    server_timeout: float = Field(default=60.0, gt=0, description="timeout of a call in seconds")
 
     paper: ClassVar[str] = "agent_r"
     capability: ClassVar[str] = "states that can be returned to"
@@ -159,7 +163,7 @@ class TextParams(EnvParams):
 class Asking(Section):
     """The form of a request to a language model that asks about files. ``pairs``: of one file, at most."""
 
-    pairs: int = Field(default=2, ge=1, description="questions about a file, at most")
+    pairs: int = Field(default=2, ge=1, description="maximum number of questions per file")
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
     max_tokens: int = Field(default=600, ge=1)
@@ -178,17 +182,18 @@ class AskedTeacher(NamedTuple):
 class ListedParams(EnvParams):
     """An environment whose actions are listed by label (docs/reflect-rl.md, L29 to L44)."""
 
-    max_turns: int = Field(default=15, ge=1, description="turns of an episode, at most; the paper's horizon H")
+    max_turns: int = Field(default=15, ge=1, description="maximum number of turns in an episode; the paper's horizon H")
     labels: LabelSet = Field(
-        default="full", description="full: 0..199, a-z, A-Z; single: 0..9, a-z, A-Z, for tokenizers of single digits"
+        default="full",
+        description="full: 0..199, a-z, A-Z; single: 0..9, a-z, A-Z, for tokenizers that split numbers into digits",
     )
-    shuffle_action: bool = Field(default=False, description="draw labels anew at each state; taxi ignores it")
-    curriculum_index: int = Field(default=-1, ge=-1, description="only this level; -1: all")
+    shuffle_action: bool = Field(default=False, description="draw new labels at each state; ignored by taxi")
+    curriculum_index: int = Field(default=-1, ge=-1, description="use only this level; -1: all levels")
     seed: int = Field(
         default=0,
         ge=0,
         le=LARGEST_SEED,
-        description="of repositories, questions, kitchens, labels and left-out entries",
+        description="seed of repositories, questions, kitchens, labels and left-out entries",
     )
 
     paper: ClassVar[str] = "reflect_rl"
@@ -257,7 +262,7 @@ class ListedParams(EnvParams):
 class AnswerParams(EnvParams):
     """How an attempt is graded, and the prompt that opens every episode."""
 
-    few_shot: bool = Field(default=True, description="open with the paper's worked example")
+    few_shot: bool = Field(default=True, description="start with the paper's worked example")
 
     paper: ClassVar[str] = "rise"
     capability: ClassVar[str] = "answers that are judged"
@@ -272,7 +277,9 @@ class AnswerParams(EnvParams):
 class OwnTasksParams(AnswerParams):
     """An environment whose tasks an adapter makes problems of."""
 
-    few_shot: bool = Field(default=False, description="false: the paper's worked example is of mathematics")
+    few_shot: bool = Field(
+        default=False, description="must be false: the paper's worked example is a mathematics problem"
+    )
 
     own_tasks: ClassVar[bool] = True
 
@@ -290,8 +297,8 @@ class OwnTasksParams(AnswerParams):
 class OwnParams(EnvParams):
     """An environment of a person's own, by its class."""
 
-    name: str = Field(pattern=r"^[^:]+:[^:]+$", description="package.module:Class, an environment of your own")
-    options: dict[str, Any] = Field(default={}, description="arguments with which the class is made")
+    name: str = Field(pattern=r"^[^:]+:[^:]+$", description="package.module:Class, a custom environment")
+    options: dict[str, Any] = Field(default={}, description="constructor arguments of the class")
 
     needs: ClassVar[type]
 

@@ -23,9 +23,11 @@ RESERVED = (START, NONE, "tasks")
 class TrainedRow(Section):
     """One row. dvc.yaml reads all keys but ``train``, so each has to be there, also where it is ``none``."""
 
-    init: str = Field(description="the row whose weights training starts from; start: the model of section base")
-    source: str = Field(description="whose training data: base (the demonstrations), or an iteration's")
-    match: str = Field(description="a control: the iteration whose tokens it reads, its ancestors' included; else none")
+    init: str = Field(description="row that provides the initial weights; start: the model in section base")
+    source: str = Field(description="origin of the training data: base (the demonstrations) or an iteration")
+    match: str = Field(
+        description="for a control: the iteration whose token count, ancestors included, it matches; otherwise none"
+    )
 
 
 R = TypeVar("R", bound=Any)  # has a `match`
@@ -39,9 +41,7 @@ def controls(rows: Mapping[str, R]) -> dict[str, R]:
 class Iterated(Trained):
     """The section of a method whose iterations go on from a base."""
 
-    train: FinetuneParams = Field(
-        default=FinetuneParams(), description="what every row's training takes that does not say otherwise itself"
-    )
+    train: FinetuneParams = Field(default=FinetuneParams(), description="defaults of every row's training")
     rows: dict[str, Any]
     iterations: dict[str, Any]
 

@@ -32,11 +32,11 @@ class BaseParams(Section):
     """
 
     model: str | None = None
-    revision: str | None = Field(default=None, description="commit of a hub model: a name alone may change")
+    revision: str | None = Field(default=None, description="commit of a hub model, since a name alone is not fixed")
     adapter_of: str | None = Field(
         default=None,
-        description="base of a model that is an adapter: a folder, or a hub model as name@commit; null: the one that "
-        "its adapter_config.json names",
+        description="for a model that is an adapter, its base: a folder, or a hub model as name@commit; null: the "
+        "one named in its adapter_config.json",
     )
     chat_template: str | None = Field(
         default=None, description="null: the model's own; plain, zephyr, rise, react, text, or a file"

@@ -22,7 +22,7 @@ class ScratchArch(Section):
     layers: int = Field(default=3, ge=1, le=1000)
     heads: int = Field(default=4, ge=1, le=1024)
     intermediate: int = Field(default=344, ge=8, le=1_000_000)
-    positions: int = Field(default=512, ge=16, description="longest sequence, in tokens")
+    positions: int = Field(default=512, ge=16, description="maximum sequence length in tokens")
 
     @model_validator(mode="after")
     def _divides(self) -> ScratchArch:

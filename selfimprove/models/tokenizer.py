@@ -24,10 +24,12 @@ class TokenizerParams(Section):
     """How the tokenizer is trained; not read when the method's base names a model, which brings its own."""
 
     vocab_size: int = Field(default=512, ge=300, le=1_000_000)
-    texts: int = Field(default=12000, ge=1, description="how many of the method's texts it is trained on")
+    texts: int = Field(default=12000, ge=1, description="number of the method's texts that it is trained on")
     phrases: bool = Field(default=True, description="merges may cross spaces")
-    names: bool = Field(default=False, description="a capitalised word stands apart: names are spelt alike")
-    template: Literal["plain", "react"] = Field(default="plain", description="react: one growing text, SPIN's")
+    names: bool = Field(
+        default=False, description="isolate capitalised words before merging, so that names are tokenized consistently"
+    )
+    template: Literal["plain", "react"] = Field(default="plain", description="react: SPIN's format, one growing text")
 
 
 class TokenizerSection(Section):

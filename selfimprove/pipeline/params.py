@@ -33,20 +33,26 @@ class RunParams(Section):
     """What holds for every stage. Results depend on seed, threads and kernels; the rest changes no byte."""
 
     seed: int = Field(ge=0, le=LARGEST_SEED)
-    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads; other counts give other last bits")
+    threads: int = Field(
+        default=2,
+        ge=1,
+        le=1024,
+        description="number of CPU threads; other numbers change the low-order bits of results",
+    )
     kernels: Kernels = Field(
         default="native",
-        description="of the CPU; native: the fastest of this processor; portable: the same bits on every x86-64 "
-        "processor with AVX2, in more time",
+        description="CPU kernels; native: the fastest for this processor; portable: bit-identical on every x86-64 "
+        "processor with AVX2, but slower",
     )
     max_blocked: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description="share of a stage's episodes that may fail for good by engine or environment, else it ends",
+        description="a stage fails if a larger share of its episodes fails permanently because of an engine or "
+        "environment",
     )
 
-    cluster: ClusterParams = Field(default=NO_CLUSTER, description="where the replicas of engines run")
+    cluster: ClusterParams = Field(default=NO_CLUSTER, description="where engine replicas run")
 
     @property
     def identity(self) -> tuple[int, int, str]:

@@ -32,13 +32,15 @@ class LauncherConfig(Section):
     """
 
     kind: Literal["single", "fork", "torchrun", "deepspeed"] = "single"
-    processes: int = Field(default=1, ge=1, le=1024, description="processes on each node")
+    processes: int = Field(default=1, ge=1, le=1024, description="number of processes on each node")
     nodes: int = Field(default=1, ge=1, le=1024)
     rendezvous: str | None = Field(
-        default=None, description="host:port of node 0, where several nodes are started by hand"
+        default=None, description="host:port of node 0, if several nodes are started manually"
     )
     zero_stage: Literal[2, 3] = 3
-    offload: bool = Field(default=False, description="ZeRO: optimiser state (and parameters in stage 3) to CPU memory")
+    offload: bool = Field(
+        default=False, description="ZeRO: offload the optimiser state (and the parameters in stage 3) to CPU memory"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> LauncherConfig:
@@ -55,28 +57,30 @@ class FinetuneParams(Section):
     backend: Literal["trainer", "xtuner"] = Field(
         default="trainer", description="xtuner: Agent-R's trainer, in its own environment (make env-xtuner)"
     )
-    epochs: float = Field(default=1.0, ge=0, description="passes over the data; 0 keeps the model as it is")
+    epochs: float = Field(default=1.0, ge=0, description="passes over the data; 0 leaves the model unchanged")
     max_train_tokens: int | None = Field(
         default=None,
         ge=1,
         le=10**15,
-        description="stop after the step that brings the tokens read to this many; epochs are then not read",
+        description="stop after the step that reaches this token count; epochs is then ignored",
     )
     batch_size: int = Field(default=64, ge=1)
-    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once")
-    row_tokens: int = Field(default=1024, ge=1, description="width that conversations are packed to")
-    group_by_length: bool = Field(default=False, description="steps of examples of like length: less padding")
+    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens per micro-batch and process")
+    row_tokens: int = Field(default=1024, ge=1, description="row width in tokens that conversations are packed to")
+    group_by_length: bool = Field(default=False, description="batch examples of similar length: less padding")
     max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
     lr: float = Field(default=1e-5, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="share of the steps")
-    warmup_steps: int = Field(default=0, ge=0, description="if not 0: so many, instead of warmup_ratio")
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="fraction of the steps")
+    warmup_steps: int = Field(default=0, ge=0, description="if not 0: number of warmup steps, overrides warmup_ratio")
     weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[float, float], AfterValidator(below_one)] = Field(default=(0.9, 0.999), strict=False)
     grad_clip: float = Field(default=1.0, gt=0)
-    validation: float = Field(default=0.0, ge=0, lt=1, description="share of the data held out, measured each epoch")
+    validation: float = Field(
+        default=0.0, ge=0, lt=1, description="fraction of the data held out and evaluated after each epoch"
+    )
     reduction: Literal["example_mean", "token_mean"] = Field(
-        default="example_mean", description="RISE: mean token loss of each example, then the batch mean"
+        default="example_mean", description="example_mean (RISE): mean token loss of each example, then the batch mean"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="float16 (with a loss scale) is for backend xtuner"

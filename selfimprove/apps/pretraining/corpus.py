@@ -68,9 +68,11 @@ WORLDS["words"] = (_lines, _lines, _pairs)
 class Text(Section):
     """Of what the text is, and how it is cut into sequences."""
 
-    held_out: int = Field(ge=1, description="sequences of each world that are only measured")
-    shares: dict[str, float] = Field(description="how often a sequence is of a world")
-    lengths: dict[int, float] = Field(description="a sequence takes pages until it has about so many tokens")
+    held_out: int = Field(ge=1, description="sequences of each world that are held out for evaluation")
+    shares: dict[str, float] = Field(description="share of the sequences for each world")
+    lengths: dict[int, float] = Field(
+        description="approximate sequence lengths in tokens: pages are added until the length is reached"
+    )
     statement_weight: float = Field(default=0.25, ge=0, le=1)
 
 
@@ -81,8 +83,10 @@ class Lines(Section):
     several lines alone it does not form at all (docs/experiments.md).
     """
 
-    of: list[int] = Field(default=[4, 16], min_length=2, max_length=2, description="ids of a line, from and to")
-    lines: int = Field(ge=1, description="lines of a sequence, at most")
+    of: list[int] = Field(
+        default=[4, 16], min_length=2, max_length=2, description="minimum and maximum number of ids in a line"
+    )
+    lines: int = Field(ge=1, description="maximum number of lines in a sequence")
 
 
 def page_of(world: str, *key: object) -> list[Passage]:

@@ -47,9 +47,11 @@ class Phase(Section):
     sequences: int = Field(ge=1, le=10_000_000)
     lr: float = Field(gt=0)
     schedule: Literal["constant", "linear"]
-    shares: dict[str, float] | None = Field(default=None, description="in place of the text's")
-    lines: Lines | None = Field(default=None, description="to repeat: the share ids, or all there is")
-    batch_size: int | None = Field(default=None, ge=1, description="in place of train.batch_size")
+    shares: dict[str, float] | None = Field(default=None, description="overrides text.shares")
+    lines: Lines | None = Field(
+        default=None, description="lines to copy: the contents of the share ids, or the whole phase without shares"
+    )
+    batch_size: int | None = Field(default=None, ge=1, description="overrides train.batch_size")
 
     @model_validator(mode="after")
     def _lines_for_ids(self) -> Phase:
@@ -67,7 +69,9 @@ class PretrainingRecipe(Section):
     arch: ScratchArch
     text: Text
     train: FinetuneParams
-    phases: list[Phase] = Field(min_length=1, description="one after the other; more may be put before the last")
+    phases: list[Phase] = Field(
+        min_length=1, description="run in order; more phases can be inserted before the last one"
+    )
 
 
 def read_recipe(file: Path) -> PretrainingRecipe:

@@ -33,21 +33,24 @@ class ClusterParams(Section):
 
     kind: Literal["none", "ray", "slurm"] = Field(
         default="none",
-        description="ray: replicas of the engines, heavy environments and training over nodes run on a Ray cluster; "
-        "slurm: training over nodes starts by srun, all else runs here (docs/scale.md)",
+        description="ray: engine replicas, heavy environments and multi-node training run on a Ray cluster; slurm: "
+        "srun starts multi-node training, everything else runs locally (docs/scale.md)",
     )
     address: str = Field(
         default="auto",
         min_length=1,
-        description="host:port of Ray's head; auto: RAY_ADDRESS, or the cluster that this machine belongs to; "
-        "local: one of this machine alone, for each stage",
+        description="host:port of the Ray head node; auto: RAY_ADDRESS, or the cluster that this machine belongs to; "
+        "local: a new single-machine cluster for each stage",
     )
     replicas: int | None = Field(
-        default=None, ge=1, le=10_000, description="of each engine, at most; null: as many as the nodes have room for"
+        default=None,
+        ge=1,
+        le=10_000,
+        description="maximum number of replicas of each engine; null: as many as fit on the nodes",
     )
 
     max_restarts: int = Field(
-        default=1, ge=0, le=1000, description="of a training over several nodes, when a node is lost"
+        default=1, ge=0, le=1000, description="restarts of a multi-node training run after a node is lost"
     )
 
     def asked(self) -> ClusterParams:

@@ -43,11 +43,11 @@ class AttemptsParams(TextParams):
     inner: SerializeAsAny[AnswerParams] = Field(description="filled in from the environment's own keys")
     problems: str | None = Field(
         default=None,
-        description="JSONL of problems in the environment's format; null: those that it makes, as gsm8k does",
+        description="JSONL of problems in the environment's format; null: generated problems, as for gsm8k",
     )
-    count: int = Field(default=2000, ge=1, le=1_000_000, description="how many are made")
-    seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="of those that are made")
-    attempts: int = Field(default=5, ge=1, le=1000, description="attempts at a problem, at most")
+    count: int = Field(default=2000, ge=1, le=1_000_000, description="number of generated problems")
+    seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="seed of the generated problems")
+    attempts: int = Field(default=5, ge=1, le=1000, description="maximum number of attempts at a problem")
 
     judged: ClassVar[Judged] = Judged("a problem, which is to be solved, in several attempts if need be", "problem")
     lists_actions: ClassVar[bool] = False

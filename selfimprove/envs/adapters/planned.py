@@ -14,12 +14,12 @@ class PlannedParams(OwnTasksParams):
     """An environment that is acted in, whose keys are its own: an attempt is a plan of all actions at once."""
 
     inner: SerializeAsAny[TextParams | ListedParams] = Field(description="filled in from the environment's own keys")
-    max_actions: int = Field(default=30, ge=1, le=1000, description="actions of a plan, at most")
+    max_actions: int = Field(default=30, ge=1, le=1000, description="maximum number of actions in a plan")
     told: int = Field(
         default=1500,
         ge=100,
         le=100_000,
-        description="characters of what happened, in the feedback; shared by all actions",
+        description="characters of observations in the feedback, shared by all actions",
     )
 
     adapts: ClassVar[tuple[type[EnvParams], ...]] = (TextParams, ListedParams)

@@ -14,7 +14,10 @@ class ReadParams(OwnTasksParams):
 
     inner: SerializeAsAny[QuestionParams] = Field(description="filled in from the environment's own keys")
     others: int = Field(
-        default=2, ge=0, le=100, description="questions whose paragraphs stand among those of each question"
+        default=2,
+        ge=0,
+        le=100,
+        description="number of other questions whose paragraphs are added to each question as distractors",
     )
 
     adapts: ClassVar[tuple[type[EnvParams], ...]] = (QuestionParams,)

@@ -28,15 +28,19 @@ class AlfworldParams(ListedParams):
     """ALFWorld: household goals, in the built-in kitchen or in ALFWorld's own games."""
 
     name: Literal["alfworld"] = "alfworld"
-    kinds: list[Kind] = Field(default=["pick_and_place"], min_length=1, description="which goals")
-    thing: str | None = Field(default="tomato", description="the goal's thing; null: any")
-    place: str | None = Field(default="microwave", description="the goal's place; null: any")
+    kinds: list[Kind] = Field(default=["pick_and_place"], min_length=1, description="task types")
+    thing: str | None = Field(default="tomato", description="the goal's object; null: any")
+    place: str | None = Field(default="microwave", description="the goal's receptacle; null: any")
     backend: Literal["kitchen", "textworld"] = Field(
-        default="kitchen", description="built in, or ALFWorld itself (make env-alfworld)"
+        default="kitchen", description="kitchen: built in; textworld: ALFWorld itself (make env-alfworld)"
     )
-    games: str | None = Field(default=None, description="textworld: the downloaded games' folder; null: made here")
-    step_seconds: float = Field(default=120.0, gt=0, description="textworld: a step that takes longer ends its process")
-    blacklist: str | None = Field(default=None, description="textworld: a file that remembers games that crashed")
+    games: str | None = Field(
+        default=None, description="textworld: folder of downloaded games; null: games are generated here"
+    )
+    step_seconds: float = Field(
+        default=120.0, gt=0, description="textworld: seconds after which a step is aborted and its process ended"
+    )
+    blacklist: str | None = Field(default=None, description="textworld: file that records games that crashed")
 
     played_as: ClassVar[tuple[str, ...]] = ("kitchen",)
 

@@ -24,23 +24,28 @@ class AutoExploreParams(ListedParams):
 
     name: Literal["autoexplore"] = "autoexplore"
     repos: str | None = Field(
-        default=None, description="a repository or a folder of some; null: packages of this machine"
+        default=None,
+        description="a repository, or a folder of repositories; null: Python packages installed on this machine",
     )
-    packages: int = Field(default=12, ge=1, description="how many packages of this machine")
-    min_files: int = Field(default=5, ge=1, description="a package has at least so many files to explore")
-    max_files: int = Field(default=300, ge=1, description="and at most so many")
-    files_per_repo: int = Field(default=100, ge=1, description="questions are about so many files at most")
-    per_file: int = Field(default=2, ge=1, description="questions about a file, at most")
-    max_level: int = Field(default=2, ge=0, description="folders deep, at most")
-    leaveout_prob: float = Field(default=0.5, ge=0, le=1, description="in training; evaluation has 0")
+    packages: int = Field(default=12, ge=1, description="number of installed packages")
+    min_files: int = Field(default=5, ge=1, description="minimum number of explorable files in a package")
+    max_files: int = Field(default=300, ge=1, description="maximum number of explorable files in a package")
+    files_per_repo: int = Field(
+        default=100, ge=1, description="maximum number of files per repository that questions are about"
+    )
+    per_file: int = Field(default=2, ge=1, description="maximum number of questions per file")
+    max_level: int = Field(default=2, ge=0, description="maximum folder depth")
+    leaveout_prob: float = Field(
+        default=0.5, ge=0, le=1, description="probability of leaving out entries in training; evaluation uses 0"
+    )
     easy: bool = Field(default=False, description='the task is "Find <path>"')
-    first_step: bool = Field(default=False, description="a bandit, only the first command counts")
-    union_targets: bool = Field(default=False, description="what teachers identified is right as well")
+    first_step: bool = Field(default=False, description="a bandit: only the first command is scored")
+    union_targets: bool = Field(default=False, description="files identified by teachers are also correct")
     keyword_costs: dict[str, float] = Field(
-        default={}, description="further costs by a result's first word, as {Error: 2, Warning: 1}"
+        default={}, description="additional costs by the first word of a result, such as {Error: 2, Warning: 1}"
     )
-    merge_first_two: bool = Field(default=False, description="the two shallowest levels are one")
-    merge_after_first_k: int = Field(default=3, ge=1, description="all levels after these are one")
+    merge_first_two: bool = Field(default=False, description="merge the two shallowest levels")
+    merge_after_first_k: int = Field(default=3, ge=1, description="merge all levels beyond this number")
 
     decisive: ClassVar[str] = "cat"
     takes_task_file: ClassVar[bool] = True

@@ -14,21 +14,21 @@ PREFIX = "gymnasium"
 class GymnasiumParams(TextParams):
     """Any environment of Gymnasium whose actions are text or are numbered, and whose observations can be written."""
 
-    name: str = Field(pattern=rf"^{PREFIX}:.+$", description="gymnasium:<id>, as gymnasium.make takes it")
-    options: dict[str, Any] = Field(default={}, description="further arguments of gymnasium.make")
-    actions: list[str] = Field(default=[], description="names of the numbered actions, in order; []: their numbers")
-    about: str = Field(default="", description='what the environment is, said first; "": its id alone')
+    name: str = Field(pattern=rf"^{PREFIX}:.+$", description="gymnasium:<id>, where <id> is passed to gymnasium.make")
+    options: dict[str, Any] = Field(default={}, description="additional arguments of gymnasium.make")
+    actions: list[str] = Field(default=[], description="names of the discrete actions, in order; []: their numbers")
+    about: str = Field(
+        default="", description='description of the environment at the start of the prompt; "": only its id'
+    )
     score: Literal["return", "terminated"] | float = Field(
         default="return",
-        description="return: the sum of the rewards divided by success_return, which has to lie in [0, 1]; terminated: "
-        "1 when the episode terminates, else 0; a number: 1 from the first step with such a reward, or more, else 0",
+        description="return: the sum of the rewards divided by success_return, which must be in [0, 1]; terminated: "
+        "1 if the episode terminates, else 0; a number: 1 once a step's reward is at least this number, else 0",
     )
     success_return: float = Field(
-        default=1.0, gt=0, description="with score: return, the sum of the rewards that scores 1 (CartPole-v1: 500)"
+        default=1.0, gt=0, description="with score: return, the sum of rewards that scores 1 (CartPole-v1: 500)"
     )
-    tasks: int = Field(
-        default=2000, ge=1, le=1_000_000, description="how many tasks there are: a task is a seed of reset"
-    )
+    tasks: int = Field(default=2000, ge=1, le=1_000_000, description="number of tasks; each task is a seed of reset")
 
     prefix: ClassVar[str] = PREFIX
     paper: ClassVar[str] = ""

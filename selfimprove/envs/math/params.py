@@ -18,14 +18,16 @@ Distribution = Annotated[
 class Difficulty(Section):
     """How hard the problems are. Ranges are inclusive; distributions map a value to its relative weight."""
 
-    steps: Distribution = Field(default={2: 1.0, 3: 1.0, 4: 1.0}, description="operations in the solution, 2 to 6")
-    per_line: Distribution = Field(
-        default={1: 1.0}, description="operations that one line of the solution does at once (in the head)"
+    steps: Distribution = Field(
+        default={2: 1.0, 3: 1.0, 4: 1.0}, description="number of operations in the solution, 2 to 6"
     )
-    term: Range = Field(default=(2, 60), description="what is added or subtracted")
-    factor: Range = Field(default=(2, 9), description="how many groups; what is multiplied or divided by")
-    multiplicand: Range = Field(default=(2, 20), description="how many in each group")
-    largest: int = Field(default=9999, ge=10, description="no value in a solution is larger")
+    per_line: Distribution = Field(
+        default={1: 1.0}, description="operations per line of the solution (more than one: mental arithmetic)"
+    )
+    term: Range = Field(default=(2, 60), description="range of the numbers that are added or subtracted")
+    factor: Range = Field(default=(2, 9), description="range of the number of groups, and of multipliers and divisors")
+    multiplicand: Range = Field(default=(2, 20), description="range of the size of each group")
+    largest: int = Field(default=9999, ge=10, description="largest value allowed in a solution")
 
     @model_validator(mode="after")
     def _sound(self) -> Difficulty:

@@ -15,7 +15,7 @@ class MathParams(AnswerParams):
     name: Literal["gsm8k", "math"] = "gsm8k"
     extraction: Literal["robust", "strict"] = "robust"
     equiv: Literal["hendrycks", "extended"] = "hendrycks"
-    grade_timeout: float = Field(default=5.0, gt=0, description="seconds a symbolic comparison may take")
+    grade_timeout: float = Field(default=5.0, gt=0, description="timeout of a symbolic comparison in seconds")
 
     def make(self) -> AnswerEnv:
         return make_env(self.name, self.extraction, self.equiv, self.grade_timeout)

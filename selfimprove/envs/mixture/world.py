@@ -24,7 +24,7 @@ CLOSE = 1e-6
 class Part(Section):
     """One of them."""
 
-    share: float = Field(gt=0, le=1, description="of the tasks of every split; the shares add up to 1")
+    share: float = Field(gt=0, le=1, description="share of the tasks of every split; all shares sum to 1")
     env: SerializeAsAny[TextParams] = Field(description="filled in from the environment's own keys")
 
 
@@ -32,7 +32,7 @@ class MixtureParams(TextParams):
     """Several environments, each a share of the tasks; in params.yaml a list of ``env`` sections with ``share``."""
 
     name: Literal["mixture"] = "mixture"
-    parts: list[Part] = Field(min_length=2, description="the environments of the list")
+    parts: list[Part] = Field(min_length=2, description="the environments of the mixture")
 
     @model_validator(mode="after")
     def _whole(self) -> MixtureParams:

@@ -22,38 +22,42 @@ class OpenEnvParams(TextParams):
     """Any environment on an OpenEnv server whose actions can be written as text."""
 
     name: str = Field(pattern=rf"^{PREFIX}:", description="openenv:http://host:port, the server's address")
-    called: str = Field(default=PREFIX, pattern=r"^[\w.-]{1,60}$", description="what outputs call the environment")
-    about: str = Field(default="", description='what the environment is, said first; "": nothing')
+    called: str = Field(default=PREFIX, pattern=r"^[\w.-]{1,60}$", description="name of the environment in outputs")
+    about: str = Field(default="", description='description of the environment at the start of the prompt; "": none')
     reset: dict[str, Any] = Field(
-        default={"seed": "{task}"}, description="fields of a reset; {task} stands for the task's number"
+        default={"seed": "{task}"}, description="fields of a reset request; {task} is replaced by the task's number"
     )
     action: str | dict[str, Any] = Field(
         default="message",
-        description="the field of an action that is the text; or all fields, in which {action} stands for the text and "
-        "{number} for its place in actions or the text as a number, and {json} for the text as JSON",
+        description="the action field that receives the text; or a mapping of all fields, in which {action} is "
+        "replaced by the text, {number} by its index in actions or the text as a number, and {json} by the text as "
+        "JSON",
     )
-    actions: list[str] = Field(default=[], description="every action there is; []: any text, or what listed names")
-    listed: str = Field(default="", description='the field of an observation that lists what can be done now; "": none')
+    actions: list[str] = Field(
+        default=[], description="the complete list of actions; []: any text, or the actions in the field listed"
+    )
+    listed: str = Field(
+        default="", description='the observation field that lists the currently available actions; "": none'
+    )
     field: str = Field(
-        default="", description='the field of an observation that is shown, a.b or a.-1 inside others; "": all of them'
+        default="", description='the observation field that is shown, a.b or a.-1 for nested fields; "": all fields'
     )
     score: Literal["return", "last", "terminated"] | float = Field(
         default="return",
-        description="return: the sum of the rewards divided by success_return, which has to lie in [0, 1]; last: the "
-        "last reward; terminated: 1 when the episode ends, else 0; a number: 1 from the first step with such a reward, "
-        "or more, else 0",
+        description="return: the sum of the rewards divided by success_return, which must be in [0, 1]; last: the "
+        "last reward; terminated: 1 if the episode ends, else 0; a number: 1 once a step's reward is at least this "
+        "number, else 0",
     )
-    success_return: float = Field(
-        default=1.0, gt=0, description="with score: return, the sum of the rewards that scores 1"
-    )
-    tasks: int = Field(default=2000, ge=1, le=1_000_000, description="how many tasks there are, numbered from 0")
+    success_return: float = Field(default=1.0, gt=0, description="with score: return, the sum of rewards that scores 1")
+    tasks: int = Field(default=2000, ge=1, le=1_000_000, description="number of tasks, numbered from 0")
     experts: str | None = Field(
         default=None,
-        description="JSONL of ways to reward 1, which training starts from; null: searched over listed actions",
+        description="JSONL of action sequences with reward 1, used for the warm start; null: found by search over "
+        "listed actions",
     )
-    search: int = Field(default=2000, ge=1, le=1_000_000, description="states that a search visits, at most")
-    retries: int = Field(default=3, ge=0, le=20, description="how often a lost connection is made again for a call")
-    max_message: int = Field(default=1_000_000, ge=1000, description="bytes of an answer of the server, at most")
+    search: int = Field(default=2000, ge=1, le=1_000_000, description="maximum number of states visited by a search")
+    retries: int = Field(default=3, ge=0, le=20, description="reconnection attempts per call after a lost connection")
+    max_message: int = Field(default=1_000_000, ge=1000, description="maximum size of a server response in bytes")
 
     prefix: ClassVar[str] = PREFIX
     names_module: ClassVar[bool] = False

@@ -36,7 +36,9 @@ class Question(Record):
     question: str
     gold: str
     titles: list[str] = Field(default=[])
-    kind: str = Field(default="", description="bridge, comparison, … as the data set says; empty where it does not")
+    kind: str = Field(
+        default="", description="bridge, comparison, … as in the data set; empty if the data set does not specify it"
+    )
 
 
 class Paragraph(Record):

@@ -38,16 +38,19 @@ class EncyclopediaParams(Section):
     """How large the world is and how hard its questions are."""
 
     people: int = Field(
-        default=900, ge=60, le=1_000_000, description="and as many works; six in ten of them in the training split"
+        default=900,
+        ge=60,
+        le=1_000_000,
+        description="number of people, and of works; 60 % of them are in the training split",
     )
     distractors: int = Field(
-        default=100, ge=0, le=1_000_000, description="people (and works) that no question is about"
+        default=100, ge=0, le=1_000_000, description="number of people (and of works) that no question is about"
     )
     hops: dict[int, float] = Field(
-        default={1: 0.2, 2: 0.6, 3: 0.2}, description="share of bridge questions that take so many paragraphs"
+        default={1: 0.2, 2: 0.6, 3: 0.2}, description="share of the bridge questions by number of paragraphs needed"
     )
-    comparisons: float = Field(default=0.25, ge=0, le=1, description="share of questions about two entries")
-    hard_wordings: float = Field(default=0.2, ge=0, le=1, description="share of questions in less usual words")
+    comparisons: float = Field(default=0.25, ge=0, le=1, description="share of questions that compare two entries")
+    hard_wordings: float = Field(default=0.2, ge=0, le=1, description="share of questions with less common wording")
 
     @field_validator("hops")
     @classmethod

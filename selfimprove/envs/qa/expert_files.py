@@ -46,10 +46,12 @@ class ExpertAudit(Record):
     file: str
     read: int = 0
     kept: int = 0
-    without_search: int = Field(default=0, description="kept, though they answer without looking anything up")
+    without_search: int = Field(default=0, description="rows kept although they answer without any search")
     repaired: dict[str, int] = Field(default={})
     dropped: dict[str, int] = Field(default={})
-    places: dict[str, list[int]] = Field(default={}, description="the first dropped rows of each reason, from 0")
+    places: dict[str, list[int]] = Field(
+        default={}, description="indices of the first dropped rows for each reason, from 0"
+    )
 
     def joined(self, other: ExpertAudit) -> ExpertAudit:
         """Both files' rows; a reason of ``other`` is named with its file."""

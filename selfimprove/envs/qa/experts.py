@@ -41,7 +41,9 @@ class Round(Record):
     thought: str
     action: str
     observation: str | None = None
-    verbatim: bool = Field(default=False, description="the observation's lines are kept: an environment's words")
+    verbatim: bool = Field(
+        default=False, description="keep the line breaks of the observation, for text from an environment"
+    )
 
 
 class Expert(Record):

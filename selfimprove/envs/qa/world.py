@@ -48,10 +48,10 @@ class EncyclopediaWorldParams(QuestionParams, EncyclopediaParams):
         default=2000,
         ge=1,
         le=1_000_000,
-        description="how many there are to train on; a quarter as many more are for dev, five twelfths for test, about "
-        "people and works of their own",
+        description="number of training questions; dev has a quarter of this number and test five twelfths, about "
+        "separate people and works",
     )
-    seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="of the world and of its questions")
+    seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="seed of the encyclopedia and its questions")
 
     def make(self) -> AgentEnv:
         """See ``TextParams``. Raises: UserError: the world is too small for so many questions."""
@@ -71,7 +71,7 @@ class HotpotQAParams(QuestionParams):
     """HotpotQA: real questions that need two paragraphs, searched in those of all questions of the file."""
 
     name: Literal["hotpotqa"] = "hotpotqa"
-    file: str = Field(description="questions with contexts, in HotpotQA's own format (JSON, or JSON Lines)")
+    file: str = Field(description="questions with contexts, in HotpotQA's own format (JSON or JSON Lines)")
 
     lists_actions: ClassVar[bool] = False
 
@@ -91,7 +91,7 @@ class HotpotQAParams(QuestionParams):
 class OwnQuestionParams(OwnParams, QuestionParams):
     """Your own questions that are looked up (docs/environments.md)."""
 
-    questions: int = Field(default=1000, ge=1, le=1_000_000, description="how many of those for training")
+    questions: int = Field(default=1000, ge=1, le=1_000_000, description="number of training questions")
 
     needs: ClassVar[type] = QuestSource
 

@@ -19,8 +19,8 @@ class SciWorldParams(TextParams):
     """ScienceWorld: experiments in a simulated house (make env-sciworld; needs Java)."""
 
     name: Literal["sciworld"] = "sciworld"
-    jvms: int = Field(default=2, ge=1, le=64, description="Java processes kept in the pool")
-    map_actions: bool = Field(default=False, description="map an action to the nearest valid one")
+    jvms: int = Field(default=2, ge=1, le=64, description="number of Java processes in the pool")
+    map_actions: bool = Field(default=False, description="map each action to the nearest valid one")
 
     judged: ClassVar[Judged] = Judged(
         "a text world with rooms and instruments, in which a science task is to be carried out", "science"

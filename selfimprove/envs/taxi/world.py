@@ -14,7 +14,9 @@ class TaxiParams(ListedParams):
     """DangerousTaxi: fetch the passenger, bring them to the destination, never hit a wall."""
 
     name: Literal["taxi"] = "taxi"
-    mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="without a level")
+    mode: Literal["pickup", "dropoff", "full", "none"] = Field(
+        default="full", description="mode of an episode that has no level"
+    )
     with_history: bool = Field(default=False, description="show the map after every action")
 
     judged: ClassVar[Judged | None] = Judged(

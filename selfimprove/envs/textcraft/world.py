@@ -20,8 +20,8 @@ class TextCraftParams(TextParams):
     """TextCraft: items are gathered and crafted by recipes."""
 
     name: Literal["textcraft"] = "textcraft"
-    recipes: str | None = Field(default=None, description="a recipe file or folder; null: the embedded book")
-    seed: int = Field(default=42, ge=0, le=LARGEST_SEED, description="of the distractors and of their order")
+    recipes: str | None = Field(default=None, description="a recipe file or folder; null: the embedded recipe book")
+    seed: int = Field(default=42, ge=0, le=LARGEST_SEED, description="seed of the distractors and their order")
 
     judged: ClassVar[Judged] = Judged(
         "a crafting game, in which items are gathered and crafted by recipes until the goal item is made", "crafting"

@@ -13,8 +13,10 @@ class WebShopParams(TextParams):
     """WebShop: a product is searched, compared and bought."""
 
     name: Literal["webshop"] = "webshop"
-    products: int = Field(default=1000, ge=300, le=1_000_000, description="size of the generated catalogue")
-    catalogue_seed: int = Field(default=233, ge=0, le=LARGEST_SEED, description="of the catalogue and of its goals")
+    products: int = Field(
+        default=1000, ge=300, le=1_000_000, description="number of products in the generated catalogue"
+    )
+    catalogue_seed: int = Field(default=233, ge=0, le=LARGEST_SEED, description="seed of the catalogue and its goals")
 
     judged: ClassVar[Judged] = Judged(
         "an online shop, in which the product that an instruction asks for is to be found and bought", "shopping"

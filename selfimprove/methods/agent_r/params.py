@@ -35,32 +35,36 @@ class TaskParams(Section):
     """
 
     demonstrations: int = Field(
-        ge=0, le=1_000_000, description="tasks whose expert episodes are the warm start; a split of their own"
+        ge=0,
+        le=1_000_000,
+        description="number of tasks, in a separate split, whose expert episodes form the warm start",
     )
     layouts: int = Field(
         default=1,
         ge=1,
-        description="textcraft: each demonstration's commands in so many orders, with other distractors",
+        description="textcraft: number of variants of each demonstration, with different command orders and "
+        "distractors",
     )
     train: int = Field(ge=1, le=1_000_000)
     dev: int = Field(ge=0, le=1_000_000)
     test: int = Field(ge=1, le=1_000_000)
     files: dict[Literal["train", "test"], str] | None = None
-    games: GameParams | None = Field(default=None, description="sciworld: which of its games; null: all of them")
+    games: GameParams | None = Field(default=None, description="sciworld: selection of its games; null: all")
     revision_demonstrations: int = Field(
-        default=0, ge=0, description="warm start: expert episodes with a slip and its revision"
+        default=0, ge=0, description="warm start: number of expert episodes with a slip and its revision"
     )
     observation_weight: float = Field(
         default=0.0,
         ge=0,
-        description="warm start: loss weight of what the environment says in demonstrations, against 1 of replies; a "
-        "model from scratch learns from repeated pages to copy, and then to answer with what it reads (ours)",
+        description="warm start: loss weight of observations in demonstrations (replies have weight 1); a model from "
+        "scratch learns from repeated pages to copy, and then to answer from what it reads (ours)",
     )
     judge_examples: int = Field(
-        default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
+        default=0, ge=0, description="warm start: number of scripted judgements, so that the actor can act as the judge"
     )
     judge_style: JudgeStyle = Field(
-        default="short", description="warm start: how those are asked; as the actor is (iterations.*.convert)"
+        default="short",
+        description="warm start: prompt style of those judgements; must match the actor's (iterations.*.convert)",
     )
 
     @model_validator(mode="after")
@@ -73,25 +77,28 @@ class TaskParams(Section):
 class SearchParams(Section):
     """One collection: a search tree per task (docs/agent-r.md, A7 to A13)."""
 
-    tasks: int = Field(ge=1, description="how many of the training split, from its start")
-    offset: int = Field(default=0, ge=0, description="index in the training split to start at")
-    limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
-    min: int | None = Field(default=None, ge=0, description="only task ids from here on")
-    max: int | None = Field(default=None, ge=1, description="only task ids below this")
-    engine: str = Field(default="actor", description="who searches: the model itself, or another engine to learn from")
+    tasks: int = Field(ge=1, description="number of tasks from the training split, starting at offset")
+    offset: int = Field(default=0, ge=0, description="index of the first task in the training split")
+    limit: int | None = Field(default=None, ge=1, description="debug: use only this many of those tasks")
+    min: int | None = Field(default=None, ge=0, description="lowest task id")
+    max: int | None = Field(default=None, ge=1, description="upper bound of the task ids, exclusive")
+    engine: str = Field(
+        default="actor",
+        description="engine that searches: actor is the model itself; another engine serves as a teacher",
+    )
     prior: str | None = Field(
         default=None,
-        description="JSONL of {task_id, replies}: a task's tree begins after these replies of its line; null: none",
+        description="JSONL of {task_id, replies}: the tree of a task starts after the replies of its line; null: none",
     )
-    max_depth: int = Field(default=10, ge=0, le=1000, description="MAX_DEPTH: max_depth + 1 actions are possible")
-    dives: int = Field(default=4, ge=1, description="ITERA")
-    n_gen: int = Field(default=4, ge=1, le=10_000, description="N_GEN: samples of an expansion")
-    exploration: float = Field(default=0.25, ge=0, description="weight of the UCT bonus")
+    max_depth: int = Field(default=10, ge=0, le=1000, description="MAX_DEPTH: up to max_depth + 1 actions")
+    dives: int = Field(default=4, ge=1, description="ITERA: number of dives per tree")
+    n_gen: int = Field(default=4, ge=1, le=10_000, description="N_GEN: samples per expansion")
+    exploration: float = Field(default=0.25, ge=0, description="weight of the UCT exploration bonus")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
     stop: list[StopText] = Field(default=[])
-    concurrency: int = Field(default=256, ge=1, le=100_000, description="trees in flight")
+    concurrency: int = Field(default=256, ge=1, le=100_000, description="number of trees searched concurrently")
 
     @model_validator(mode="after")
     def _some(self) -> SearchParams:
@@ -105,12 +112,12 @@ class Mix(Section):
 
     revision: float = Field(default=1.0, ge=0)
     good: float = Field(default=1.0, ge=0)
-    general: float = Field(default=0.0, ge=0, description="eta: share of general chat against the agent data")
+    general: float = Field(default=0.0, ge=0, description="eta: amount of general chat data relative to the agent data")
     warm_start: float = Field(
-        default=0.0, ge=0, description="share of the warm start's examples against the agent data (ours)"
+        default=0.0, ge=0, description="amount of warm-start examples relative to the agent data (ours)"
     )
     general_file: str | None = Field(
-        default=None, description="JSONL of chats: {messages: [{role, content}, …]} or ShareGPT's"
+        default=None, description="JSONL of chats: {messages: [{role, content}, …]} or ShareGPT's format"
     )
 
 
@@ -118,11 +125,15 @@ class ConvertParams(Section):
     """Search trees to training conversations (docs/agent-r.md, A16 to A25)."""
 
     data_type: Literal["good", "centric"] = Field(default="centric", description="good: good trajectories only")
-    revise: bool = Field(default=True, description="false: direct revision, no judge")
-    alpha: float = Field(default=0.5, ge=0, le=1, description="a good leaf scores above it")
-    beta: float = Field(default=0.2, ge=0, le=1, description="good minus bad is above it")
-    inclusive: bool = Field(default=False, description="at least instead of above")
-    max_pairs_per_tree: int | None = Field(default=None, ge=1, description="null: all, quadratic in the leaves")
+    revise: bool = Field(default=True, description="false: direct revision without a judge")
+    alpha: float = Field(default=0.5, ge=0, le=1, description="a leaf is good if its score is greater than alpha")
+    beta: float = Field(
+        default=0.2, ge=0, le=1, description="minimum score difference between good and bad (exclusive)"
+    )
+    inclusive: bool = Field(default=False, description="make the thresholds alpha and beta inclusive")
+    max_pairs_per_tree: int | None = Field(
+        default=None, ge=1, description="null: all pairs, quadratic in the number of leaves"
+    )
     judge: Judge = Field(default="actor", description="actor: the model itself; scripted: the environment's expert")
     judge_style: JudgeStyle = Field(
         default="full", description="short: a few lines, for a small model; one sentence of reasons"
@@ -130,9 +141,9 @@ class ConvertParams(Section):
     judge_max_tokens: int = Field(default=300, ge=1)
     judge_temperature: float = Field(default=0.0, ge=0)
     validate_splice: Literal["none", "replay"] = "none"
-    accumulate: bool = Field(default=False, description="add the parent iterations' examples")
+    accumulate: bool = Field(default=False, description="include the examples of the parent iterations")
     mix: Mix = Mix()
-    concurrency: int = Field(default=512, ge=1, le=100_000, description="pairs judged at once")
+    concurrency: int = Field(default=512, ge=1, le=100_000, description="number of pairs judged concurrently")
 
 
 class EvaluateParams(Section):
@@ -140,17 +151,19 @@ class EvaluateParams(Section):
 
     split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    max_turns: int = Field(default=100, ge=1, description="turns of an episode, at most; the original's max_steps")
+    max_turns: int = Field(
+        default=100, ge=1, description="maximum number of turns in an episode; the original's max_steps"
+    )
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
     stop: list[StopText] = Field(default=[])
     revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
     beginnings: str | None = Field(
-        default=None, description="JSONL of {task_id, replies}, the bad beginnings; null: the base's own failures"
+        default=None, description="JSONL of {task_id, replies} with the bad beginnings; null: the base's own failures"
     )
-    revision_tasks: int | None = Field(default=None, ge=1, description="from so many bad beginnings at most")
-    revision_prefix: int = Field(default=3, ge=1, description="bad actions in a given beginning, at most")
+    revision_tasks: int | None = Field(default=None, ge=1, description="maximum number of bad beginnings")
+    revision_prefix: int = Field(default=3, ge=1, description="maximum number of bad actions in a beginning")
     concurrency: int = Field(default=512, ge=1, le=100_000)
 
 
@@ -166,8 +179,8 @@ class AgentRRow(TrainedRow):
     """How a row is trained."""
 
     data: Literal["examples", "good", "direct"] = Field(
-        description="examples: what base and iterations learn; of the trees of an iteration and its ancestors, good: "
-        "good trajectories only; direct: pairs revised after the whole bad path (revise: false)"
+        description="examples: the data of the base and the iterations; from the trees of an iteration and its "
+        "ancestors: good (good trajectories only) or direct (pairs revised after the whole bad path, revise: false)"
     )
     train: FinetuneParams = FinetuneParams()
 

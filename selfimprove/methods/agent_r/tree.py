@@ -28,10 +28,12 @@ class Node(Record):
     value: float = 0.0
     reward: float = 0.0
     terminal: bool = False
-    done: bool = Field(default=False, description="the environment ended here, rather than the depth bound")
+    done: bool = Field(default=False, description="True: the environment ended the episode here, not the depth limit")
     disaster: bool = False
     valid: bool = True
-    omitted: int = Field(default=0, ge=0, description="earlier messages, the oldest, that the reply's prompt left out")
+    omitted: int = Field(
+        default=0, ge=0, description="number of earlier messages (the oldest) omitted from the reply's prompt"
+    )
     children: list[int] = Field(default=[])
 
 

@@ -31,13 +31,15 @@ class RLStep(Record):
     prompt: str
     reflection: str | None = None
     label: str
-    command: str | None = Field(default=None, description="null: the label stood for nothing")
+    command: str | None = Field(default=None, description="null: the label matched no command")
     logprob: float | None = None
     entropy: float | None = None
     cost: float
     valid: bool = True
-    shortened: bool = Field(default=False, description="a prompt of policy or reflector lost its left side")
-    cut: bool = Field(default=False, description="the reflection ended at max_tokens")
+    shortened: bool = Field(
+        default=False, description="the prompt of the policy or the reflector was truncated on the left"
+    )
+    cut: bool = Field(default=False, description="the reflection was cut at max_tokens")
     prompt_ids: list[int] = Field(default=[], exclude=True)
     token: int = Field(default=-1, exclude=True)
     labels: tuple[str, ...] = Field(default=(), exclude=True)

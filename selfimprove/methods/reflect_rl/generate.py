@@ -53,7 +53,7 @@ class TeacherTrajectory(Record):
     status: Status
     cost: float = 0.0
     error: str | None = None
-    told: int = Field(default=0, description="states left out since the teacher revealed the spoiler")
+    told: int = Field(default=0, description="states dropped because the teacher revealed the spoiler")
     steps: list[TaughtStep] = Field(default=[])
 
 

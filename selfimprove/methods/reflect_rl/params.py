@@ -42,12 +42,15 @@ class TaskParams(Section):
     dev: int | None = Field(default=None, ge=0, le=1_000_000)
     test: int | None = Field(default=None, ge=1, le=1_000_000)
     demonstrations: int | None = Field(
-        default=None, ge=1, description="training tasks whose trajectories policies learn; null: all. Reflectors: all"
+        default=None,
+        ge=1,
+        description="number of training tasks whose trajectories the policies learn; null: all. Reflectors learn "
+        "from all tasks",
     )
-    few_data: int = Field(default=0, ge=0, description="only so many of the training tasks; 0: all")
-    file: str | None = Field(default=None, description="autoexplore: a JSON list of tasks instead of templates")
+    few_data: int = Field(default=0, ge=0, description="use only this many training tasks; 0: all")
+    file: str | None = Field(default=None, description="autoexplore: a JSON list of tasks, replaces the templates")
     teacher: str | None = Field(
-        default=None, description="autoexplore: an engine that is shown files and asks about them; null: templates"
+        default=None, description="autoexplore: engine that writes questions about files; null: templates"
     )
     asking: Asking = Asking()
 
@@ -69,44 +72,58 @@ class PromptParams(Section):
 class GenerateParams(Section):
     """The teacher's trajectories with reflections: complete ones, and negatives (docs/reflect-rl.md, L8 to L12)."""
 
-    teacher: str = Field(default="teacher", description="an engine; a scripted one explains without a model")
-    tasks: int | None = Field(default=None, ge=1, description="training tasks that it plays whole; null: all")
-    negative_tasks: int | None = Field(default=None, ge=1, description="training tasks with negatives; null: all")
+    teacher: str = Field(default="teacher", description="name of an engine; a scripted engine explains without a model")
+    tasks: int | None = Field(
+        default=None, ge=1, description="number of training tasks that the teacher plays to the end; null: all"
+    )
+    negative_tasks: int | None = Field(
+        default=None, ge=1, description="number of training tasks with negatives; null: all"
+    )
     negatives: int = Field(
-        default=2, ge=0, le=10_000, description="a task: autoexplore wrong files, elsewhere exploring episodes"
+        default=2,
+        ge=0,
+        le=10_000,
+        description="negatives per task: wrong files in autoexplore, exploring episodes elsewhere",
     )
     oracle_prob: float = Field(
-        default=0.1, ge=0, le=1, description="exploring: how often the oracle acts instead of chance; alfworld 0.3"
+        default=0.1,
+        ge=0,
+        le=1,
+        description="exploring episodes: probability of the oracle's action instead of a random one; alfworld 0.3",
     )
-    max_turns: int = Field(default=15, ge=1, description="turns of the teacher's episodes, at most; the paper: taxi 20")
-    levels: list[str] = Field(default=[], description="taxi: modes of the episodes in turn; none: env.mode")
+    max_turns: int = Field(
+        default=15, ge=1, description="maximum number of turns in the teacher's episodes; the paper: taxi 20"
+    )
+    levels: list[str] = Field(default=[], description="taxi: modes that the episodes cycle through; empty: env.mode")
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
-    max_tokens: int = Field(default=300, ge=1, description="of a chat teacher's answer")
+    max_tokens: int = Field(default=300, ge=1, description="maximum number of tokens in the answer of a chat teacher")
     concurrency: int = Field(default=64, ge=1, le=100_000)
 
 
 class SupervisedModel(Section):
     """One supervised model: a reflection model, a policy that runs start from, or a control."""
 
-    init: str = Field(description="whose weights training starts from; start: the model of section base")
-    data: DataSet = Field(description="which of the five sets it learns")
-    match: str = Field(description="a control: the run whose compute it gets, counted in tokens; else none")
+    init: str = Field(description="initial weights; start: the model in section base")
+    data: DataSet = Field(description="training set, one of five")
+    match: str = Field(description="for a control: the run whose token count it matches; otherwise none")
     train: FinetuneParams = FinetuneParams()
 
 
 class Iteration(Section):
     """One run of reinforcement learning."""
 
-    init: str = Field(description="the model or the run that it goes on from; start: the model of section base")
-    reflector: str = Field(description="the frozen reflection model; none: the policy decides without a reflection")
+    init: str = Field(description="model or run that provides the initial weights; start: the model in section base")
+    reflector: str = Field(description="the frozen reflection model; none: the policy acts without reflections")
     rl: RLParams = RLParams()
 
 
 class EvaluatedRow(Section):
     """A policy of the results table."""
 
-    reflector: str = Field(description="with which reflection model it plays; none: without; a run's: as the run says")
+    reflector: str = Field(
+        description="reflection model used in evaluation; none: no reflections; for a run: must be the run's own"
+    )
 
 
 class EvaluateParams(ActingParams):
@@ -114,16 +131,18 @@ class EvaluateParams(ActingParams):
 
     split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    eval_reps: int = Field(default=10, ge=1, le=10_000, description="episodes of a task at each level")
-    levels: list[str] = Field(default=[], description="none: all of the environment's")
-    engine: str = Field(default="policy", description="the engine that plays the policy; training's is always policy")
+    eval_reps: int = Field(default=10, ge=1, le=10_000, description="episodes per task and level")
+    levels: list[str] = Field(default=[], description="empty: all levels of the environment")
+    engine: str = Field(
+        default="policy", description="engine of the policy in evaluation; training always uses the engine policy"
+    )
     concurrency: int = Field(default=512, ge=1, le=100_000)
 
 
 class ReportParams(Section):
     """The curves of success, cost and loss over the steps of reinforcement learning (docs/reflect-rl.md, L48)."""
 
-    window: int = Field(default=99, ge=1, description="points of the centred mean; odd")
+    window: int = Field(default=99, ge=1, description="window of the centred moving average in points; odd")
 
     @model_validator(mode="after")
     def _has_a_middle(self) -> ReportParams:
@@ -136,11 +155,11 @@ class AgentParams(Section):
     """A player without trained weights: chance, the oracle, or a chat model (docs/reflect-rl.md, L47)."""
 
     kind: Literal["random", "expert", "direct", "react", "chat"]
-    engine: str | None = Field(default=None, description="direct, react, chat: who answers")
+    engine: str | None = Field(default=None, description="engine of a direct, react or chat agent")
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
     max_tokens: int = Field(default=300, ge=1)
-    eval_reps: int | None = Field(default=None, ge=1, le=10_000, description="null: as evaluate.eval_reps")
+    eval_reps: int | None = Field(default=None, ge=1, le=10_000, description="null: same as evaluate.eval_reps")
 
     @model_validator(mode="after")
     def _asks_somebody(self) -> AgentParams:
@@ -158,14 +177,12 @@ class ReflectRLParams(Trained):
     prompt: PromptParams = PromptParams()
     engines: dict[str, EngineConfig]
     generate: GenerateParams
-    train: FinetuneParams = Field(
-        default=FinetuneParams(), description="what every supervised training takes that does not say otherwise itself"
-    )
-    rl: RLParams = Field(default=RLParams(), description="what every run takes that does not say otherwise itself")
+    train: FinetuneParams = Field(default=FinetuneParams(), description="defaults of every supervised training")
+    rl: RLParams = Field(default=RLParams(), description="defaults of every run")
     models: dict[str, SupervisedModel] = Field(min_length=1)
     iterations: dict[str, Iteration] = Field(min_length=1)
     rows: dict[str, EvaluatedRow] = Field(min_length=1, description="the models and runs that are evaluated")
-    agents: dict[str, AgentParams] = Field(default={}, description="players without trained weights; may be empty")
+    agents: dict[str, AgentParams] = Field(default={}, description="agents without trained weights; may be empty")
     evaluate: EvaluateParams = EvaluateParams()
     report: ReportParams = ReportParams()
 

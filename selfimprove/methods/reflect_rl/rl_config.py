@@ -15,23 +15,38 @@ class ActingParams(Section):
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0, description="0: all; the original's 99999")
-    shrink_head: bool = Field(default=True, description="the output layer has one row a label; false: the vocabulary")
-    mask_invalid: bool = Field(default=False, description="choose among the labels listed now, not among all")
-    reflect_prob: float = Field(default=1.0, ge=0, le=1, description="a step's coin for the whole batch; else R is ''")
-    reflect_temperature: float = Field(default=1.0, ge=0, description="0: greedy; equal states are then read once")
+    top_k: int = Field(default=0, ge=0, description="0: all; the original's value is 99999")
+    shrink_head: bool = Field(
+        default=True, description="the output layer has one row per label; false: one per vocabulary token"
+    )
+    mask_invalid: bool = Field(
+        default=False, description="sample only from the labels of the current state; false: from all labels"
+    )
+    reflect_prob: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="reflection probability, drawn once per step for the whole batch; else R is ''",
+    )
+    reflect_temperature: float = Field(
+        default=1.0, ge=0, description="0: greedy; identical states are then processed once"
+    )
     reflect_top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(default=100, ge=1, description="of a reflection")
+    max_tokens: int = Field(default=100, ge=1, description="maximum number of tokens in a reflection")
 
 
 class CriticParams(Section):
     """V(s): a head on the last hidden state at the decision. The body gets no gradient from it."""
 
     kind: Literal["linear", "mlp"] = "linear"
-    shared: bool = Field(default=False, description="true: on the policy's own body; false: on the one it started with")
+    shared: bool = Field(
+        default=False, description="true: head on the policy's current body; false: on its initial one"
+    )
     lr: float = Field(default=2e-4, gt=0)
-    every: int = Field(default=5, ge=1, description="updates of the policy, of replayed episodes too, between its own")
-    epochs: int = Field(default=5, ge=1, description="passes over what was seen since its last update")
+    every: int = Field(
+        default=5, ge=1, description="number of policy updates per critic update; updates on replayed episodes count"
+    )
+    epochs: int = Field(default=5, ge=1, description="passes over the data collected since the critic's last update")
 
 
 class RLParams(ActingParams):
@@ -40,33 +55,35 @@ class RLParams(ActingParams):
     """
 
     algorithm: Literal["pg", "ppo"] = "pg"
-    max_steps: int = Field(default=20000, ge=1, description="iterations")
+    max_steps: int = Field(default=20000, ge=1, description="number of iterations")
     max_train_tokens: int | None = Field(
         default=None,
         ge=1,
         le=10**15,
-        description="stop after the iteration that brings the tokens read to this many, one in play counting as a "
-        "third; max_steps is then the most",
+        description="stop after the iteration that reaches this token count, in which a token in play counts as a "
+        "third; max_steps is then the upper limit",
     )
     episodes: int = Field(
-        default=4, ge=1, le=100_000, description="played an iteration, all at once, by all processes together"
+        default=4, ge=1, le=100_000, description="episodes played per iteration, concurrently and over all processes"
     )
-    curriculum: bool = Field(default=False, description="level after level; false: all tasks at the default level")
-    replay_buffer: int = Field(default=50, ge=0, description="how many successful episodes are kept; 0: no replay")
-    replay_episodes: int = Field(default=1, ge=1, description="drawn from them an iteration, with replacement")
+    curriculum: bool = Field(default=False, description="train level by level; false: all tasks at the default level")
+    replay_buffer: int = Field(default=50, ge=0, description="number of successful episodes kept; 0: no replay")
+    replay_episodes: int = Field(
+        default=1, ge=1, description="number of episodes drawn from the replay buffer per iteration, with replacement"
+    )
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     lr: float = Field(default=2e-4, gt=0)
-    schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to 0 at max_steps")
+    schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: decays to 0 at max_steps")
     weight_decay: float = Field(default=0.001, ge=0)
     betas: Annotated[tuple[float, float], AfterValidator(below_one)] = Field(default=(0.9, 0.999), strict=False)
     grad_clip: float = Field(default=0.3, gt=0)
-    entropy_coef: float = Field(default=0.0, ge=0, description="beta: an entropy of 1 nat is worth so much cost")
+    entropy_coef: float = Field(default=0.0, ge=0, description="beta: the cost that 1 nat of entropy offsets")
     ppo_clip: float = Field(default=0.1, gt=0)
     ppo_epochs: int = Field(default=3, ge=1)
     critic: CriticParams | None = None
 
-    row_tokens: int = Field(default=512, ge=1, description="width that prompts are packed to")
-    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once in an update")
+    row_tokens: int = Field(default=512, ge=1, description="row width in tokens that prompts are packed to")
+    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens per micro-batch and process in an update")
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["sdpa", "eager"] = "sdpa"
     gradient_checkpointing: bool = False
@@ -76,7 +93,9 @@ class RLParams(ActingParams):
     trust_remote_code: bool = False
     save_steps: int = Field(default=100, ge=1)
     save_total_limit: int = Field(default=2, ge=1)
-    log_episodes: int = Field(default=1, ge=0, description="of an iteration, told step by step in log.jsonl")
+    log_episodes: int = Field(
+        default=1, ge=0, description="number of episodes per iteration that are logged step by step in log.jsonl"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> RLParams:

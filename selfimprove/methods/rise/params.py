@@ -24,14 +24,18 @@ class TaskParams(Section):
 
     source: Source = "embedded"
     files: dict[Literal["train", "test"], str] | None = Field(
-        default=None, description="source 'files': your own JSONL in the format of rise.env.name"
+        default=None, description="for source: files, your own JSONL in the format of rise.env.name"
     )
     demonstrations: int = Field(ge=0, le=1_000_000)
     train: int = Field(ge=1, le=1_000_000)
     dev: int = Field(ge=0, le=1_000_000)
     test: int = Field(ge=1, le=1_000_000)
-    demonstration_difficulty: Difficulty = Field(default=Difficulty(), description="embedded demonstrations")
-    difficulty: Difficulty = Field(default=Difficulty(), description="embedded train, dev and test splits")
+    demonstration_difficulty: Difficulty = Field(
+        default=Difficulty(), description="difficulty of the embedded demonstrations"
+    )
+    difficulty: Difficulty = Field(
+        default=Difficulty(), description="difficulty of the embedded train, dev and test splits"
+    )
 
     @model_validator(mode="after")
     def _files(self) -> TaskParams:
@@ -43,21 +47,23 @@ class TaskParams(Section):
 class GenerateParams(Section):
     """One collection: ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t."""
 
-    tasks: int = Field(ge=1, description="how many problems of the training split, from its start")
-    offset: int = Field(default=0, ge=0, description="index in the training split to start at")
-    limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
-    max_turns: int = Field(default=5, ge=1, le=1000, description="attempts at a problem, at most")
+    tasks: int = Field(ge=1, description="number of problems from the training split, starting at offset")
+    offset: int = Field(default=0, ge=0, description="index of the first problem in the training split")
+    limit: int | None = Field(default=None, ge=1, description="debug: use only this many of those problems")
+    max_turns: int = Field(default=5, ge=1, le=1000, description="maximum number of attempts at a problem")
     models: list[str]
     num_of_samples: list[int]
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=1000, ge=1)
     context_window: int | None = Field(
-        default=None, ge=1, description="turns that a prompt shows, its own included, as in evaluation; null: all"
+        default=None,
+        ge=1,
+        description="number of turns in a prompt, including the current one, as in evaluation; null: all",
     )
-    dialogue_limit: int = Field(default=20, ge=1, description="trailing messages kept; whole pairs")
-    concurrency: int = Field(default=512, ge=1, le=100_000, description="episodes in flight")
-    resamples: int = Field(default=3, ge=0, description="new draws when every sample of a turn is degenerate")
+    dialogue_limit: int = Field(default=20, ge=1, description="number of trailing messages kept, in whole pairs")
+    concurrency: int = Field(default=512, ge=1, le=100_000, description="number of concurrent episodes")
+    resamples: int = Field(default=3, ge=0, description="number of redraws when every sample of a turn is degenerate")
 
     def select(self, split: Sequence[Problem]) -> list[Problem]:
         """The part of the split that is collected on.
@@ -88,14 +94,14 @@ class ConvertParams(Section):
 
     criteria: Criteria = "all"
     reward_temperature: float = Field(
-        default=0.4, ge=0.02, description="tau of the weights; below 0.02 they would overflow float32"
+        default=0.4, ge=0.02, description="tau of the weights; values below 0.02 would overflow float32"
     )
     only_success: bool = False
     remove_duplication: bool = True
     shuffle: bool = True
     weighted: bool = Field(default=True, description="false: every weight is 1 (the unweighted control)")
     reward_baseline: Literal["none", "problem_mean", "turn_mean"] = "none"
-    accumulate: bool = Field(default=False, description="add the parent iterations' examples")
+    accumulate: bool = Field(default=False, description="include the examples of the parent iterations")
 
 
 class EvaluateParams(Section):
@@ -103,10 +109,10 @@ class EvaluateParams(Section):
 
     split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    max_turns: int = Field(default=5, ge=1, le=1000, description="attempts at a problem, at most")
+    max_turns: int = Field(default=5, ge=1, le=1000, description="maximum number of attempts at a problem")
     context_window: int = Field(default=5, ge=1)
     parallel_samples: int = Field(default=5, ge=1, le=10_000)
-    oracle: bool = Field(default=False, description="stop at the first right attempt")
+    oracle: bool = Field(default=False, description="stop at the first correct attempt")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=1000, ge=1)
@@ -126,11 +132,13 @@ class RiseRow(TrainedRow):
     """How a row is trained."""
 
     data: Literal["examples", "collected", "single_turn"] = Field(
-        description="examples: what base and iterations learn; collected: what all iterations so far converted; "
-        "single_turn: their right answers as first attempts"
+        description="examples: the data of the base and the iterations; collected: the converted data of all "
+        "iterations so far; single_turn: their correct answers as first attempts"
     )
     weights: Literal["converted", "batch", "equal"] = Field(
-        default="converted", description="of examples: as converted; scaled to mean 1 in each batch; or all 1"
+        default="converted",
+        description="weights of the examples; converted: unchanged; batch: scaled to mean 1 in each batch; equal: "
+        "all 1",
     )
     train: FinetuneParams = FinetuneParams()
 

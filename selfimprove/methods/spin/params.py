@@ -34,7 +34,7 @@ class OtherTask(Section):
 
     task: TaskName
     split: Literal["train", "dev", "val", "test"]
-    folder: str | None = Field(default=None, description="where the task's files are; null: from data/sources.yaml")
+    folder: str | None = Field(default=None, description="folder with the task's files; null: from data/sources.yaml")
 
 
 class QuestionsParams(EnvParams):
@@ -88,21 +88,21 @@ class TasksParams(Section):
     source: str = Field(
         default="encyclopedia",
         description="encyclopedia, hotpotqa, chat; gsm8k, math: problems, for the env of that name; or "
-        "package.module:Class, your own (docs/environments.md)",
+        "package.module:Class, a custom source (docs/environments.md)",
     )
     train: int = Field(
-        ge=1, le=1_000_000, description="questions with an expert: the warm start learns them, self-play asks them"
+        ge=1, le=1_000_000, description="number of questions with an expert, used for the warm start and for self-play"
     )
     dev: int = Field(ge=0, le=1_000_000)
     test: int = Field(ge=1, le=1_000_000)
     encyclopedia: EncyclopediaParams = EncyclopediaParams()
     experts: Literal["gpt-4", "scripted", "both"] = Field(
-        default="gpt-4", description="hotpotqa: FireAct's 500 trajectories, scripted ones (declared so), or all of them"
+        default="gpt-4", description="hotpotqa: FireAct's 500 trajectories, scripted ones (declared as such), or both"
     )
     expert_file: str | None = Field(
-        default=None, description="hotpotqa: Alpaca rows of experts instead of FireAct's own; they are audited"
+        default=None, description="hotpotqa: Alpaca rows of experts that replace FireAct's own; they are audited"
     )
-    file: str | None = Field(default=None, description="chat: the folder that plain SPIN's `reformat` wrote")
+    file: str | None = Field(default=None, description="chat: the folder written by plain SPIN's `reformat`")
     other: OtherTask | None = Field(default=None, description="evaluate on another task; null: the source's own split")
 
     @model_validator(mode="after")
@@ -126,11 +126,12 @@ class PromptParams(Section):
         default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat; reply"
     )
     few_shot: str = Field(
-        default="off", description="off; default: worked episodes of the task that is asked; or a file of one's own"
+        default="off", description="off; default: worked episodes of the evaluated task; or a file of your own"
     )
     question_prefix: str = Field(
         default="",
-        description="before every question (with tasks.other: of that task alone); StrategyQA's is 'Yes or no: '",
+        description="prepended to every question (with tasks.other: to that task's only); StrategyQA's is 'Yes or "
+        "no: '",
     )
 
 
@@ -139,14 +140,14 @@ class PlayParams(Section):
 
     start: int = Field(default=0, ge=0)
     end: int | None = Field(default=None, ge=1, description="null: to the end of the split")
-    shuffled: bool = Field(default=True, description="random.Random(233); false: the data set's order")
-    max_turns: int = Field(default=11, ge=1, description="rounds of thought and action in an episode, at most")
-    retries: int = Field(default=5, ge=0, description="replies without an action that are asked for again")
+    shuffled: bool = Field(default=True, description="order of random.Random(233); false: the data set's order")
+    max_turns: int = Field(default=11, ge=1, description="maximum number of rounds (thought and action) in an episode")
+    retries: int = Field(default=5, ge=0, description="maximum number of retries after a reply without an action")
     temperature: float = Field(default=1.0, ge=0, description="self-play samples (1.0); evaluation is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(default=1000, ge=1, description="tokens of a round")
-    evaluate: bool = Field(default=True, description="false: nothing is scored, rewards are null")
-    concurrency: int = Field(default=512, ge=1, le=100_000, description="episodes in flight")
+    max_tokens: int = Field(default=1000, ge=1, description="maximum number of tokens in a round")
+    evaluate: bool = Field(default=True, description="false: nothing is scored and rewards are null")
+    concurrency: int = Field(default=512, ge=1, le=100_000, description="number of concurrent episodes")
 
     @model_validator(mode="after")
     def _some(self) -> PlayParams:
@@ -159,7 +160,7 @@ class GenerateParams(PlayParams):
     """Self-play: the opponent answers the training split. More than one run a question gives outcome pairs as well."""
 
     runs: int = Field(
-        default=1, ge=1, le=10_000, description="episodes on each question; the first is SPIN's, all make outcome pairs"
+        default=1, ge=1, le=10_000, description="episodes per question; SPIN uses the first, outcome pairs use all"
     )
 
 
@@ -191,7 +192,7 @@ class ConvertParams(Section):
     """Episodes and experts to pairs."""
 
     drop_identical: bool = Field(
-        default=False, description="pairs of equal texts have no gradient; counted in any case"
+        default=False, description="drop pairs of identical texts, which have no gradient; they are counted either way"
     )
     mix: Mix = Mix()
 
@@ -215,8 +216,8 @@ class PairRow(TrainedRow):
     """A row that learns from pairs."""
 
     data: Literal["pairs", "outcome"] = Field(
-        description="pairs: expert against opponent, which iterations learn; outcome: of the model's own episodes the "
-        "rewarded one is preferred"
+        description="pairs: expert against opponent, the data of the iterations; outcome: of the model's own "
+        "episodes, the rewarded one is preferred"
     )
     train: PairParams = PairParams()
 
@@ -231,10 +232,12 @@ class SpinParams(Iterated):
     tasks: TasksParams
     prompt: PromptParams = PromptParams()
     tools: ToolsParams = ToolsParams()
-    play_tools: ToolsParams | None = Field(default=None, description="self-play's own tools; null: the same as tools")
+    play_tools: ToolsParams | None = Field(
+        default=None, description="separate tools for self-play; null: same as tools"
+    )
     engines: dict[str, EngineConfig]
     pairs: PairParams = Field(
-        default=PairParams(), description="what trainings on pairs take besides, before what ``train`` says"
+        default=PairParams(), description="defaults of training on pairs; overrides the section's ``train``"
     )
     evaluate: EvaluateParams
     rows: dict[str, SpinRow]

@@ -38,10 +38,10 @@ class PlayedRound(Record):
     action: str
     tool: str | None
     argument: str
-    observation: str = Field(default="", description="empty where the episode ended with the action")
+    observation: str = Field(default="", description="empty if the action ended the episode")
     attempts: int = 1
     failed: bool = False
-    cut: bool = Field(default=False, description="the reply ended at max_tokens")
+    cut: bool = Field(default=False, description="the reply was cut at max_tokens")
 
 
 class SpinEpisode(Record):
@@ -57,7 +57,7 @@ class SpinEpisode(Record):
     id: str
     task: str
     kind: str = ""
-    index: int = Field(description="place of the question in its split: the trajectory file's key")
+    index: int = Field(description="index of the question in its split; the trajectory file's key")
     question: str
     gold: str
     prompt: list[Message]

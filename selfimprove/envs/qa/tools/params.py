@@ -21,20 +21,26 @@ class ToolsParams(Section):
     """Tools and their limits. What a policy writes reaches a tool as one plain text, never a shell."""
 
     use: dict[str, str] = Field(
-        default={"search": "local"}, min_length=1, description="name -> local, replay, serpapi, or module:function"
+        default={"search": "local"}, min_length=1, description="tool name -> local, replay, serpapi, or module:function"
     )
     setup: Setup = Field(
-        default="title_text", description="local: what is indexed; plain is the text alone, Okapi BM25"
+        default="title_text", description="local: the indexed text; plain: the text alone, ranked by Okapi BM25"
     )
     k1: float = Field(default=1.5, ge=0)
     b: float = Field(default=0.75, ge=0, le=1)
-    cut: int = Field(default=CUT, ge=20, description="local: characters of an answer, near enough")
-    snippets: str | None = Field(default=None, description="replay: the file of queries and snippets")
-    cache: str | None = Field(default=None, description="serpapi: file of the answers so far; null: none is kept")
+    cut: int = Field(default=CUT, ge=20, description="local: approximate length of a result in characters")
+    snippets: str | None = Field(default=None, description="replay: file of queries and snippets")
+    cache: str | None = Field(default=None, description="serpapi: file that caches the results; null: no cache")
     serpapi: SerpApiParams = SerpApiParams()
-    concurrency: int = Field(default=16, ge=1, le=1000, description="calls at once, of all tools together")
-    timeout: float = Field(default=30.0, gt=0, description="seconds a call may take; then it counts as failed")
-    longest: int = Field(default=2000, ge=20, description="characters of any answer; the rest is cut off")
+    concurrency: int = Field(
+        default=16, ge=1, le=1000, description="maximum number of concurrent calls, over all tools"
+    )
+    timeout: float = Field(
+        default=30.0, gt=0, description="timeout of a call in seconds; the call then counts as failed"
+    )
+    longest: int = Field(
+        default=2000, ge=20, description="maximum length of any result in characters; longer results are truncated"
+    )
 
     @field_validator("use")
     @classmethod

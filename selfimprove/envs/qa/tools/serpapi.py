@@ -22,10 +22,12 @@ class SerpApiParams(Section):
     """How the service is asked."""
 
     url: str = Field(default="https://serpapi.com/search.json", pattern=r"^https?://")
-    api_key_env: str = Field(default="SERPAPI_API_KEY", min_length=1, description="the variable that holds the key")
-    timeout: float = Field(default=20.0, gt=0, description="seconds one try may take")
+    api_key_env: str = Field(
+        default="SERPAPI_API_KEY", min_length=1, description="environment variable that holds the API key"
+    )
+    timeout: float = Field(default=20.0, gt=0, description="timeout of one try in seconds")
     tries: int = Field(default=4, ge=1)
-    backoff: float = Field(default=1.0, ge=0, description="seconds before the second try, doubling")
+    backoff: float = Field(default=1.0, ge=0, description="seconds before the first retry; doubles with each retry")
 
 
 class SearchFailed(Exception):
