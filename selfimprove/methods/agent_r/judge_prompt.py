@@ -146,11 +146,11 @@ _OR = re.compile(r"\s*(?:/|\bor\b)", re.IGNORECASE)
 def parse_verdict(reply: str) -> Verdict | None:
     """The verdict of a reply, or None.
 
-    Only labels on a line after ``Judgement:`` or ``Judgment:`` count (the next nonempty line if nothing follows).
-    The last label of all such lines wins. A negation applies to the next label of its clause at any distance, and across
-    an "or": "not good" and "I would not say that this is good" are bad, "neither good nor bad" is uncertain, and "not
-    bad" is uncertain unless there is another label. Text without the marker is no verdict. The original
-    accepts any reply that mentions "good", even "not good", and treats an empty one as bad.
+    Only labels on a line after ``Judgement:`` or ``Judgment:`` count (the next nonempty line if nothing follows). The
+    last label of all such lines wins. A negation applies to the next label of its clause at any distance, and across an
+    "or": "not good" and "I would not say that this is good" are bad, "neither good nor bad" is uncertain, and "not bad"
+    is uncertain unless there is another label. Text without the marker is no verdict. The original accepts any reply
+    that mentions "good", even "not good", and treats an empty one as bad.
     """
     verdict: Verdict | None = None
     pieces = _MARKER.split(reply)
