@@ -95,7 +95,7 @@ def run_forked(
 
 
 def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: Path) -> Any:
-    """Read the processes' messages until all have ended; returns the first one's result or raises the best error."""
+    """Read the processes' messages until all have ended; returns rank 0's result or raises the most telling error."""
     result: Any = None
     errors: list[Exception] = []
     at_work = {process.line: process for process in processes}

@@ -171,7 +171,7 @@ def load_encoded(path: Path) -> list[EncodedExample]:
 def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
     """Run training processes to completion, forward their progress and log their other output; returns the exit code.
 
-    Their standard input is closed when this process dies. ``LAUNCHED`` tells them so, and no orphan keeps training.
+    Their standard input is closed when this process dies. ``LAUNCHED`` makes them exit then: no orphan keeps training.
     """
     process = subprocess.Popen(
         command,

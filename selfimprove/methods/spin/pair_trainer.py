@@ -34,7 +34,7 @@ from selfimprove.training.report import PairReport, PairTiming
 from selfimprove.training.rows import render
 
 TOKEN_ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
-"""Largest difference, in nats, between a token's log-probabilities under a model as opponent and as initial model."""
+"""Tolerance, in nats, for the difference between a token's log-probabilities in scoring and in the first step."""
 
 
 ROUNDING = 1e-6

@@ -198,7 +198,7 @@ def _hotpotqa(
 
     The test split is dev 0..499, whose paragraphs are in the corpus. FireAct's own sample (the first 500 of the
     shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (docs/spin.md, S40). Paragraphs,
-    which cannot be downloaded, are required only if a split, an expert or a tool (``searched``) needs them.
+    which no server offers, are required only if a split, an expert or a tool (``searched``) needs them.
     """
     if searched or tasks.other is None or tasks.dev or tasks.experts != "gpt-4":
         known = _Contexts.read(fetch("hotpotqa_contexts", download, mirror=mirror))
