@@ -38,7 +38,7 @@ def material(spin: SpinParams, *, seed: int, download: Path, mirror: Path | None
 
 @dataclass(frozen=True)
 class Player:
-    """A context manager in which episodes are played, with tools or, unless it is None, in ``world``."""
+    """Plays episodes with tools, or in ``world`` unless it is None; a context manager that closes both on exit."""
 
     form: Format
     few_shot: str
