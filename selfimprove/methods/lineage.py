@@ -1,4 +1,4 @@
-"""Names of rows and iterations, and what they go on from and ask for: alike in every method."""
+"""Checks of the names of rows and iterations and of what they refer to, shared by all methods."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -8,10 +8,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> None:
-    """Refuse a name that is taken, by a folder or in another kind, or that is no plain folder name.
+    """Refuse a name that is reserved, used twice, or not a plain folder name.
 
     Args:
-        kinds: of each part of a section (``rows``, ``agents``) its entries' names; taken: those that none may have.
+        kinds: part of a section (``rows``, ``agents``) -> the names of its entries; taken: reserved names.
 
     Raises:
         ValueError: names the part and the entry.
@@ -27,23 +27,23 @@ def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> Non
 
 
 def check_known(place: str, kind: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that does not exist.
+    """Refuse a reference to a name that does not exist.
 
     Args:
-        place: the param that names it; kind: what it names.
+        place: the param with the reference; kind: what it refers to.
 
     Raises:
-        ValueError: lists the names that exist.
+        ValueError: lists the existing names.
     """
     if name not in known:
         raise ValueError(f"{place}: there is no {kind} {name!r}; there are {', '.join(known)}")
 
 
 def check_room(place: str, count: int, offset: int, train: int) -> None:
-    """Refuse more tasks, counted from an offset, than there are.
+    """Refuse a range of tasks that exceeds the training split.
 
     Raises:
-        ValueError: names the params that can correct it.
+        ValueError: names the params to correct.
     """
     if offset + count > train:
         raise ValueError(
@@ -53,10 +53,10 @@ def check_room(place: str, count: int, offset: int, train: int) -> None:
 
 
 def check_split(split: str, tasks: object) -> None:
-    """Refuse an evaluation on a split that has no tasks.
+    """Refuse an evaluation on an empty split.
 
     Args:
-        split: the param ``evaluate.split``; tasks: the section with a count for each.
+        split: the value of ``evaluate.split``; tasks: the section with the size of each split.
 
     Raises:
         ValueError: names both params.
@@ -70,12 +70,12 @@ def check_split(split: str, tasks: object) -> None:
 def lineage(
     iterations: Mapping[str, Any], name: str, roots: Collection[str] = ("base",), kind: str = "iterations"
 ) -> list[str]:
-    """The iteration and its ancestors, oldest first; the root that they come from is left out. Of a root: nothing.
+    """The iteration and its ancestors, oldest first, without the root they descend from; empty for a root.
 
-    An iteration's ``init`` names its parent. ``kind``: the section that holds them.
+    An iteration's ``init`` names its parent. ``kind`` is the section that contains them, for messages.
 
     Raises:
-        ValueError: an ``init`` that does not exist, or a cycle.
+        ValueError: an ``init`` does not exist, or the iterations form a cycle.
     """
     chain: list[str] = []
     while name not in roots:

@@ -1,7 +1,7 @@
-"""What was left out of a row: blocked episodes, shortened prompts, cut completions, examples that did not fit.
+"""Omissions of a row: blocked episodes, shortened prompts, cut completions, training examples that did not fit.
 
-Every method counts these under the same names in a row's ``generate.json``, ``metrics.json`` and ``train.json``; the
-results table shows those that are not zero. In the default profile no prompt and no example is shortened.
+Every method reports these under the same names in a row's ``generate.json``, ``metrics.json`` and ``train.json``; the
+results table shows the nonzero ones. In the default profile no prompt and no example is shortened.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ OMISSIONS = {
 
 
 def shortened_prompts(episodes: Iterable[Episode], window: int | None = None) -> Estimate:
-    """Share of turns whose prompt left out earlier messages, or more of them than a window of so many turns hides."""
+    """Share of turns whose prompt left out more earlier messages than a context window of ``window`` turns hides."""
     return ratio(
         (sum(turn.omitted > hidden(index, window) for index, turn in enumerate(one.turns)), len(one.turns))
         for one in episodes
@@ -32,21 +32,21 @@ def shortened_prompts(episodes: Iterable[Episode], window: int | None = None) ->
 
 
 def hidden(turn: int, window: int | None) -> int:
-    """How many messages of earlier turns a window of so many turns, the current one included, hides at turn 0, 1, …."""
+    """Number of earlier messages hidden at turn ``turn`` (0-based) by a window that includes the current turn."""
     return 0 if window is None else 2 * max(0, turn - (window - 1))
 
 
 def cut_completions(episodes: Iterable[Episode]) -> Estimate:
-    """Share of samples that the token limit ended."""
+    """Share of samples that reached the token limit."""
     every = ([attempt for turn in one.turns for attempt in turn.attempts] for one in episodes)
     return ratio((sum(attempt.finish == "length" for attempt in drawn), len(drawn)) for drawn in every)
 
 
 def omissions(folder: Path) -> dict[str, dict[str, float]]:
-    """Stage -> kind -> share, of a row's results; only what is not zero.
+    """Stage -> kind -> share, for the nonzero omissions of a row.
 
     Args:
-        folder: the row's, with ``metrics.json`` and, as far as the row has them, the other stages' files.
+        folder: the row's results: ``metrics.json`` and any of the other stages' files.
     """
     judged = _read(folder / "convert.json").get("shortened_judgements", 0)
     train = _read(folder / "train.json")
@@ -60,7 +60,7 @@ def omissions(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Shares in a file's metrics: a kind is an estimate, or a count of episodes, trees or decisions (Reflect-RL)."""
+    """Shares from a metrics file, whose values are estimates or counts of episodes, trees or decisions (Reflect-RL)."""
     played = metrics.get("episodes") or metrics.get("trees") or 1
     shares = {}
     for kind in OMISSIONS:
@@ -73,7 +73,7 @@ def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_training(counters: Mapping[str, int]) -> dict[str, float]:
-    """The shares in the counters of ``training.report``; a pair may count twice there, once a side."""
+    """The share in the counters of ``training.report``, which may count a pair twice (once for each side)."""
     left_out, kept = counters.get("dropped_long", 0), counters.get("examples", 0) + counters.get("pairs", 0)
     short = sum(counters.get(key, 0) for key in ("truncated", "truncated_prompts", "truncated_responses"))
     share = (left_out + min(short, kept)) / max(1, left_out + kept)

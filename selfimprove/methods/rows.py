@@ -1,7 +1,7 @@
-"""The rows of a results table: what each is trained from and on, and the checks that all methods share.
+"""The rows of a results table: the weights and data each is trained from, and the checks shared by all methods.
 
-A row is trained by ``<method>-finetune@<row>`` and measured by ``<method>-evaluate@<row>``. ``base`` is the warm start;
-a row that ``iterations`` also has learns from the data which that iteration generated; every other row is a control.
+A row is trained by ``<method>-finetune@<row>`` and evaluated by ``<method>-evaluate@<row>``. ``base``: the warm start.
+A row with an entry of the same name in ``iterations`` is trained on that iteration's data. All other rows are controls.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 BASE, START, NONE = "base", "start", "none"
-"""The row of the warm start; the model that it starts from (``base@<method>`` makes it); and no row at all."""
+"""The warm start's row, the model it is initialised from (built by ``base@<method>``), and the value for "no row"."""
 RESERVED = (START, NONE, "tasks")
-"""Names that no row may have: folders beside the rows' have them."""
+"""Names of folders beside the rows' folders; no row may use them."""
 
 
 class TrainedRow(Section):
-    """One row. dvc.yaml reads all keys but ``train``, so each has to be there, also where it is ``none``."""
+    """One row. dvc.yaml reads every key except ``train``, so each must be present, even if its value is ``none``."""
 
     init: str = Field(description="row that provides the initial weights; start: the model in section base")
     source: str = Field(description="origin of the training data: base (the demonstrations) or an iteration")
@@ -39,7 +39,7 @@ def controls(rows: Mapping[str, R]) -> dict[str, R]:
 
 
 class Iterated(Trained):
-    """The section of a method whose iterations go on from a base."""
+    """Parameters of a method whose iterations start from a base."""
 
     train: FinetuneParams = Field(default=FinetuneParams(), description="defaults of every row's training")
     rows: dict[str, Any]
@@ -51,17 +51,17 @@ class Iterated(Trained):
         return controls(self.rows)
 
     def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""
+        """The iteration and its ancestors, oldest first, without the base; see ``lineage.lineage``."""
         return lineage(self.iterations, name)
 
     def check_rows(self, own: str) -> None:
-        """Refuse rows that do not fit each other or the iterations.
+        """Check that the rows are consistent with each other and with the iterations.
 
         Args:
-            own: the set of an iteration's data that its row learns.
+            own: the data set of an iteration that the iteration's own row is trained on.
 
         Raises:
-            ValueError: names the key and what to write.
+            ValueError: names the key and the value it should have.
         """
         rows, iterations = self.rows, self.iterations
         check_names({"rows": rows}, RESERVED)

@@ -1,4 +1,4 @@
-"""Split files: frozen lists of task ids, one JSON line each, beside which their hashes are kept."""
+"""Split files: frozen lists of task ids, one JSON object per line; ``splits.json`` keeps their sizes and hashes."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -10,17 +10,17 @@ from selfimprove.core.records import read_rows
 
 
 def split_hash(ids: Sequence[object]) -> str:
-    """Names a split: its ids in order."""
+    """Hash of the ids in order, which identifies a split."""
     return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
 
 
 def sizes(splits: Mapping[Any, Sequence[object]]) -> dict[str, dict[str, Any]]:
-    """Split -> how many ids it has, and their hash: what ``splits.json`` says."""
+    """Split -> number of ids and their hash, the content of ``splits.json``."""
     return {name: {"n": len(ids), "hash": split_hash(ids)} for name, ids in splits.items()}
 
 
 def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of a split file, which ``load_split`` reads back: {"env": …, "task_id": …}."""
+    """The rows {"env": …, "task_id": …} of a split file; the inverse of ``load_split``."""
     return [{"env": env_name, "task_id": task_id} for task_id in ids]
 
 

@@ -1,4 +1,4 @@
-"""Collects the results of one method's rows: the content of its table and of ``results/summary.json`` holds."""
+"""Collects the results of one method's rows for its results table and ``results/summary.json``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ def summarise(
     rates: Mapping[str, str],
     note: str = "",
 ) -> dict[str, Any]:
-    """Every row's metrics, and the paired differences of row ``last`` to every other one.
+    """Metrics of every row, and the paired differences between row ``last`` and every other row.
 
     Args:
         params: the method's section.
-        rows: name -> its kind, in the table's order.
-        results: the folder with one folder a row (metrics.json, outcomes.jsonl and, unless it only plays, train.json).
-        columns: metrics that the table shows with their standard errors and compares.
-        solid: rows that are the method itself, drawn in solid lines.
-        rates: metric -> heading of further metrics that the table shows without error.
-        note: what the headings of ``rates`` mean.
+        rows: name -> description, in the table's order.
+        results: contains one folder per row (metrics.json, outcomes.jsonl and, for trained rows, train.json).
+        columns: metrics that the table shows with standard errors and compares.
+        solid: rows of the method itself, drawn as solid lines.
+        rates: metric -> heading of further metrics that the table shows without standard errors.
+        note: explanation of the headings in ``rates``.
 
     Returns:
-        Among the rest ``unlike_last``, if there are any: control -> the iteration whose tokens it read, which is not
-        the last one.
+        The summary. ``unlike_last``, if present, maps each control that is not matched to the last iteration to the
+        iteration whose token count it was matched to.
     """
-    agents = getattr(params, "agents", {})  # they only play
+    agents = getattr(params, "agents", {})  # these rows are not trained
     found: dict[str, Any] = {}
     outcomes: dict[str, list[Outcome]] = {}
     for name, text in rows.items():
@@ -70,7 +70,7 @@ def summarise(
 
 
 def by_environment(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, dict[str, Estimate]]:
-    """Every metric over the tasks of each environment of a mixture: task ``i`` is of environment ``i % len(names)``."""
+    """Metrics by environment of a mixture, in which task ``i`` belongs to environment ``i % len(names)``."""
     of: dict[str, list[Outcome]] = {name: [] for name in names}
     mixture = "+".join(names)
     for outcome in outcomes:
@@ -86,9 +86,9 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 
 def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """What DVC shows of a method: its headline metric for the last row, and the paired difference to a control.
+    """A method's metrics for DVC: the headline metric of the last row, and its paired difference to a control.
 
-    The control is ``more_sft`` where there is one, else the table's first row. Errors are standard errors.
+    The control is ``more_sft`` if that row exists, otherwise the table's first row. Errors are standard errors.
     """
     metric, rows = headline(summary), summary["order"]
     mine = summary["rows"][summary["last"]]["metrics"][metric]
@@ -105,8 +105,8 @@ def iteration_curve(
 ) -> dict[str, Any]:
     """The plot of a metric by iteration.
 
-    Its points are rows {row, ``x``, ``metric``, se}: the method from the base (0) on; a control stands at the
-    iteration that it matches. ``y``, ``title`` and ``top`` are what the plot says and how high it reaches.
+    Its points are rows {row, ``x``, ``metric``, se}. The method's line starts at the base (0); a control is placed at
+    the iteration that it matches. ``y`` is the axis label and ``top`` the upper limit of the y axis.
     """
     number = {"base": 0, **{name: len(params.lineage(name)) for name in params.iterations}}
     number |= {name: number[control.match] for name, control in params.controls.items()}

@@ -1,4 +1,4 @@
-"""Settings that a method's trainings share are written once in its section; each training has only what differs."""
+"""Merges the settings that a method's training runs share, written once in its section, into each training run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,16 @@ from selfimprove.core.params import Section
 
 
 class Trained(Section):
-    """A method's section. Its trainings are validated with all their settings, shared ones included."""
+    """Parameters of a method. Each training run is validated with its complete settings, shared ones included."""
 
     @classmethod
     def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        """Place of a training's settings -> the keys of the section that it takes others from; see ``spell_out``."""
+        """Path of a training run's settings -> the section's keys that it inherits from; see ``spell_out``."""
         raise NotImplementedError
 
     @classmethod
     def spelled_out(cls, section: Mapping[str, Any]) -> dict[str, Any]:
-        """The section, as params.yaml has it, with all settings of every training."""
+        """The section as in params.yaml, with the complete settings of every training run."""
         return spell_out(section, cls.takers(section))
 
     @model_validator(mode="before")
@@ -34,5 +34,5 @@ class Trained(Section):
                 assert issubclass(schema, Section)
                 schema.model_validate(values[key])
             except ValidationError:
-                return values  # said of this key alone, not of every training too
+                return values  # report the error for this key only, not once for every training run
         return cls.spelled_out(values)

@@ -1,4 +1,4 @@
-"""When a checkpoint counts: its files are on disk first, then a seal with their hashes; damaged ones are never read."""
+"""Sealed checkpoints: files are on disk before a seal with their hashes is written; damaged ones are never loaded."""
 
 import hashlib
 import json
@@ -11,23 +11,23 @@ from selfimprove.core.publish import flush, make_durable, write_json
 
 WHOLE = "whole.json"
 READERS = 8
-"""Files that are read at once to be hashed."""
+"""Number of files that are read and hashed concurrently."""
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The checkpoint with the highest step that ``is_whole``."""
+    """The complete checkpoint (``is_whole``) with the highest step, or None."""
     whole = [one for one in folders(folder) if is_whole(one)]
     return whole[-1] if whole else None
 
 
 def folders(folder: Path) -> list[Path]:
-    """All checkpoint folders, whole or torn, by step."""
+    """All checkpoint folders, complete or not, by step."""
     found = [one for one in folder.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
     return sorted(found, key=lambda one: int(one.name.removeprefix("checkpoint-")))
 
 
 def seal(folder: Path) -> None:
-    """Write, last of all, the sizes and hashes of the checkpoint's files; everything is on disk before it."""
+    """Write the sizes and hashes of the checkpoint's files as its last file, after flushing all others to disk."""
     make_durable(folder)
     files = sorted(one for one in folder.rglob("*") if one.is_file() and one.name != WHOLE)
     with ThreadPoolExecutor(READERS) as readers:
@@ -41,13 +41,13 @@ def seal(folder: Path) -> None:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Delete the whole checkpoints but the newest ``count``."""
+    """Delete all complete checkpoints except the newest ``count``."""
     for old in [one for one in folders(folder) if is_whole(one)][:-count]:
         shutil.rmtree(old)
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder is sealed, and every file still has its size; ``drop_damaged`` reads their contents."""
+    """Whether the folder is sealed and every file has its recorded size; ``drop_damaged`` checks the contents."""
     try:
         contents = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
         return all((folder / name).stat().st_size == size for name, (size, _) in contents.items())
@@ -56,10 +56,10 @@ def is_whole(folder: Path) -> bool:
 
 
 def drop_damaged(folder: Path) -> None:
-    """Before training goes on: delete the newest checkpoints whose files are not what was sealed, and say so.
+    """Delete and report the newest checkpoints if their files do not match their seals; called before resuming.
 
-    Called once, by the process that starts the others. It reads the newest checkpoint, and older ones only until one
-    is as it was sealed; one without a seal was never finished, and is left to the trainer.
+    Only the process that starts the others calls this. It verifies the newest sealed checkpoint, and older ones until
+    one is intact. Checkpoints without a seal were never finished and are left to the trainer.
     """
     sealed = [one for one in folders(folder) if (one / WHOLE).exists()]
     while sealed and (damaged := _damaged(sealed[-1])):
@@ -74,7 +74,7 @@ def drop_damaged(folder: Path) -> None:
 
 
 def _damaged(folder: Path) -> str | None:
-    """The first file that is not what was sealed; the seal itself if it cannot be read."""
+    """The first file that does not match the seal, the seal itself if it is unreadable, or None."""
     try:
         contents = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
         with ThreadPoolExecutor(READERS) as readers:
@@ -85,7 +85,7 @@ def _damaged(folder: Path) -> str | None:
 
 
 def _hash(file: Path) -> str | None:
-    """Of the file's content; None where there is no such file."""
+    """Hash of the file's content; None if there is no such file."""
     try:
         with file.open("rb") as handle:
             return hashlib.file_digest(handle, "blake2b").hexdigest()

@@ -1,4 +1,4 @@
-"""Settings of fine-tuning. Defaults follow the released RISE trainer where it has any."""
+"""Settings of fine-tuning, with the released RISE trainer's defaults where it has any."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from selfimprove.core.params import Section
 
 
 def below_one(betas: tuple[float, float]) -> tuple[float, float]:
-    """Adam's decay rates, as PyTorch takes them."""
+    """Validate Adam's decay rates."""
     if not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"two numbers from 0 to below 1 are expected, got {list(betas)}")
     return betas
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: the row keeps the adapter alone, and what reads its weights merges them once."""
+    """Low-rank adapters. A row keeps only the adapter, which is merged once where its full weights are needed."""
 
     rank: int = Field(default=16, ge=1, le=65_536)
     alpha: int = Field(default=32, ge=1)
@@ -27,8 +27,8 @@ class LoraConfig(Section):
 
 
 class LauncherConfig(Section):
-    """How the trainer is started: in this process, as forks of it that share its threads (CPU, DDP), by torchrun (DDP),
-    or by torchrun with DeepSpeed ZeRO.
+    """How training processes are started: in this process, as forks of it that share its threads (CPU, DDP), by
+    torchrun (DDP), or by torchrun with DeepSpeed ZeRO.
     """
 
     kind: Literal["single", "fork", "torchrun", "deepspeed"] = "single"
@@ -52,7 +52,7 @@ class LauncherConfig(Section):
 
 
 class FinetuneParams(Section):
-    """One fine-tuning run. ``batch_size`` counts examples in an optimiser step, over all processes."""
+    """One fine-tuning run. ``batch_size`` is the number of examples per optimiser step, over all processes."""
 
     backend: Literal["trainer", "xtuner"] = Field(
         default="trainer", description="xtuner: Agent-R's trainer, in its own environment (make env-xtuner)"
@@ -114,7 +114,7 @@ class FinetuneParams(Section):
 
 
 def unknown_to_xtuner(params: FinetuneParams) -> str | None:
-    """What of the params XTuner does not have, as the end of a sentence; None if it has everything."""
+    """The first setting that XTuner does not support, phrased for an error message; None if all are supported."""
     launcher = params.launcher
     gpu = params.device == "cuda"
     refusals = {

@@ -1,16 +1,16 @@
-"""Warns that many of the examples or pairs are longer than ``max_length`` and were left out."""
+"""Warns if many examples or pairs were dropped because they are longer than ``max_length``."""
 
 import sys
 
 LOUD = 0.05
-"""Share of the data above which leaving it out is said on standard error; the counts are always in train.json."""
+"""Share of dropped data above which a warning is printed; the counts are always in train.json."""
 
 
 def warn_of_dropped(kind: str, dropped: int, kept: int, max_length: int) -> None:
-    """Print one sentence if more than ``LOUD`` of the data is too long.
+    """Print a warning if more than ``LOUD`` of the data was dropped.
 
     Args:
-        kind: what the data are: examples or pairs.
+        kind: examples or pairs.
     """
     total = dropped + kept
     if dropped > LOUD * total:

@@ -1,14 +1,14 @@
-"""Encodes examples as token ids and token weights (the loss mask), and counts everything that is left out.
+"""Encodes examples as token ids and token weights (the loss mask), and counts everything that is dropped.
 
-Of the dialogue ::
+In the dialogue ::
 
     user       "Mia has 3 apples and buys 4. How many?"     weight 0
     assistant  "3 + 4 = 8. \\boxed{8}"                       weight 0
     user       "The answer is incorrect. Please try again."  weight 0
     assistant  "3 + 4 = 7. \\boxed{7}"                       weight 12.18
 
-only the last message's tokens and the end-of-turn token after it carry weight (docs/rise.md, R22 and R26). Ids and
-spans come from the one chat format, never from a second tokenisation.
+only the last message's tokens and its end-of-turn token have weight (docs/rise.md, R22 and R26). Ids and spans come
+from a single chat format, never from a second tokenisation.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from selfimprove.core.records import Example, Message
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One training sequence: ``ids`` [T] and ``token_weights`` [T]; weight 0 is context, as ``ids[0]`` always is."""
+    """One training sequence: ``ids`` [T] and ``token_weights`` [T]. Weight 0 is context, which includes ``ids[0]``."""
 
     ids: list[int]
     token_weights: list[float]
@@ -35,20 +35,20 @@ class EncodedExample:
 
     @property
     def weight(self) -> float:
-        """Mean weight of the trained tokens: the example's weight when one message is trained on."""
+        """Mean weight of the trained tokens, which is the example's weight if one message is trained on."""
         return sum(self.token_weights) / self.trained
 
 
 class EncodeCounters(BaseModel):
-    """What happened to the examples on their way to token ids."""
+    """Counts of examples, truncated and dropped ones."""
 
     examples: int = 0
     truncated: int = 0
     """lost their oldest turns (or, in Reflect-RL, the left side of their prompt) to fit ``max_length``"""
     dropped_long: int = 0
-    """left out: even the opening and the final attempt alone exceed ``max_length``"""
+    """dropped: the opening and the final attempt together exceed ``max_length``"""
     dropped_empty: int = 0
-    """left out: no token has weight"""
+    """dropped: no token has weight"""
     cut_attempts: int = 0
     """trained attempts that ended at the generation limit, and so have no end-of-turn token"""
 
@@ -56,14 +56,13 @@ class EncodeCounters(BaseModel):
 def encode_examples(
     examples: Sequence[Example], chat: ChatFormat, max_length: int, *, pinned: int | None = None
 ) -> tuple[list[EncodedExample], EncodeCounters]:
-    """Encode all examples, in order; those that cannot be trained on are left out and counted.
+    """Encode all examples, in order. Examples that cannot be trained on are dropped and counted.
 
     Args:
-        max_length: longest sequence, in tokens, without what the template writes after a trained last message. A
-            longer dialogue loses its oldest (attempt, feedback) pairs, whole, until it fits; the opening and the final
-            message stay.
-        pinned: how many messages open a dialogue and always stay (a worked example and the problem, say); None
-            means any system messages and the first user message.
+        max_length: longest sequence in tokens, without template text after a trained last message. A longer dialogue
+            loses its oldest (attempt, feedback) pairs until it fits; the opening and the final message are kept.
+        pinned: number of messages at the start of a dialogue that are always kept (such as a worked example and the
+            problem). By default, these are any system messages and the first user message.
     """
     counters = EncodeCounters()
     encoded = []
@@ -100,13 +99,13 @@ def encode_example(
             dialogue = chat.encode(messages)
     except UserError as error:
         raise UserError(f"example {example.id!r}: {error}") from None
-    ids = dialogue.ids[:max_length]  # what the template writes after the last message may be beyond
+    ids = dialogue.ids[:max_length]  # template text after the last message may exceed it
     weights = [0.0] * len(ids)
     for message, span in zip(messages, dialogue.spans, strict=True):
         if message.weight:
             weights[span.start : span.stop] = [message.weight] * (span.stop - span.start)
             counters.cut_attempts += message.finish == "length"
-    weights[0] = 0.0  # nothing comes before the first token that could predict it
+    weights[0] = 0.0  # no token precedes the first one, so it can't be predicted
     if not any(weights):
         counters.dropped_empty += 1
         return None
@@ -115,7 +114,7 @@ def encode_example(
 
 
 def _length(messages: Sequence[Message], dialogue: Encoded) -> int:
-    """Tokens, but for those that the template writes after a trained message at the end, which nobody learns."""
+    """Number of tokens, except template text after a trained last message, which is not trained on."""
     return dialogue.spans[-1].stop if messages[-1].weight else len(dialogue.ids)
 
 

@@ -1,10 +1,10 @@
-"""FlashAttention from pre-built kernels: whether it is available here, and what runs if it is not.
+"""FlashAttention from pre-built kernels: whether it is available, and the fallback.
 
-transformers takes the package flash-attn where somebody installed it, and else fetches a kernel that was built for this
-torch and CUDA (``kernels-community/flash-attn2``, major version 3) through the package ``kernels``. Neither may be
-there: no package, no network, a GPU that is too old. Which attention runs decides how rows are packed, so ``settle``
-asks before anything is planned. It asks in a process of its own (``python -m selfimprove.training.flash``), because the
-answer takes loading the kernel and starting CUDA, whose memory the training processes need.
+transformers uses the package flash-attn if it is installed. Otherwise it downloads a kernel built for this torch and
+CUDA (``kernels-community/flash-attn2``, major version 3) with the package ``kernels``. Both may be unavailable: the
+package or the network is missing, or the GPU is too old. Rows are packed for the attention that runs, so ``settle``
+checks before anything is planned. The check runs in a separate process (``python -m selfimprove.training.flash``),
+because it loads the kernel and initialises CUDA, whose memory the training processes need.
 """
 
 import os
@@ -23,7 +23,7 @@ P = TypeVar("P", bound=FinetuneParams)
 
 
 def settle(params: P) -> P:
-    """The params with the attention that can run here; a sentence on standard error where that is another one."""
+    """The params with an attention that can run here; prints a warning if it differs from the configured one."""
     if params.attention != NAME:
         return params
     reason = why_not()
@@ -39,7 +39,7 @@ def settle(params: P) -> P:
 
 
 def why_not() -> str | None:
-    """Why FlashAttention cannot run here, in a few words; None if it can."""
+    """A short reason why FlashAttention cannot run here; None if it can."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])}
     command = [sys.executable, "-m", "selfimprove.training.flash"]
     asked = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
@@ -50,7 +50,7 @@ def why_not() -> str | None:
 
 
 def running(model: Any) -> str:
-    """The attention that a loaded model computes with; for a kernel that was fetched, ``name@revision``."""
+    """The attention that a loaded model uses; for a downloaded kernel, ``name@revision``."""
     attention = str(model.config._attn_implementation)
     if "kernels" in sys.modules:
         for loaded in sys.modules["kernels"].get_loaded_kernels():
@@ -60,7 +60,7 @@ def running(model: Any) -> str:
 
 
 def attend() -> None:
-    """Load FlashAttention as a model does and compute two short sequences with it; whatever that raises."""
+    """Load FlashAttention as a model does and apply it to two short sequences; may raise any exception."""
     import torch
     from transformers.modeling_flash_attention_utils import (
         FLASH_ATTN_KERNEL_FALLBACK,
@@ -85,10 +85,10 @@ def attend() -> None:
 
 
 def main() -> int:
-    """Exit code 0 if FlashAttention runs here; else 1, and the reason on standard output."""
+    """Exit code 0 if FlashAttention runs here; otherwise 1, with the reason on standard output."""
     try:
         attend()
-    except Exception as error:  # a kernel is foreign code: whatever it raises, training goes on without it
+    except Exception as error:  # third-party code: whatever it raises, training continues without it
         words = " ".join(str(error).split()) or type(error).__name__
         print(REASON + words.split(". ")[0].rstrip("."), flush=True)
         return 1

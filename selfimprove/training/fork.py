@@ -1,9 +1,9 @@
 """The ``fork`` launcher: data-parallel training on the cores of one machine, without importing torch again.
 
-The calling process forks all training processes and computes nothing itself: it passes progress on, raises what one of
-them raises, and ends the others then. Why forking is safe here: what a forked process cannot use any more are the
-threads that torch (libgomp) has started for the thread that forks, so each process trains in a thread of its own, which
-gets new ones. Its first thread waits for the caller's end: no killed stage leaves processes behind.
+The calling process forks all training processes and computes nothing itself. It forwards progress, re-raises the error
+of a failed process and terminates the others. Forking is safe here because the threads that torch (libgomp) started for
+the forking thread are the only state that is lost: each process trains in a new thread, which gets new ones. Its main
+thread waits for the caller to exit, so a killed stage leaves no processes behind.
 """
 
 import gc
@@ -28,7 +28,7 @@ from selfimprove.training.progress import Progress
 from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts
 
 LAST_WORDS_SECONDS = 5.0
-"""How long the other processes may still report why they ended once one has failed."""
+"""How long other processes may still report their errors after one has failed."""
 
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Place:
-    """A process's rank, the number of processes, its threads, and where they find each other."""
+    """A process's rank, the number of processes, threads per process, and the rendezvous file."""
 
     rank: int
     world: int
@@ -49,26 +49,26 @@ class _Process:
     rank: int
     pid: int
     line: Connection
-    """where its progress, its result or its error comes from"""
+    """receives its progress, result or error"""
 
 
 def run_forked(
     work: Callable[[Progress], T], *, processes: int, threads: int, folder: Path, progress: Progress | None = None
 ) -> T:
-    """``work`` by several processes at once; what the first returns.
+    """Run ``work`` in several processes at once and return the first process's result.
 
-    They are joined as one torch.distributed group (gloo).
+    The processes form one torch.distributed group (gloo).
 
     Args:
-        work: called in each process with a function that passes progress on; its result must survive being sent.
-        threads: CPU threads of each.
-        folder: where they meet and log.
+        work: called in each process with a function that forwards progress; its result must be picklable.
+        threads: CPU threads per process.
+        folder: for the rendezvous file and the log.
 
     Raises:
-        UserError: what one of them raised, or that it was killed. Any other error of theirs comes with its traceback.
+        UserError: raised by a process, or a process was killed. Other errors are re-raised with their tracebacks.
     """
     meeting, log_file = folder / "meeting", folder / "worker.log"
-    meeting.unlink(missing_ok=True)  # a killed run's
+    meeting.unlink(missing_ok=True)  # left by a killed run
     alive, held = os.pipe()
     started: list[_Process] = []
     try:
@@ -87,7 +87,7 @@ def run_forked(
         raise
     finally:
         for process in started:
-            os.kill(process.pid, signal.SIGKILL)  # not waited for yet, so it is still the one that we started
+            os.kill(process.pid, signal.SIGKILL)  # not reaped yet, so the pid is still this process's
             os.waitpid(process.pid, 0)
             process.line.close()
         os.close(alive)
@@ -95,7 +95,7 @@ def run_forked(
 
 
 def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: Path) -> Any:
-    """Read what the processes send until all have ended; the first one's result, or the error that explains best."""
+    """Read the processes' messages until all have ended; returns rank 0's result or raises the most telling error."""
     result: Any = None
     errors: list[Exception] = []
     at_work = {process.line: process for process in processes}
@@ -122,13 +122,13 @@ def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: 
                 errors.append(error)
             elif process.rank == 0:
                 result = value
-    if errors:  # one that ends takes the others' connections with it: their errors say nothing
+    if errors:  # a process that ends breaks the others' connections, so prefer a UserError to their errors
         raise min(errors, key=lambda error: not isinstance(error, UserError))
     return result
 
 
 def _let_save(processes: Sequence[_Process]) -> None:
-    """Ask the processes to end, and wait until they have saved what they have done; another Ctrl-C ends the wait."""
+    """Ask the processes to stop and wait until they have saved their progress; another Ctrl-C ends the wait."""
     for process in processes:
         os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + SAVING_SECONDS
@@ -155,17 +155,17 @@ def _killed(process: _Process, log_file: Path) -> UserError:
 
 
 def _become(work: Callable[[Progress], Any], place: _Place, line: Connection, alive: int, log: int) -> NoReturn:
-    """In the forked process: work in a new thread, wait in this one; never returns into the caller's code."""
+    """In the forked process: work in a new thread and wait in this one. Never returns to the caller's code."""
     try:
-        gc.freeze()  # collections need not look through what was imported, which would copy its memory
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, who gets it too, asks us to end
+        gc.freeze()  # keep collections from touching imported objects, which would copy their memory pages
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller also gets it, and then asks us to stop
         signal.signal(signal.SIGTERM, ask)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        # Not the inherited ones: another thread of the caller may have held their lock.
+        # Replaced, because another thread of the caller may have held the inherited streams' lock.
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
         threading.Thread(target=_work, args=(work, place, line), daemon=True).start()
-        os.read(alive, 1)  # returns when the caller is gone, however it ended
+        os.read(alive, 1)  # returns when the caller has exited, for any reason
     finally:
         os._exit(ORPHANED)
 
@@ -181,14 +181,14 @@ def _work(work: Callable[[Progress], Any], place: _Place, line: Connection) -> N
 
 
 def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connection) -> Any:
-    """Join the group as torchrun's processes do, by the environment, and do this process's share."""
+    """Join the process group through the environment, as under torchrun, and do this process's share."""
     rank, world = str(place.rank), str(place.world)
     os.environ.update(
         RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, OMP_NUM_THREADS=str(place.threads)
     )
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # nobody else can connect
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # no other machine can connect
     store = torch.distributed.FileStore(str(place.meeting), place.world)
     torch.distributed.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world)
 
@@ -202,7 +202,7 @@ def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connectio
 
 
 def _portable(error: BaseException) -> Exception:
-    """A copy that survives being sent; what the stage runner treats on its own keeps its type."""
+    """A picklable copy of the error, which keeps the types that the stage runner handles separately."""
     if isinstance(error, UserError):
         return UserError(str(error))
     if isinstance(error, OSError) and error.errno is not None:

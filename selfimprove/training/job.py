@@ -1,4 +1,4 @@
-"""The job of a training process, and how it starts: threads, process group, Trainer's arguments."""
+"""The job specification of a training process, and its setup: threads, process group, Trainer's arguments."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from selfimprove.training.zero import read_tensors_only, zero_config
 
 
 class RunJob(BaseModel):
-    """What a training process needs to know besides its data, whatever the objective; workers read it from a file."""
+    """Specification of a training process, without its data, for any objective; workers read it from a file."""
 
     model_dir: Path
     out_dir: Path
@@ -30,20 +30,20 @@ class RunJob(BaseModel):
     threads: int
     max_train_tokens: int | None = None
     validation: int = 0
-    """the last so many examples, or pairs, are only measured"""
+    """number of examples or pairs at the end that are only used for validation"""
 
 
 @contextlib.contextmanager
 def own_threads(job: RunJob) -> Iterator[None]:
-    """Let torch use the job's threads meanwhile; the settings are checked first.
+    """Check the settings, and set torch to the job's number of threads within the context.
 
     Raises:
-        UserError: this machine cannot run them.
+        UserError: this machine cannot run the settings.
     """
     check_hardware(job.params)
-    disable_progress_bar()  # the stage shows its own progress
+    disable_progress_bar()  # the stage has its own
     if job.params.device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which else probes and warns
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which would probe and warn
     threads_before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
@@ -53,26 +53,26 @@ def own_threads(job: RunJob) -> Iterator[None]:
 
 
 def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
-    """Join the process group, if any, and return Trainer's arguments. Before the model: ZeRO-3 shards it on loading.
+    """Join the process group (if any), before ZeRO-3 shards the model on loading, and return Trainer's arguments.
 
     ``optimiser`` replaces AdamW's name and settings.
     """
     arguments = _arguments(job, optimiser)
-    _ = arguments.world_size  # asking for it joins the process group
+    _ = arguments.world_size  # joins the process group as a side effect
     if job.params.launcher.kind == "deepspeed":
         import deepspeed
 
         read_tensors_only()
-        # DeepSpeed would compile a helper for shared memory: a minute, with a compiler, into a cache that all runs
-        # share, where a run that is killed meanwhile leaves a lock on which every later one waits for ever.
+        # DeepSpeed would compile a shared-memory helper, which takes a minute and a compiler, in a cache shared by all
+        # runs. A run killed meanwhile would leave a lock there on which every later run waits forever.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        # On CPU accelerate leaves DeepSpeed's own view of the group unset, and sharding would count one process.
+        # On CPU accelerate does not initialise DeepSpeed's own process group, and sharding would assume one process.
         deepspeed.init_distributed(dist_backend="gloo" if job.params.device == "cpu" else "nccl")
     return arguments
 
 
 def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_epochs: bool = False) -> PackingPlan:
-    """The steps over items of so many tokens each; the last ones, which are only measured, are in none."""
+    """The plan of steps over items with these numbers of tokens; validation items at the end are excluded."""
     params = job.params
     return make_plan(
         lengths[: len(lengths) - job.validation],
@@ -90,7 +90,7 @@ def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_e
 
 
 def check_hardware(params: FinetuneParams) -> None:
-    """Refuse settings that this machine cannot run (``UserError``)."""
+    """Raise a ``UserError`` for settings that this machine cannot run."""
     if params.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
     if params.device == "cpu" and params.tf32:
@@ -100,7 +100,7 @@ def check_hardware(params: FinetuneParams) -> None:
 
 
 def check_vocabulary(config: Any, examples: Sequence[EncodedExample], where: Path) -> None:
-    """Refuse ids that a model of this config does not know (``UserError``)."""
+    """Raise a ``UserError`` for ids outside the vocabulary of a model with this config."""
     known = int(config.get_text_config().vocab_size)
     highest = max((max(example.ids) for example in examples), default=0)
     if highest >= known:
@@ -125,7 +125,7 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         num_train_epochs=1,
         learning_rate=params.lr,
         lr_scheduler_type=schedule,
-        warmup_steps=params.warmup_steps or params.warmup_ratio,  # below 1 it is a share
+        warmup_steps=params.warmup_steps or params.warmup_ratio,  # a value below 1 is a ratio
         weight_decay=params.weight_decay,
         max_grad_norm=params.grad_clip,
         bf16=params.dtype == "bfloat16",
@@ -144,10 +144,10 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         dataloader_pin_memory=False,
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,  # constants, alike everywhere: nothing to wait for before each forward pass
+        ddp_broadcast_buffers=False,  # buffers are constants and equal in all processes
         **optimiser,
         deepspeed=zero_config(params) if params.launcher.kind == "deepspeed" else None,
     )
-    # A process trains on one GPU. If it sees more, the library makes a DataParallel of them, which cuts packed rows.
+    # Each process trains on one GPU. If more are visible, Trainer would use DataParallel, which splits packed rows.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments

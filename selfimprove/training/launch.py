@@ -1,8 +1,8 @@
-"""``finetune``: the one call a stage makes. Encodes, starts one process or many, and completes the model folder.
+"""``finetune``, the single call of a stage: encodes, starts the training processes, completes the model folder.
 
-What any objective needs besides its own data is here too: ``prepare``, ``launch`` and ``finish``.
+``prepare``, ``launch`` and ``finish`` are the parts that other objectives share.
 
-Light until training starts: with ``epochs: 0`` no heavy package is imported.
+Heavy packages are imported only when training starts, and not at all with ``epochs: 0``.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def finetune(
 ) -> TrainReport:
     """Train ``model_dir`` on weighted examples and write a model folder: full weights, or with ``lora`` an adapter.
 
-    Killed at any moment and called again with the same arguments, it continues from its newest whole checkpoint
-    under ``scratch`` and, on CPU, ends with the same bytes and losses as an unbroken run; the place of checkpoints
-    holds a hash of everything that decides the result, so no other run's can be taken.
+    If killed at any time and called again with the same arguments, it continues from its newest complete checkpoint
+    under ``scratch``. On CPU, weights and losses are then bitwise the same as without interruption. The checkpoint
+    folder's name contains a hash of everything that affects the result, so another run's checkpoint is never used.
 
     Args:
-        out_dir: appears whole; must not hold files yet.
-        scratch: folder on the same machine (and, with several nodes, shared) for checkpoints and logs.
-        threads: of each process (launcher ``fork``: of all together); part of the result's identity on CPU.
-        max_train_tokens: instead of ``cfg.max_train_tokens``: training stops after the step that brings the tokens
-            read to this many.
-        pinned: messages that open every dialogue and are never dropped; see ``encode_examples``.
+        out_dir: is created atomically; must not contain files yet.
+        scratch: folder for checkpoints and logs, on the same machine (and shared, with several nodes).
+        threads: per process (launcher ``fork``: in total); affects the result on CPU.
+        max_train_tokens: overrides ``cfg.max_train_tokens``: training stops after the step that brings the number of
+            tokens read to at least this value.
+        pinned: number of messages at the start of every dialogue that are never dropped; see ``encode_examples``.
         progress: called after each step.
-        cluster: what starts the processes of several nodes.
+        cluster: starts the processes on several nodes.
 
     Raises:
-        UserError: no model, no template, ids the model does not know, no example left, or a worker that failed.
+        UserError: no model or template, ids outside the model's vocabulary, no example left, or a worker failed.
     """
     part = prepare(model_dir, out_dir)
     encoded, counters = encode_examples(examples, ChatFormat.load(model_dir), cfg.max_length, pinned=pinned)
@@ -94,7 +94,7 @@ def finetune(
     encoded = [one for index, one in enumerate(encoded) if index not in held_out] + [
         encoded[index] for index in sorted(held_out)
     ]
-    # Only now: this imports torch and transformers.
+    # Imported late, because it imports torch and transformers.
     from selfimprove.training.trainer import SftJob, train
 
     job = SftJob(
@@ -120,16 +120,16 @@ def finetune(
 
 
 def drawn_out(keys: Sequence[str], share: float, seed: int) -> set[int]:
-    """Validation items: a share drawn by the seed and the items' own content, whatever their order."""
+    """Indices of validation items: a share drawn by the seed and the items' content, independent of their order."""
     draw = [blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in keys]
     return set(sorted(range(len(keys)), key=lambda index: (draw[index], index))[: round(share * len(keys))])
 
 
 def prepare(model_dir: Path, out_dir: Path) -> Path:
-    """Check the folders; returns where the new model is written before it appears whole.
+    """Check the folders; returns the temporary folder that the new model is written to.
 
     Raises:
-        UserError: no model, or ``out_dir`` holds files.
+        UserError: there is no model, or ``out_dir`` is not empty.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
@@ -142,19 +142,19 @@ def prepare(model_dir: Path, out_dir: Path) -> Path:
 
 
 def copy_untrained(model_dir: Path, part: Path, out_dir: Path) -> None:
-    """The new model is the old one: its files are hard-linked, since nothing writes into a finished model."""
+    """Hard-link the old model's files as the new model, which is safe because finished models are never written to."""
     link_copy(model_dir, part)
     os.replace(part, out_dir)
 
 
 def finish(model_dir: Path, part: Path, out_dir: Path, dtype: str) -> None:
-    """Complete the written weights with the model's other files (tokenizer, template) and let the folder appear."""
+    """Add the model's other files (tokenizer, template) to the written weights and move the folder into place."""
     complete(model_dir, part, dtype)
     os.replace(part, out_dir)
 
 
 def threads_each(cfg: FinetuneParams, threads: int) -> int:
-    """Threads of each process: forks share the machine's."""
+    """Threads per process; forks share the machine's threads."""
     return max(1, threads // cfg.launcher.processes) if cfg.launcher.kind == "fork" else threads
 
 
@@ -167,16 +167,16 @@ def launch(
     progress: Progress | None,
     cluster: ClusterParams = NO_CLUSTER,
 ) -> Report:
-    """Run ``train`` as the params' launcher says, with checkpoints in ``scratch`` under the run's identity.
+    """Run ``train`` with the configured launcher, with checkpoints in ``scratch`` named by the run's identity.
 
     Raises:
-        UserError: what ``train`` raises, or a worker that failed.
+        UserError: raised by ``train``, or a worker failed.
     """
     if job.params.attention == flash.NAME:
         from selfimprove.training.job import check_hardware
 
         check_hardware(job.params)
-        job.params = flash.settle(job.params)  # rows are packed for the attention that runs
+        job.params = flash.settle(job.params)  # rows are packed for the attention that will run
     name_checkpoints(job, scratch, sequences)
     if (checkpoint := newest_whole(job.checkpoints)) is not None:
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
@@ -203,14 +203,14 @@ def launch(
 
 
 def name_checkpoints(job: RunJob, scratch: Path, sequences: Sequence[EncodedExample]) -> None:
-    """Give the run its own folder for checkpoints, named by all that decides its result; damaged ones are dropped."""
+    """Give the run its own checkpoint folder, named by all that affects its result, and drop damaged checkpoints."""
     job.checkpoints = scratch / f"checkpoints-{_identity(job, sequences)}"
     job.checkpoints.mkdir(parents=True, exist_ok=True)
     drop_damaged(job.checkpoints)
 
 
 def _identity(job: RunJob, encoded: Sequence[EncodedExample]) -> str:
-    """Hash of all that decides the result: settings, data and the model's files."""
+    """Hash of everything that affects the result: settings, data and the model's files."""
     digest = blake2b(digest_size=12)
     places = {key for key, value in job if isinstance(value, Path)}
     digest.update(type(job).__qualname__.encode() + job.model_dump_json(exclude=places).encode())

@@ -18,9 +18,9 @@ from selfimprove.training.config import FinetuneParams, LoraConfig
 
 
 def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: bool = True) -> tuple[Any, float | None]:
-    """The model to train, with adapters if asked for, and the RoPE factor put in (None: positions suffice).
+    """The model to train, with adapters if configured, and the RoPE scaling factor (None: no scaling needed).
 
-    Without ``dropout`` there is none in training either: neither the model's own nor before the adapters.
+    Without ``dropout``, dropout is also disabled in training, in the model and in the adapters.
 
     Raises:
         UserError: no such model, not a causal language model, or quantisation without its library.
@@ -46,7 +46,7 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
 
 
 def peft_config(lora: LoraConfig) -> Any:
-    """The adapters' settings, as peft takes them."""
+    """The adapters' settings in peft's format."""
     import peft
 
     return peft.LoraConfig(
@@ -59,15 +59,15 @@ def peft_config(lora: LoraConfig) -> Any:
 
 
 def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
-    """``load_model`` without adapters: what they are attached to, quantised and all; and the RoPE factor put in."""
+    """``load_model`` without adapters: the base model, quantised if configured, and the RoPE scaling factor."""
     config, factor = load_config(model_dir, params)
     lora = params.lora
     extra: dict[str, Any] = {}
     if lora is not None and lora.quantize != "none":
         extra["quantization_config"] = _quantization(lora, params)
-    # Full training keeps float32 weights and computes in bfloat16; adapters leave the base in the computing dtype.
-    # DeepSpeed computes in it too and makes float32 master weights of what it is given, a share in each process: a
-    # model in float32 would cost every process twice the memory, for the same values.
+    # Full training keeps float32 weights and computes in bfloat16; with adapters, the base is in the computing dtype.
+    # DeepSpeed also computes in that dtype and creates its own float32 master weights, sharded over the processes. A
+    # float32 model would double every process's memory for the same values.
     computed_in = lora is not None or params.launcher.kind == "deepspeed"
     model = load_whole(
         model_dir,
@@ -87,9 +87,9 @@ def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | Non
 
 
 def placement(params: FinetuneParams) -> dict[str, Any]:
-    """``from_pretrained``'s option that reads each tensor straight into this process's GPU, if it has one.
+    """``from_pretrained``'s option to load each tensor directly onto this process's GPU, if it has one.
 
-    Host memory then holds a tensor at a time, not a model for each process. ZeRO-3 places the shards itself.
+    Host memory then holds one tensor at a time rather than a model per process. ZeRO-3 places the shards itself.
     """
     if params.device == "cpu" or is_deepspeed_zero3_enabled():
         return {}
@@ -97,7 +97,7 @@ def placement(params: FinetuneParams) -> dict[str, Any]:
 
 
 def _without_dropout(model: torch.nn.Module) -> None:
-    """In the modules alone: the config, which is written out again, stays as it is."""
+    """Disable dropout in the modules only, so that the config, which is written with the model, is unchanged."""
     for module in model.modules():
         for name in ("p", "dropout", "attention_dropout", "hidden_dropout"):
             if isinstance(getattr(module, name, None), float):
@@ -105,11 +105,11 @@ def _without_dropout(model: torch.nn.Module) -> None:
 
 
 def write_adapter(trained: Path, model_dir: Path, params: FinetuneParams, out_dir: Path) -> None:
-    """Write a trained adapter, and the config that the model has when it is merged.
+    """Write a trained adapter, with the config for the merged model.
 
     Args:
-        trained: folder that peft's ``save_pretrained`` wrote.
-        model_dir: full weights of the model that it was trained on.
+        trained: folder written by peft's ``save_pretrained``.
+        model_dir: full weights of the model that the adapter was trained on.
     """
     config, _ = load_config(model_dir, params)
     config.dtype = getattr(torch, params.dtype)
@@ -118,15 +118,15 @@ def write_adapter(trained: Path, model_dir: Path, params: FinetuneParams, out_di
 
 
 def rope_factor(max_length: int, positions: int) -> int | None:
-    """Linear RoPE scaling for ``max_length``, or None where the model's own positions suffice."""
+    """Linear RoPE scaling factor for ``max_length``, or None if the model's own positions suffice."""
     return math.ceil(max_length / positions) if max_length > positions else None
 
 
 def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
-    """The model's config with the RoPE scaling that ``params.max_length`` needs, and its factor (None: none needed).
+    """The model's config with the RoPE scaling needed for ``params.max_length``, and its factor (None: no scaling).
 
     Raises:
-        UserError: no model, or a config that cannot be read.
+        UserError: there is no model, or its config is unreadable.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
@@ -157,7 +157,7 @@ def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
     from transformers.utils.quantization_config import BitsAndBytesConfig
 
     if lora.quantize == "8bit":
-        # It warns of its float16 inputs at every product of every pass: hundreds of lines a step, of nothing to fix.
+        # It warns about float16 inputs in every matrix product, i.e. hundreds of lines per step, with no remedy.
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

@@ -1,7 +1,8 @@
-"""The training loop that all objectives share: HF Trainer over our plan of packed rows, with exact resume.
+"""The training loop shared by all objectives: HF Trainer over a plan of packed rows, with exact resumption.
 
-Trainer keeps the optimiser, schedule, clipping, precision, distribution and checkpoint contents. Ours are: what one
-optimiser step reads (``packing``), its loss (each objective's own trainer), and when a checkpoint counts as whole.
+Trainer handles the optimiser, schedule, clipping, precision, distribution and checkpoint contents. This module decides
+what an optimiser step reads (``packing``), when a checkpoint is complete, and how validation is measured; the loss is
+defined by each objective's trainer.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ METRICS = "metrics.json"
 class PlannedTrainer(Trainer):
     """HF Trainer whose "batch" is one process's share of one optimiser step: a list of micro-batches.
 
-    A step's metrics are a list, the loss first: sums over micro-batches and processes.
+    A step's metrics are a list that starts with the loss, summed over micro-batches and processes.
 
     Attributes:
         metrics: their names.
@@ -55,7 +56,7 @@ class PlannedTrainer(Trainer):
         plan: PackingPlan,
         progress: Progress | None,
     ) -> None:
-        """``lengths``: tokens of every item (example or pair): those of the plan, then ``job.validation`` more."""
+        """``lengths``: tokens of every item (example or pair): those in the plan, then ``job.validation`` more."""
         self._job, self._lengths, self._plan = job, lengths, plan
         self._progress = progress
         self._metrics: list[list[float]] = []
@@ -63,7 +64,7 @@ class PlannedTrainer(Trainer):
         self._pending: list[torch.Tensor] = []
         self._trained: torch.Tensor | None = None
         self._save_clock, self._ending = SaveClock(), False
-        # The output layer is a fifth of a small model's work and most of a batch's memory: only where it is needed.
+        # The output layer takes a fifth of a small model's compute and most of a batch's memory: skip unused positions.
         model.get_output_embeddings().register_forward_pre_hook(self._only_trained)  # type: ignore[operator]
         self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
         super().__init__(model=model, args=arguments, train_dataset=_Steps(self))
@@ -74,33 +75,33 @@ class PlannedTrainer(Trainer):
 
     @abstractmethod
     def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
-        """Tensors of this process's ``share`` of the items ``batch``, for training or validation."""
+        """Input tensors of this process's ``share`` of the items ``batch``, for training or validation."""
 
     @abstractmethod
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss (a scalar) and metrics [k] of one micro-batch, each its share of the whole step's."""
+        """Loss (a scalar) and metrics [k] of one micro-batch, each as its share of the whole step's."""
 
     # Called by Trainer.
 
     def micro_batches(self, number: int) -> list[dict[str, Any]]:
-        """Tensors of this process's share of step ``number``."""
+        """Input tensors of this process's share of step ``number``."""
         step = self._plan.steps[number]
         return self.rendered(step.shares[self.args.process_index], step.examples)
 
     def get_train_dataloader(self) -> DataLoader:
-        """The plan's steps in order; this process's share of each."""
+        """This process's share of each of the plan's steps, in order."""
         steps = _Steps(self)
         return DataLoader(steps, sampler=SequentialSampler(steps), batch_size=1, collate_fn=lambda items: items[0])
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> None:
-        return None  # the coefficients already hold the batch's mean
+        return None  # the coefficients already include the division by the batch size
 
     def _prepare_input(self, data: Any) -> Any:
-        """Move a micro-batch to the device as it is: Trainer would round its coefficients to DeepSpeed's bfloat16."""
+        """Move a micro-batch to the device unchanged; Trainer would cast its coefficients to DeepSpeed's bfloat16."""
         return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """As Trainer's, before the optimiser changes anything; no step goes on from numbers that are not finite."""
+        """As in Trainer, before the optimiser step; raises a ``UserError`` if loss or norm is not finite."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         loss = float(self._pending[-1][0]) if self._pending else self._metrics[-1][0]
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -116,10 +117,10 @@ class PlannedTrainer(Trainer):
     def training_step(
         self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Add up the gradients of this process's micro-batches; returns its share of the loss times the processes.
+        """Accumulate gradients over this process's micro-batches; returns its share of the loss times the world size.
 
-        Gradients are averaged over processes by DDP and DeepSpeed alike; the factor makes that a sum. Nothing else
-        divides: accumulation happens here, so Trainer, accelerate and DeepSpeed are told of one micro-batch a step.
+        DDP and DeepSpeed average gradients over processes; the factor turns that into a sum. There is no other
+        division: accumulation happens here, so Trainer, accelerate and DeepSpeed see one micro-batch per step.
         """
         model.train()
         total: torch.Tensor | float = 0.0
@@ -140,19 +141,19 @@ class PlannedTrainer(Trainer):
         return total[0]
 
     def logits_of_trained(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """Logits [trained, vocabulary] that predict the tokens with a coefficient, in row order."""
+        """Logits [trained, vocabulary] that predict the tokens with nonzero coefficients, in row order."""
         self._trained = trained_positions(inputs["coefficients"])
         read = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
         return model(**read, use_cache=False).logits
 
     def _only_trained(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Before the output layer: keep the hidden states [trained, hidden] whose next token is trained on."""
+        """Pre-hook of the output layer that keeps only hidden states [trained, hidden] whose next token is trained."""
         return inputs if self._trained is None else (inputs[0][self._trained],)
 
-    # Checkpoints: whole or not at all.
+    # Checkpoints, written atomically.
 
     def run(self) -> float:
-        """Train to the plan's end from the newest whole checkpoint; returns the seconds of this call."""
+        """Train to the end of the plan from the newest complete checkpoint; returns this call's seconds."""
         checkpoint = newest_whole(self._job.checkpoints)
         self.accelerator.wait_for_everyone()
         if checkpoint is not None:
@@ -173,7 +174,7 @@ class PlannedTrainer(Trainer):
         return time.monotonic() - started
 
     def _check_weights(self) -> None:
-        """Refuse (``UserError``) to hand on weights that are not finite; of ZeRO-3's, each process checks its shard."""
+        """Raise a ``UserError`` if a weight is not finite; with ZeRO-3 each process checks its shard."""
         assert self.model is not None
         for name, weight in self.model.named_parameters():
             if weight.requires_grad and not torch.isfinite(getattr(weight, "ds_tensor", weight)).all():
@@ -183,7 +184,7 @@ class PlannedTrainer(Trainer):
                 )
 
     def wishes(self) -> int:
-        """What any process wants after this step, see ``SaveClock.wish`` (all processes call this together)."""
+        """The strongest wish of any process after this step, see ``SaveClock.wish`` (collective call)."""
         mine = self._save_clock.wish(first=self.is_world_process_zero())
         if self.args.world_size == 1:
             return mine
@@ -209,7 +210,7 @@ class PlannedTrainer(Trainer):
         keep_newest(self._job.checkpoints, self._job.params.save_total_limit)
 
     def settle(self) -> None:
-        """Turn the pending steps' metrics into numbers, summed over processes (all processes call this together)."""
+        """Convert the pending steps' metrics to numbers, summed over processes (collective call)."""
         if not self._pending:
             return
         shares = torch.stack(self._pending)
@@ -217,22 +218,22 @@ class PlannedTrainer(Trainer):
         self._metrics += self.accelerator.reduce(shares, reduction="mean").tolist()
 
     def history(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the metrics so far."""
+        """The metrics so far, for a checkpoint."""
         return {"steps": self._metrics, "evaluations": self._evaluations}
 
     def restore(self, history: dict[str, Any]) -> None:
-        """Restore the metrics that a checkpoint holds."""
+        """Restore the metrics from a checkpoint."""
         self._metrics, self._evaluations = history["steps"], history["evaluations"]
 
-    # Validation: measured, not trained on.
+    # Validation.
 
     def step_ended(self, step: int) -> None:
-        """Measure what is held out when an epoch ends (all processes call this together)."""
+        """Evaluate the held-out items at the end of an epoch (collective call)."""
         if self._job.validation and step in self._epoch_ends():
             self._evaluations.append({"step": step, **self.measure()})
 
     def measure(self) -> dict[str, float]:
-        """Metrics of what is held out (all processes call this together)."""
+        """Metrics of the held-out items (collective call)."""
         model = self.model_wrapped
         model.eval()
         total = torch.zeros(len(self.metrics), device=self.args.device)
@@ -243,7 +244,7 @@ class PlannedTrainer(Trainer):
         return {f"eval_{name}": metric for name, metric in zip(self.metrics, metrics, strict=True)}
 
     def _held_out(self) -> list[dict[str, Any]]:
-        """This process's share of what is only measured, all of it at once."""
+        """Input tensors of this process's share of all held-out items."""
         params, world = self._job.params, self.args.world_size
         batch = range(len(self._lengths) - self._job.validation, len(self._lengths))
         filled = params.attention not in END_TO_END
@@ -261,7 +262,7 @@ class PlannedTrainer(Trainer):
     # Results.
 
     def told(self, rope_factor: float | None) -> dict[str, Any]:
-        """The fields of ``RunReport`` but the number of trained tokens."""
+        """The fields of ``RunReport`` except the number of trained tokens."""
         plan = self._plan
         return {
             "steps": len(plan.steps),
@@ -275,13 +276,13 @@ class PlannedTrainer(Trainer):
         }
 
     def timing(self, seconds: float) -> dict[str, Any]:
-        """What every timing says of this call."""
+        """The fields of ``Timing`` for this call."""
         here = (index for step in self._plan.steps[self._resumed_at :] for index in step.examples)
         rate = sum(self._lengths[index] for index in here) / max(seconds, 1e-9)
         return {"seconds": seconds, "tokens_per_second": rate, "resumed_at": self._resumed_at}
 
     def write_model(self, out_dir: Path) -> None:
-        """Write weights, or the adapter alone, and config in the training dtype."""
+        """Write weights (or only the adapter) and config in the training dtype."""
         params = self._job.params
         if params.lora is not None:
             adapter = self._job.checkpoints / "adapter"
@@ -299,7 +300,7 @@ class PlannedTrainer(Trainer):
             model.save_pretrained(out_dir, state_dict=state)
 
     def curve_points(self, step: int) -> dict[str, float]:
-        """Points of the curves after ``step``: when its metrics have just been settled, else none."""
+        """Points of the curves after ``step``, if its metrics have just been settled; otherwise empty."""
         every, steps = self._job.params.logging_steps, self._plan.steps
         if step % every and step != len(steps):
             return {}
@@ -314,7 +315,7 @@ class PlannedTrainer(Trainer):
         return metrics
 
     def means(self) -> list[tuple[int, list[float]]]:
-        """(step, mean metrics of the steps since the last entry), every ``logging_steps``."""
+        """(step, mean metrics since the previous entry), every ``logging_steps`` steps."""
         every, curve = self._job.params.logging_steps, []
         for start in range(0, len(self._metrics), every):
             window = self._metrics[start : start + every]
@@ -323,7 +324,7 @@ class PlannedTrainer(Trainer):
 
 
 class _Steps(Dataset):
-    """The plan as a data set: item n is this process's share of step n."""
+    """The plan as a dataset whose item n is this process's share of step n."""
 
     def __init__(self, trainer: PlannedTrainer) -> None:
         self._trainer = trainer
@@ -336,9 +337,9 @@ class _Steps(Dataset):
 
 
 class _EveryStep(TrainerCallback):
-    """Asks for a checkpoint every ``save_steps``, or sooner by the clock or if asked to end, and reports.
+    """Requests a checkpoint every ``save_steps``, or sooner by the clock or on a stop request, and reports progress.
 
-    Not after the last step: the model itself follows.
+    There is no checkpoint after the last step, because the model itself is written next.
     """
 
     def __init__(self, trainer: PlannedTrainer) -> None:
@@ -362,17 +363,17 @@ class _EveryStep(TrainerCallback):
         if state.global_step % params.logging_steps == 0 or state.global_step == state.max_steps:
             trainer.settle()
         trainer.step_ended(state.global_step)
-        if trainer._progress is not None and args.local_process_index == 0:  # a node's own: rank 0 may be elsewhere
+        if trainer._progress is not None and args.local_process_index == 0:  # one per node; rank 0 may be on another
             note = f"loss {trainer._metrics[-1][0]:.4f}" if trainer._metrics else ""
             trainer._progress(state.global_step, state.max_steps, note, trainer.curve_points(state.global_step))
         return control
 
 
 def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """The processes' gradients added up in their order.
+    """The mean of the processes' gradients, summed in order of rank.
 
-    A ring of three or more adds in an order that depends on a gradient's place in its bucket, and DDP lays buckets out
-    anew after the first step: a resumed run would end with other last bits.
+    A ring of three or more processes sums in an order that depends on a gradient's position in its bucket, and DDP
+    rebuilds buckets after the first step. A resumed run would therefore differ in the low-order bits.
     """
     shares = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
     work = torch.distributed.all_gather(shares, mine, async_op=True)

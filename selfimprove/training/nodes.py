@@ -1,7 +1,7 @@
-"""Training processes on several nodes: what starts them is the cluster's, and what happens when a node is lost is here.
+"""Training on several nodes: restarts after the loss of a node. The cluster's module starts the processes.
 
-A node that is lost ends the others. The training then begins again on the nodes that there are, from its newest whole
-checkpoint, and on CPUs ends with the bytes of an unbroken run.
+When a node is lost, the others are terminated. Training then restarts on the available nodes from its newest complete
+checkpoint. On CPUs, the result is bitwise the same as without interruption.
 """
 
 import sys
@@ -14,14 +14,14 @@ from selfimprove.training.checkpoints import drop_damaged
 from selfimprove.training.processes import NodesRun
 
 Attempt = Callable[[ClusterParams, NodesRun], int]
-"""Starts the processes on all nodes and waits for their end: ``ray_nodes.attempt``, ``slurm_nodes.attempt``.
+"""Starts the processes on all nodes and waits for them: ``ray_nodes.attempt``, ``slurm_nodes.attempt``.
 
-Returns 0, or the exit code of a node that failed. Raises ``UserError``: no cluster, or not so many nodes with room.
+Returns 0, or the exit code of a failed node. Raises ``UserError``: no cluster, or too few nodes with free resources.
 """
 
 
 def run_on_nodes(cluster: ClusterParams, run: NodesRun) -> int:
-    """``Attempt``, again at most ``max_restarts`` times, unless a worker has named what is wrong."""
+    """Run an ``Attempt``, and repeat it up to ``max_restarts`` times unless a worker has reported an error."""
     attempt: Attempt
     if cluster.kind == "slurm":
         from selfimprove.training.slurm_nodes import attempt
@@ -42,7 +42,7 @@ def run_on_nodes(cluster: ClusterParams, run: NodesRun) -> int:
 
 
 def _names_an_error(log_file: Path) -> bool:
-    """Whether a worker said what is wrong: another attempt would end in the same way."""
+    """Whether a worker reported an error, which another attempt would only repeat."""
     if not log_file.is_file():
         return False
     return any(line.startswith("error: ") for line in log_file.read_text(encoding="utf-8").splitlines())

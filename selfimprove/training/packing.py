@@ -1,8 +1,8 @@
-"""The plan of a run: which examples go into which step, micro-batch and row. Pure arithmetic on lengths, no tensors.
+"""The plan of a run: the assignment of examples to steps, micro-batches and rows, computed from lengths only.
 
-A step's examples depend on the seed and the batch size alone; how they are laid out (rows of about ``row_tokens``,
-micro-batches of at most ``micro_batch_tokens``, one share a process) changes speed and memory, never the loss.
-Conversations are never cut: several share a row, side by side, and do not see each other.
+A step's examples depend only on the seed and the batch size. Their layout (rows of about ``row_tokens``, micro-batches
+of at most ``micro_batch_tokens``, one share per process) affects speed and memory, but not the loss. Conversations are
+never split: several share a row without attending to each other.
 """
 
 import heapq
@@ -14,21 +14,21 @@ from random import Random
 from selfimprove.core.seeds import rng
 
 Row = tuple[int, ...]
-"""Indices of the examples that lie side by side in one row."""
+"""Indices of the examples that share one row."""
 
 GROUP = 64
-"""Steps' worth of examples that are sorted by length together."""
+"""Number of steps whose examples are sorted by length together."""
 
 MAX_PADDING = 0.04
-"""Share of a micro-batch that may be padding; a row that would bring more starts the next micro-batch."""
+"""Largest share of padding in a micro-batch; a row that would exceed it starts the next micro-batch."""
 
 MicroBatch = tuple[Row, ...]
-"""Rows that one process computes at once; empty when a small last step leaves a process without work."""
+"""Rows that a process computes at once; empty if a small last step leaves the process without work."""
 
 
 @dataclass(frozen=True)
 class OptimiserStep:
-    """One optimiser step: ``examples`` in draw order, and for each process its micro-batches, equally many.
+    """One optimiser step: ``examples`` in draw order, and an equal number of micro-batches for each process.
 
     ``tokens``: of the examples, context included.
     """
@@ -40,11 +40,11 @@ class OptimiserStep:
 
 @dataclass(frozen=True)
 class PackingPlan:
-    """All steps of a run, with what they read.
+    """All steps of a run, and their token counts.
 
     Attributes:
-        real_tokens: tokens of all examples read, context included, repetitions counted.
-        padded_tokens: those plus the padding that rows need to be rectangular.
+        real_tokens: tokens of all examples read, including context and repetitions.
+        padded_tokens: the same plus the padding that makes rows rectangular.
     """
 
     steps: tuple[OptimiserStep, ...]
@@ -54,7 +54,7 @@ class PackingPlan:
 
     @property
     def padding(self) -> float:
-        """Share of computed positions that hold no token, 0 to 1."""
+        """Share of computed positions without a token, 0 to 1."""
         return 1.0 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
@@ -72,17 +72,17 @@ def make_plan(
     whole_epochs: bool = False,
     filled: bool = True,
 ) -> PackingPlan:
-    """Plan a run over examples of the given ``lengths`` (tokens, each at least 1).
+    """Plan a run over examples of the given ``lengths`` (in tokens, each at least 1).
 
-    Every example comes once an epoch, in an order drawn anew for each (seed, epoch); steps take ``batch_size``
-    examples from that stream, across epoch boundaries (``whole_epochs``: not across, so that an epoch has
-    ceil(n / batch_size) steps), and only the last may be smaller. With ``max_tokens`` the stream repeats as needed and
-    ends after the step that brings ``real_tokens`` to at least that many (``epochs`` is then not read); else it ends
-    after round(epochs * n) examples. ``group_by_length``: steps hold examples of like length (from ``GROUP`` steps'
-    worth of the drawn order, sorted), which leaves little padding; the steps' order is drawn again.
+    Every epoch contains each example once, in a new order drawn for (seed, epoch). Steps take ``batch_size`` examples
+    from that stream, across epoch boundaries, and only the last may be smaller. With ``whole_epochs``, steps do not
+    cross epoch boundaries, so that an epoch has ceil(n / batch_size) steps. The stream ends after round(epochs * n)
+    examples. With ``max_tokens`` it instead repeats as needed and ends after the step that brings ``real_tokens`` to at
+    least that number (``epochs`` is then ignored). With ``group_by_length``, each step has examples of similar length
+    (from ``GROUP`` steps' worth of the drawn order, sorted), which reduces padding; the order of steps is drawn again.
 
-    Rows are ``filled`` to equal width, or laid end to end. A row is wider than ``row_tokens`` only where one example
-    is, and a micro-batch exceeds ``micro_batch_tokens`` only where one row does. Padding is at most ``MAX_PADDING`` of
+    Rows are ``filled`` to equal width or laid end to end. A row exceeds ``row_tokens`` only if a single example does,
+    and a micro-batch exceeds ``micro_batch_tokens`` only if a single row does. Padding is at most ``MAX_PADDING`` of
     every micro-batch.
     """
     if not lengths:
@@ -113,7 +113,7 @@ def lay_out(
     world_size: int,
     filled: bool = True,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Examples dealt to processes so that all read nearly as many tokens; then rows, and micro-batches of them.
+    """Distribute examples to processes with nearly equal numbers of tokens, then to rows and micro-batches.
 
     ``batch`` must not be empty.
     """
@@ -129,7 +129,7 @@ def lay_out(
 def _micro_batches(
     rows: Sequence[Row], lengths: Sequence[int], micro_batch_tokens: int, filled: bool
 ) -> list[MicroBatch]:
-    """Neighbouring rows together, as many as their limit and their padding allow."""
+    """Group neighbouring rows, as far as the limits on tokens and padding allow."""
     micros: list[MicroBatch] = []
     group: list[Row] = []
     widest = held = 0
@@ -147,9 +147,9 @@ def _micro_batches(
 
 
 def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[Row]:
-    """Share examples out to as few rows of nearly equal width as hold them; widest row first.
+    """Distribute examples to the fewest rows of nearly equal width, widest row first.
 
-    One more row whenever the widest would exceed its limit.
+    A row is added until the widest does not exceed its limit.
     """
     total = sum(lengths[index] for index in batch)
     limit = max(row_tokens, *(lengths[index] for index in batch))
@@ -163,7 +163,7 @@ def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int) -> 
 
 
 def _deal(batch: Sequence[int], lengths: Sequence[int], count: int) -> list[tuple[int, Row]]:
-    """Tokens and examples of ``count`` groups: longest example first, each to the group with the fewest tokens."""
+    """Tokens and examples of ``count`` groups; longest examples first, each to the group with the fewest tokens."""
     hands: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, hand) for hand in range(count)]
     for index in sorted(batch, key=lambda index: -lengths[index]):
@@ -174,7 +174,7 @@ def _deal(batch: Sequence[int], lengths: Sequence[int], count: int) -> list[tupl
 
 
 def computed_tokens(micro: MicroBatch, lengths: Sequence[int], filled: bool = True) -> int:
-    """Positions a micro-batch computes: rows times the widest row; 1 for an empty one (a single padding token)."""
+    """Number of positions computed for a micro-batch: rows times the widest row; 1 (a padding token) if it is empty."""
     widths = [_width(row, lengths) for row in micro]
     return max(1, len(micro) * max(widths, default=0) if filled else sum(widths))
 
@@ -184,7 +184,7 @@ def _width(row: Row, lengths: Sequence[int]) -> int:
 
 
 def _stream(lengths: Sequence[int], seed: int, group: int) -> Iterator[int]:
-    """Example indices, epoch after epoch; ``group``: examples of a step that shall be of like length (0: any)."""
+    """Example indices, epoch after epoch. ``group``: size of batches of similar length (0: no grouping)."""
     epoch = 0
     while True:
         draws = rng(seed, "epoch", epoch)
@@ -201,13 +201,13 @@ def _grouped(order: list[int], lengths: Sequence[int], group: int, draws: Random
     for start in range(0, len(order), GROUP * group):
         alike = sorted(order[start : start + GROUP * group], key=lambda index: lengths[index])
         batches += [alike[i : i + group] for i in range(0, len(alike), group)]
-    partial = [batches.pop()] if len(batches[-1]) < group else []  # last, so that the others stay whole steps
+    partial = [batches.pop()] if len(batches[-1]) < group else []  # goes last, so that all other steps are full
     draws.shuffle(batches)
     return [index for batch in batches + partial for index in batch]
 
 
 def _split_to(micros: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
-    """Split the largest micro-batches until there are ``count``; empty ones only where no rows are left to split."""
+    """Split the largest micro-batches until there are ``count``; add empty ones only if no rows are left to split."""
     micros = list(micros)
     while len(micros) < count:
         largest = max(range(len(micros)), key=lambda i: len(micros[i]), default=0)

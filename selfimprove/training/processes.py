@@ -1,6 +1,6 @@
-"""Training processes that torchrun or XTuner start: their command, what they read and report, and how they end.
+"""Training processes started by torchrun or XTuner: command, input, progress, report and termination.
 
-Light: neither torch nor NumPy is imported before there is something to train.
+Neither torch nor NumPy is imported before there is something to train.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 Report = TypeVar("Report", bound=BaseModel)
 
 ORPHANED = 3
-"""Exit code of a training process that outlived the one that launched it."""
+"""Exit code of a training process that outlived its launcher."""
 PARENT_SECONDS = 1.0
-"""How often a training process looks whether its parent, torchrun's agent, is still there."""
+"""Interval at which a training process checks whether its parent, torchrun's agent, is still running."""
 PROGRESS_MARK = "@step "
 MEETING_MARK = "@meet "
-"""Begins a line with the address at which nodes meet, which ``watch`` passes on to the processes."""
+"""Prefix of a line with the rendezvous address of the nodes, which ``watch`` forwards to the processes."""
 LOG_LINES = 6
 LAUNCHED = "SELFIMPROVE_LAUNCHED"
-"""Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
+"""Environment variable set to 1 for processes started by ``watch``, whose standard input stays open while it lives."""
 
 
 @dataclass(frozen=True)
 class NodesRun:
-    """One training over several nodes.
+    """One training run over several nodes.
 
-    ``job_file``: of the workers, in a folder that all nodes see; there the first node writes ``worker.log``.
-    ``environment``: what the processes need, beside what a node has; ``threads``: CPU threads of each process.
+    ``job_file``: the workers' job, in a folder that all nodes share; the first node writes ``worker.log`` there.
+    ``environment``: variables to set in addition to a node's own; ``threads``: CPU threads per process.
     """
 
     params: FinetuneParams
@@ -60,7 +60,7 @@ class NodesRun:
 
 
 OverNodes = Callable[[NodesRun], int]
-"""``nodes.run_on_nodes``, which knows its cluster."""
+"""``nodes.run_on_nodes`` for a given cluster."""
 
 
 def run_workers(
@@ -71,10 +71,10 @@ def run_workers(
     progress: Progress | None,
     over_nodes: OverNodes | None = None,
 ) -> Report:
-    """Start the workers, pass their progress on, and read the report that the first one wrote.
+    """Start the workers, forward their progress, and read the report written by the first one.
 
-    They get the dotted names of ``train`` and of the job's class, and so import one method's trainer only.
-    ``over_nodes`` starts them on several nodes of a cluster; without it they start here.
+    Workers get the dotted names of ``train`` and of the job's class, so that they import only one method's trainer.
+    ``over_nodes`` starts them on several nodes of a cluster; without it they start on this machine.
     """
     folder = job.checkpoints
     save_encoded(folder / "examples.npz", encoded)
@@ -117,11 +117,11 @@ def worker_environment(job: RunJob) -> dict[str, str]:
 def worker_command(
     job_file: Path, launcher: LauncherConfig, endpoint: str | None = None, own: Sequence[str] = ()
 ) -> list[str]:
-    """The command that starts one node's workers; with several, the same on each.
+    """The command that starts one node's workers; with several nodes, it is run on each.
 
     Args:
-        endpoint: where the nodes meet; None: at the launcher's ``rendezvous``.
-        own: torchrun's options for this node alone.
+        endpoint: the nodes' rendezvous; default: the launcher's ``rendezvous``.
+        own: additional torchrun options for this node.
     """
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
     if launcher.nodes == 1:
@@ -144,7 +144,7 @@ def worker_command(
 
 
 def save_encoded(path: Path, examples: Sequence[EncodedExample]) -> None:
-    """Write encoded examples for the workers (NumPy arrays, no pickles)."""
+    """Write encoded examples for the workers, as NumPy arrays without pickles."""
     import numpy as np
 
     np.savez(
@@ -156,7 +156,7 @@ def save_encoded(path: Path, examples: Sequence[EncodedExample]) -> None:
 
 
 def load_encoded(path: Path) -> list[EncodedExample]:
-    """Read what ``save_encoded`` wrote."""
+    """Read the file that ``save_encoded`` wrote."""
     import numpy as np
 
     examples, start = [], 0
@@ -169,9 +169,9 @@ def load_encoded(path: Path) -> list[EncodedExample]:
 
 
 def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
-    """Run training processes to their end, pass their progress on and log the rest; returns their exit code.
+    """Run training processes to completion, forward their progress and log their other output; returns the exit code.
 
-    Their standard input ends when this process dies, and they are told so (``LAUNCHED``): no orphan keeps training.
+    Their standard input is closed when this process dies. ``LAUNCHED`` makes them exit then: no orphan keeps training.
     """
     process = subprocess.Popen(
         command,
@@ -204,15 +204,15 @@ def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, p
 
 
 def tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
-    """In a training process: pass progress on to ``watch``."""
+    """In a training process: report progress to ``watch``."""
     print(PROGRESS_MARK + json.dumps([done, total, note, dict(metrics)]), flush=True)
 
 
 def leave_with_launcher() -> None:
-    """In a training process: end it when the one that launched it is gone, or torchrun's agent, its parent.
+    """In a training process: exit when its launcher, or its parent (torchrun's agent), is gone.
 
-    ``watch`` holds the other end of its workers' standard input, and says so by ``LAUNCHED``: end-of-file then means
-    that it is gone. A node that is started by hand, or by sbatch, has no launcher and any standard input.
+    ``watch`` holds the other end of its workers' standard input and sets ``LAUNCHED``: end-of-file then means that it
+    is gone. A node started by hand or by sbatch has no launcher, and its standard input is arbitrary.
     """
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
 
@@ -228,10 +228,10 @@ def _leave_with_launcher() -> None:
 
 
 def compile_apart(folder: Path) -> None:
-    """In a training process: what DeepSpeed compiles lies below ``folder``, and no lock of a killed run stays there.
+    """In a training process: let DeepSpeed compile below ``folder``, and remove locks left there by killed runs.
 
-    torch waits without end while another process's lock lies in the build folder, whether that process lives or not.
-    A lock is stale when it is older than the processes of this run on this machine.
+    torch waits indefinitely while the build folder contains another process's lock, even if that process is dead. A
+    lock is stale if it is older than the processes of this run on this machine.
     """
     import psutil
 
@@ -247,7 +247,7 @@ def compile_apart(folder: Path) -> None:
 
 
 def reason(log_file: Path) -> str:
-    """Why a process failed: what a worker called its error, else the end of the log before torchrun's summary."""
+    """Why a process failed: the error that a worker reported, or the end of the log before torchrun's summary."""
     lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     if errors:

@@ -1,6 +1,6 @@
-"""Training processes on several nodes of a Ray cluster: a placement group reserves the nodes, torchrun starts on each.
+"""Training on several nodes of a Ray cluster: a placement group reserves the nodes, and torchrun starts on each.
 
-Only what starts and watches them is Ray's; the processes meet by torchrun's c10d rendezvous, on the first node.
+Ray only starts and monitors the processes; they form a group by torchrun's c10d rendezvous on the first node.
 """
 
 import os
@@ -18,24 +18,24 @@ from selfimprove.training.processes import NodesRun, free_port, watch, worker_co
 
 POLL_SECONDS = 0.5
 ROOM_SECONDS = 120.0
-"""How long to wait for nodes that other work holds, or that are to join in a lost one's place."""
+"""How long to wait for nodes that are in use, or that may join to replace a lost one."""
 
 
 class TrainingNode:
-    """An actor that runs torchrun on its node. Its calls run in threads of their own."""
+    """An actor that runs torchrun on its node. Its calls run concurrently in threads."""
 
     def __init__(self, root: str) -> None:
         os.chdir(root)
         self._told: list[tuple[int, int, str, dict[str, float]]] = []
 
     def address(self) -> tuple[str, int]:
-        """This node's address, and a port where others can meet it."""
+        """This node's address, and a free port for the rendezvous."""
         import ray
 
         return ray.util.get_node_ip_address(), free_port()
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
-        """Run the node's workers to their end; returns torchrun's exit code."""
+        """Run the node's workers to completion; returns torchrun's exit code."""
 
         def tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
             self._told.append((done, total, note, dict(metrics)))
@@ -43,7 +43,7 @@ class TrainingNode:
         return watch(command, {**os.environ, **environment}, Path(log), tell)
 
     def told(self, since: int) -> list[tuple[int, int, str, dict[str, float]]]:
-        """The progress that was told since then."""
+        """The progress reports from index ``since`` on."""
         return self._told[since:]
 
 
@@ -65,7 +65,7 @@ def attempt(cluster: ClusterParams, run: NodesRun) -> int:
 
 
 def _reserve(ray: Any, params: FinetuneParams, threads: int) -> Any:
-    """A bundle on each of so many nodes."""
+    """A placement group with one bundle on each of the configured number of nodes."""
     from ray.util.placement_group import placement_group
 
     launcher, bundle = params.launcher, _bundle(params, threads)
@@ -114,10 +114,10 @@ def _actors(ray: Any, group: Any, params: FinetuneParams, threads: int) -> list[
 
 
 def _attend(ray: Any, actors: Sequence[Any], run: NodesRun) -> int:
-    """Start all nodes and pass progress on until all have ended; the first one's code, or another's that failed."""
+    """Start all nodes and forward progress until all have ended; returns the first nonzero exit code, or 0."""
     places = ray.get([actor.address.remote() for actor in actors])
     endpoint = f"{places[0][0]}:{places[0][1]}"
-    # Told, as torchrun would guess both by the hosts' names, which need not be known to the other nodes.
+    # Set explicitly: torchrun would infer both from host names, which other nodes may be unable to resolve.
     own = [[f"--local-addr={host}", f"--rdzv-conf=is_host={rank == 0}"] for rank, (host, _) in enumerate(places)]
     logs = [run.job_file.with_name(f"node{rank}.log" if rank else "worker.log") for rank in range(len(actors))]
     running = {
@@ -132,7 +132,7 @@ def _attend(ray: Any, actors: Sequence[Any], run: NodesRun) -> int:
         ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
         for one in ended:
             codes[running.pop(one)] = ray.get(one)
-        for step in ray.get(actors[0].told.remote(seen)):  # all nodes tell the same
+        for step in ray.get(actors[0].told.remote(seen)):  # all nodes report the same progress
             seen += 1
             if run.progress is not None:
                 run.progress(*step)

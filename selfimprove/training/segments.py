@@ -1,8 +1,8 @@
-"""Attention ``segments``: each conversation of a micro-batch attends alone, so there is neither a mask nor padding.
+"""Attention ``segments``: each conversation of a micro-batch is attended separately, without a mask or padding.
 
-Conversations lie end to end in one row, as for FlashAttention, which is for GPUs. A mask over a packed row computes
-every pair of its tokens and throws away those of different conversations and of the future; here a causal product is
-taken of each conversation. On a CPU that doubles the training rate of conversations of a few hundred tokens.
+Conversations are laid end to end in one row, as for FlashAttention, which requires a GPU. With a mask, attention over a
+packed row computes all pairs of tokens and discards those across conversations and in the future. Here causal attention
+is computed for each conversation. On a CPU this doubles training throughput on conversations of a few hundred tokens.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each of ``segments`` (tokens each, their sum the row's), as transformers calls it.
+    """Causal attention within each of ``segments`` (lengths that add up to the row's), in transformers' interface.
 
     ``query`` [1, heads, row, width]; ``key`` and ``value`` may have fewer heads. Returns [1, row, heads, width].
 
     Raises:
-        UserError: the architecture does not say where conversations end, or attends in a way of its own.
+        UserError: the architecture does not pass on ``segments``, or needs another kind of attention.
     """
     if segments is None or softcap is not None or (sliding_window is not None and sliding_window < max(segments)):
         raise UserError(

@@ -1,8 +1,8 @@
-"""Training processes on several nodes of a Slurm job: srun starts one torchrun on each.
+"""Training on several nodes of a Slurm job: srun starts one torchrun on each.
 
-They meet by torchrun's c10d rendezvous on the node of task 0, which srun chooses: task 0 prints its address, which the
-stage writes to srun's standard input, and srun passes on to all tasks. That input ends with the stage, and so do the
-workers.
+They form a group by torchrun's c10d rendezvous on the node of task 0, which srun chooses. Task 0 prints its address,
+which the stage writes to srun's standard input, and srun forwards to all tasks. That input is closed when the stage
+ends, and the workers exit with it.
 """
 
 import json
@@ -19,10 +19,10 @@ from selfimprove.training.processes import MEETING_MARK, NodesRun, free_port, wa
 
 
 def attempt(cluster: ClusterParams, run: NodesRun) -> int:
-    """See ``nodes.Attempt``; the job's nodes have the CPUs and GPUs that Slurm gave it.
+    """See ``nodes.Attempt``; nodes have the CPUs and GPUs that Slurm allocated to the job.
 
     Raises:
-        UserError: no Slurm job, or one of fewer nodes.
+        UserError: there is no Slurm job, or it has too few nodes.
     """
     nodes = run.params.launcher.nodes
     allotted = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
@@ -37,8 +37,8 @@ def attempt(cluster: ClusterParams, run: NodesRun) -> int:
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
-        "--overlap",  # beside a step that holds the job's slots, such as an interactive shell
-        "--cpu-bind=none",  # a task is all processes of its node
+        "--overlap",  # share resources with a step that holds them, such as an interactive shell
+        "--cpu-bind=none",  # one task comprises all processes of its node
         "--kill-on-bad-exit=1",
         f"--chdir={Path.cwd()}",
         sys.executable,
@@ -50,7 +50,7 @@ def attempt(cluster: ClusterParams, run: NodesRun) -> int:
 
 
 def main(job_file: Path) -> None:
-    """In one task: become its node's torchrun. Task 0's output goes to the stage, others' to a log of their own."""
+    """In each task: become its node's torchrun. Task 0's output goes to the stage, that of others to their own logs."""
     task = int(os.environ["SLURM_PROCID"])
     launcher = LauncherConfig.model_validate(json.loads(job_file.read_text("utf-8"))["job"]["params"]["launcher"])
     if task == 0:
@@ -69,14 +69,14 @@ def main(job_file: Path) -> None:
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the way to ``host``; nothing is sent."""
+    """This machine's address on the route to ``host``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
 
 
 def _read_line() -> str:
-    """A line of the standard input; what follows is left to the workers, which wait for the end."""
+    """Read one line of standard input and leave the rest to the workers, which wait for end-of-file."""
     line = b""
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte

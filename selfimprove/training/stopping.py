@@ -1,6 +1,6 @@
-"""Checkpoints besides those every ``save_steps``: by the clock, and when Ctrl-C or SIGTERM asks training to end.
+"""Checkpoints in addition to those every ``save_steps``: by the clock, and when Ctrl-C or SIGTERM requests a stop.
 
-A checkpoint changes no result, so when it is written may depend on time and on a person.
+Checkpoints do not affect results, so their timing may depend on the clock and on user input.
 """
 
 import math
@@ -12,28 +12,28 @@ from contextlib import contextmanager
 from typing import Any
 
 SAVE_SECONDS = 300.0
-"""At most so long between checkpoints, unless writing one takes long: then ``SAVE_RATIO`` times that."""
+"""Longest time between checkpoints, or ``SAVE_RATIO`` times the duration of writing one, if that is longer."""
 SAVE_RATIO = 20.0
 
 SAVING_SECONDS = 60
-"""How long other processes may take for a checkpoint before they are ended, when training is interrupted."""
+"""How long other processes may take to write a checkpoint after an interrupt before they are killed."""
 
 INTERRUPTED = 130
-"""Exit code of a training process that was asked to end."""
+"""Exit code of a training process that was asked to stop."""
 
 AGAIN_SECONDS = 2.0
-"""A request to end often comes by several ways (to all processes of a job, and passed on from one to the next): what
-arrives within so long of the first is the same one."""
+"""Signals within this time of the first count as the same stop request, which often arrives in several ways (sent to
+all processes of a job, and forwarded between them)."""
 
 SAVE, END = 1, 2
-"""What ``SaveClock.wish`` asks for after a step: a checkpoint; or a checkpoint, and then the end."""
+"""Values of ``SaveClock.wish`` after a step: write a checkpoint; write one, then stop."""
 
 _asked = False
 _first = -math.inf
 
 
 def ask(number: int, frame: Any = None) -> None:
-    """Signal handler: end after the step at hand; a second request ends at once."""
+    """Signal handler: stop after the current step; a second request stops immediately."""
     global _asked
     repeated, before = _repeated(), _asked
     _asked = True
@@ -42,13 +42,13 @@ def ask(number: int, frame: Any = None) -> None:
 
 
 def interrupt(number: int, frame: Any = None) -> None:
-    """Signal handler: end as on Ctrl-C."""
+    """Signal handler: act as on Ctrl-C."""
     if not _repeated():
         signal.raise_signal(signal.SIGINT)
 
 
 def _repeated() -> bool:
-    """Whether this request has arrived before; else it is a new one."""
+    """Whether this signal belongs to a request that has already arrived."""
     global _first
     now = time.monotonic()
     if now - _first < AGAIN_SECONDS:
@@ -58,25 +58,25 @@ def _repeated() -> bool:
 
 
 def asked() -> bool:
-    """Whether training was asked to end."""
+    """Whether training was asked to stop."""
     return _asked
 
 
 @contextmanager
 def signals_ask() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM ``ask`` meanwhile, where this is the thread that gets signals."""
+    """Handle Ctrl-C and SIGTERM with ``ask`` within the context, if this is the main thread."""
     global _asked
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _asked = False  # by an earlier run in this process
+    _asked = False  # may be set by an earlier run in this process
     with _handled(ask, signal.SIGINT, signal.SIGTERM):
         yield
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does meanwhile, where this is the thread that gets signals."""
+    """Handle SIGTERM like Ctrl-C within the context, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,20 +97,20 @@ def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
 
 
 class SaveClock:
-    """When the last checkpoint was written, and how long that took."""
+    """Tracks when the last checkpoint was written and how long that took."""
 
     def __init__(self) -> None:
         self._saved, self._took = time.monotonic(), 0.0
 
     def wish(self, *, first: bool) -> int:
-        """This process's wish after a step: 0, ``SAVE`` (by the ``first`` process's clock alone), or ``END``."""
+        """This process's wish after a step: 0, ``SAVE`` (only by the ``first`` process's clock), or ``END``."""
         if _asked:
             return END
         return SAVE if first and time.monotonic() - self._saved > max(SAVE_SECONDS, SAVE_RATIO * self._took) else 0
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around the writing of a checkpoint."""
+        """Context around the writing of a checkpoint."""
         began = time.monotonic()
         yield
         self._saved = time.monotonic()

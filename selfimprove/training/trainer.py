@@ -18,19 +18,19 @@ from selfimprove.training.rows import render
 
 
 class SftJob(RunJob):
-    """The job of a training process that does weighted SFT."""
+    """Specification of a training process for weighted SFT."""
 
     weight_normalization: Literal["none", "batch"] = "none"
 
 
 def train(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
-    """Train and write a model folder's weights and config to ``job.out_dir`` (by the first process).
+    """Train, and write a model folder's weights and config to ``job.out_dir`` (by the first process).
 
-    Continues from the newest whole checkpoint in ``job.checkpoints``; on CPU the result then has the same bytes as
-    an unbroken run with the same number of threads.
+    Continues from the newest complete checkpoint in ``job.checkpoints``. On CPU the result is then bitwise the same as
+    without interruption, for the same number of threads.
 
     Raises:
-        UserError: the model cannot be loaded, or the examples hold ids it does not know.
+        UserError: the model cannot be loaded, or the examples contain ids outside its vocabulary.
     """
     params = job.params
     with own_threads(job):
@@ -45,7 +45,7 @@ def train(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | 
 
 
 class WeightedTrainer(PlannedTrainer):
-    """The batch mean of weight times negative log-likelihood; its one metric is the loss."""
+    """Trains on the batch mean of weight times negative log-likelihood; its only metric is the loss."""
 
     _job: SftJob
 
@@ -73,7 +73,7 @@ class WeightedTrainer(PlannedTrainer):
         return [render(micro, self._examples, of, self._pad_id, self._job.params.attention) for micro in share]
 
     def report(self, seconds: float, rope_factor: float | None) -> TrainReport:
-        """What was trained, and how the loss went."""
+        """Report on the training, with the loss curve."""
         return TrainReport(
             **self.told(rope_factor),
             **trained_counts(self._plan, self._examples, self._job),
@@ -83,7 +83,7 @@ class WeightedTrainer(PlannedTrainer):
 
 
 def trained_counts(plan: PackingPlan, examples: Sequence[EncodedExample], job: SftJob) -> dict[str, Any]:
-    """A ``TrainReport``'s counts of examples and tokens, and their weights."""
+    """The counts of examples and tokens, and the mean weights, of a ``TrainReport``."""
     read = [index for step in plan.steps for index in step.examples]
     stretched = 0.0
     for step in plan.steps:

@@ -1,6 +1,6 @@
 """One of several training processes; started by ``processes`` as ``python -m selfimprove.training.worker job.json``.
 
-The job file names the trainer that it runs, as dotted names: nothing else of any method is imported.
+The job file contains the dotted name of the trainer to run, so that no other method's code is imported.
 """
 
 import json
@@ -39,7 +39,7 @@ def main(job_file: Path) -> int:
 
 
 def _train(job_file: Path) -> BaseModel:
-    """The trainer that the job file names; importing it imports torch and transformers."""
+    """Run the trainer named in the job file; importing it imports torch and transformers."""
     told, sequences = json.loads(job_file.read_text(encoding="utf-8")), load_encoded(job_file.with_name("examples.npz"))
     train, job_class = pkgutil.resolve_name(told["train"]), pkgutil.resolve_name(told["job_class"])
     return train(job_class.model_validate_json(json.dumps(told["job"])), sequences, tell)

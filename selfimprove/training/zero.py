@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration from our params, and what its checkpoints may hold."""
+"""DeepSpeed's configuration from our params, and restrictions on unpickling its checkpoints."""
 
 import os
 import pickle
@@ -8,7 +8,7 @@ from selfimprove.training.config import FinetuneParams
 
 
 def zero_config(params: FinetuneParams) -> dict[str, Any]:
-    """ZeRO-2 or ZeRO-3, as HF Trainer takes it ("auto": Trainer fills in the value it runs with)."""
+    """ZeRO-2 or ZeRO-3 configuration for HF Trainer, which replaces "auto" by its own values."""
     launcher = params.launcher
     zero: dict[str, Any] = {"stage": launcher.zero_stage, "overlap_comm": params.device == "cuda"}
     if launcher.offload:
@@ -37,13 +37,13 @@ def zero_config(params: FinetuneParams) -> dict[str, Any]:
 
 
 def read_tensors_only() -> None:
-    """Let DeepSpeed's checkpoints hold tensors, plain values and four classes of its own; no other code is unpickled.
+    """Restrict unpickling of DeepSpeed's checkpoints to tensors, plain values and four of DeepSpeed's own classes.
 
-    Before Python 3.11.4 a member of an enumeration is pickled as a call of ``getattr``; such a call may name a ZeRO
-    stage and nothing else.
+    Before Python 3.11.4 an enumeration member is pickled as a call of ``getattr``; such a call may only name a ZeRO
+    stage.
 
-    DeepSpeed, and XTuner after it, ask torch for any pickle at all (``weights_only=False``); the environment variable
-    overrules them for every file that this process reads from here on.
+    DeepSpeed, and through it XTuner, allows torch to load arbitrary pickles (``weights_only=False``). The environment
+    variable overrides this for every file that this process loads from now on.
     """
     import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
@@ -57,6 +57,6 @@ def read_tensors_only() -> None:
             raise pickle.UnpicklingError(f"a checkpoint asks for {name} of {kind}, which is no ZeRO stage")
         return ZeroStageEnum[name]
 
-    # Pickles call it getattr. Its own name says so, since torch 2.5, XTuner's, takes no pairs of function and name.
+    # Pickles refer to it as getattr. It is renamed, since torch 2.5 (XTuner's) accepts no (function, name) pairs.
     stage.__module__, stage.__name__, stage.__qualname__ = "builtins", "getattr", "getattr"
     torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage])

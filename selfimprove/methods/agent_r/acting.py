@@ -1,4 +1,4 @@
-"""Shared by tree search and evaluation: asks the actor for replies (``ask``) and executes a reply (``act``)."""
+"""Shared by tree search and evaluation: requests replies from the actor (``ask``) and executes a reply (``act``)."""
 
 import re
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, p
 
 @dataclass(frozen=True)
 class EpisodeState:
-    """A state of an episode, and the step that led to it: the stored reply, its action, the observation.
+    """A state of an episode and the step that led to it: the stored reply, its action and the observation.
 
-    ``state`` is the world's, opaque; ``reward`` the score so far in [0, 1]; ``done``: the episode is over, by the
-    environment or by a ``disaster``; ``valid``: the environment understood the action.
+    ``state`` is the world's opaque state; ``reward`` the score so far in [0, 1]; ``done`` whether the episode is over,
+    by the environment or by a ``disaster``; ``valid`` whether the environment understood the action.
     """
 
     state: Any
@@ -34,7 +34,7 @@ class EpisodeState:
 
 
 def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
-    """Names an episode or a tree: its environment, its task and, if it goes on from given replies, which."""
+    """Identifies an episode or a tree by its environment, its task and the replies it continues from, if any."""
     name = f"{world.name}-{task_id}"
     return f"{name}-{key_bits('given', *given):016x}" if given else name
 
@@ -43,10 +43,10 @@ _ID = re.compile(r".+?-(\d+)(-[0-9a-f]{16})?", re.DOTALL)
 
 
 def task_of(name: str) -> tuple[int, bool]:
-    """Of a name that ``episode_id`` gave: the task, and whether the episode goes on from given replies.
+    """The task of a name from ``episode_id``, and whether the episode continues from given replies.
 
     Raises:
-        UserError: it is no such name.
+        UserError: the name does not have that format.
     """
     found = _ID.fullmatch(name)
     if found is None:
@@ -58,10 +58,10 @@ def task_of(name: str) -> tuple[int, bool]:
 
 
 async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[list[Message], list[EpisodeState]]:
-    """Start a task and execute the given replies, until the episode ends.
+    """Start a task and execute the given replies until they are used up or the episode ends.
 
     Returns:
-        The opening conversation (without the given replies), and the states: the start, then one for each given reply.
+        The opening conversation (without the given replies), and the initial state followed by one for each reply.
 
     Raises:
         EnvError, UserError: as ``World.reset``.
@@ -78,7 +78,7 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
 async def ask(
     actor: Engine, dialogue: Sequence[Message], cfg: SearchParams | EvaluateParams, key: SeedKey, n: int = 1
 ) -> tuple[list[Completion], int]:
-    """``n`` replies to the dialogue, as one request, and how many messages did not fit the actor's context.
+    """``n`` replies to the dialogue from one request, and the number of messages that did not fit the actor's context.
 
     Raises:
         EngineError, UserError: as ``Engine.generate``.
@@ -99,15 +99,15 @@ async def ask(
 
 
 async def act(world: World, here: EpisodeState, reply: str, action: str | None = None) -> EpisodeState:
-    """The state after ``reply``; ``here`` stays as it was.
+    """The state after ``reply``; ``here`` is not modified.
 
-    ``action``: what the reply did before, if it is carried out again: a stored reply has lost the numbers of its
-    markers, so that another one may be the last.
+    ``action``: when a reply is executed again, the action it stood for before. A stored reply has lost the numbers of
+    its markers, so parsing it again may pick a different marker.
 
-    ``wait`` is answered here, without the environment: nothing changes but the dialogue. A negative score is a
-    disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4). An environment that did another action than the
-    one said (A40) is taken at its word; but a ``wait`` that the environment did itself stays as it was said, since
-    ``wait`` would not reach it again.
+    ``wait`` is answered here, without the environment; it only extends the dialogue. A negative score is a disaster: it
+    counts as 0 and ends the episode (docs/agent-r.md, A4). If the environment executed another action than the
+    requested one (A40), that action is recorded. The exception is ``wait``, for which the requested action is recorded,
+    because ``wait`` would not reach the environment in a replay.
 
     Raises:
         EnvError, UserError: as ``World.step``.
@@ -131,5 +131,5 @@ async def act(world: World, here: EpisodeState, reply: str, action: str | None =
 
 
 def generated_ids(completion: Completion, reply: str) -> list[int] | None:
-    """The ids of a stored reply as generated; None where storing the reply changed its text."""
+    """The token ids of a stored reply as generated; None if storing the reply changed its text."""
     return completion.token_ids if completion.text == reply else None

@@ -9,25 +9,25 @@ from selfimprove.core.records import Episode, Record, read_jsonl
 
 
 class Beginning(Record):
-    """A line of a file of bad beginnings: a task, and the replies to continue from."""
+    """A line of a file of bad beginnings: a task and the replies to continue from."""
 
     task_id: int
     replies: list[str]
 
 
 def beginning_of(task_id: int) -> Beginning:
-    """A task from its start."""
+    """A beginning without replies: the task from its start."""
     return Beginning(task_id=task_id, replies=[])
 
 
 def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
-    """A user's own list of beginnings, each task at most once.
+    """Read a user's list of beginnings, at most one for each task.
 
     Args:
-        known: the tasks that it may be about.
+        known: the tasks that may occur.
 
     Raises:
-        UserError: the file is missing, a line does not fit or has no reply, or a task occurs twice or is none of
+        UserError: the file is missing, a line is malformed or has no reply, or a task occurs twice or is not in
             ``known``.
     """
     given = read_jsonl(path, Beginning)
@@ -45,8 +45,8 @@ def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
 def bad_beginning(episode: Episode, most: int) -> list[str]:
     """The first ``most`` replies of a failed episode, never its last one; [] if it did not fail.
 
-    The original has a function that executes a given list of bad replies, and publishes no list. Ours are a model's own
-    failures, cut early enough that at least one reply is left for the model to give.
+    The original has a function that executes a given list of bad replies but publishes no list. Ours come from a
+    model's own failures, cut so that at least one more reply fits.
     """
     if episode.status != "unsolved":
         return []
@@ -55,7 +55,7 @@ def bad_beginning(episode: Episode, most: int) -> list[str]:
 
 
 def bad_beginnings(split: Sequence[int], episodes: Sequence[Episode], most: int) -> list[Beginning]:
-    """Those of a model's episodes, one a task of ``split``, that failed."""
+    """The bad beginnings of a model's failed episodes; ``episodes`` has one episode for each task of ``split``."""
     return [
         Beginning(task_id=task, replies=replies)
         for task, episode in zip(split, episodes, strict=True)

@@ -1,8 +1,8 @@
-"""Search trees to training conversations: select, judge, splice, validate, mix (docs/agent-r.md, A16 to A26).
+"""Converts search trees to training conversations: select, judge, splice, validate, mix (docs/agent-r.md, A16 to A26).
 
-``data_type: good``: the good trajectories alone. ``centric``: the revision trajectories of all qualifying pairs, with
-the judge's transition points (``revise: true``) or after the whole bad path (``false``, direct revision), and the good
-ones, in the shares that ``mix`` names. Trees of several environments may be converted together.
+``data_type: good`` keeps only good trajectories. ``centric`` combines the revision trajectories of all qualifying pairs
+with good trajectories in the proportions given by ``mix``. A bad path is cut at the judge's transition point
+(``revise: true``) or kept whole (``false``, direct revision). Trees of several environments may be converted together.
 """
 
 import asyncio
@@ -32,10 +32,11 @@ from selfimprove.methods.agent_r.validate import replay
 
 @dataclass(frozen=True)
 class Converted:
-    """The training data, and its sources.
+    """The training data and their sources.
 
-    ``examples``: everything, earlier iterations' too if they accumulate, shuffled; ``own``: this conversion's share, as
-    mixed; ``rows``: one log an own trajectory, in the original's schema; ``warnings``: sentences for the user.
+    ``examples``: all examples, shuffled, including earlier iterations' if they accumulate; ``own``: those of this
+    conversion, after mixing; ``rows``: one log line per own trajectory, in the original's schema; ``warnings``: for the
+    user.
     """
 
     examples: list[Example]
@@ -47,7 +48,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Revision:
-    """One pair's revision trajectory. ``messages`` None: dropped, ``why`` says for what."""
+    """The revision trajectory of one pair. If it was dropped, ``messages`` is None and ``why`` gives the reason."""
 
     tree: Tree
     pair: LeafPair
@@ -67,18 +68,18 @@ async def convert(
     warm_start: Sequence[Example] = (),
     progress: StageProgress | None = None,
 ) -> Converted:
-    """The whole conversion. The result does not depend on what else runs or on the order in which answers come.
+    """The whole conversion. The result does not depend on concurrency or on the order in which judgements arrive.
 
     Args:
-        trees: of one environment or of several, of one file or of several.
-        judge: finds the transition points; None where no judge is asked (``good``, direct revision).
-        world: where ``validate_splice: replay`` plays, or a world for each environment's name.
+        trees: from one or several environments and files.
+        judge: finds the transition points; None if no judge is needed (``good``, direct revision).
+        world: for ``validate_splice: replay``, one world or a mapping from environment name to world.
         earlier: the parent iterations' examples, used if ``cfg.accumulate``.
-        warm_start: what the base was trained on, for ``cfg.mix.warm_start``.
-        progress: advanced once a pair.
+        warm_start: the base's training examples, for ``cfg.mix.warm_start``.
+        progress: advanced once for each pair.
 
     Raises:
-        UserError: the thresholds keep nothing (says how many trees, leaves and pairs there were), or as ``mixed``.
+        UserError: the thresholds keep nothing (with the numbers of trees, leaves and pairs), or as ``mixed``.
     """
     selections, counts = select_all(trees, cfg, seed)
     good = [(tree, leaf) for tree, selection in zip(trees, selections, strict=True) for leaf in selection.good]
@@ -139,14 +140,14 @@ async def convert(
 
 
 class _Asked:
-    """Asks the judge once for each node: a judgement depends only on the path to the node, which many pairs share."""
+    """Calls the judge once per node: a judgement depends only on the path to the node, which many pairs share."""
 
     def __init__(self, judge: Judge | None) -> None:
         self.judge = judge
         self.heard: dict[tuple[int, int], asyncio.Future[Judgement]] = {}
 
     async def __call__(self, place: int, tree: Tree, index: int) -> Judgement:
-        """The judgement of a node of the tree at ``place`` of the list (two files may hold trees of one id)."""
+        """The judgement of a node of the ``place``-th tree (two files may contain trees with the same id)."""
         if self.judge is None:
             raise ValueError("convert: revision with transition points needs a judge")
         known = self.heard.get((place, index))
@@ -157,7 +158,7 @@ class _Asked:
             future.set_result(await self.judge(tree, index))
         except Exception as error:
             future.set_exception(error)
-            future.exception()  # seen: no other task may be waiting
+            future.exception()  # mark it as retrieved: no other task may be waiting for it
             raise
         except BaseException:
             future.cancel()
@@ -165,7 +166,7 @@ class _Asked:
         return future.result()
 
     def judgements(self) -> list[Judgement]:
-        """All judgements, each once, by tree and node."""
+        """All distinct judgements, by tree and node."""
         done = [self.heard[key] for key in sorted(self.heard)]
         return [future.result() for future in done if not future.cancelled() and future.exception() is None]
 
@@ -210,7 +211,7 @@ def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
 
 
 def _trained_part(messages: Sequence[Message]) -> list[Message]:
-    """Up to the last reply: nothing after it is trained on, so the last observation would only cost tokens."""
+    """The messages up to the last reply. The last observation is not trained on and would only cost tokens."""
     last = max(i for i, message in enumerate(messages) if message.role == "assistant")
     return list(messages[: last + 1])
 
@@ -242,7 +243,7 @@ def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) 
 def _by_environment(
     trees: Sequence[Tree], revisions: Sequence[Revision], good: Sequence[tuple[Tree, int]]
 ) -> dict[str, Any]:
-    """Trees, good leaves and revision trajectories by environment, when there are several."""
+    """Trees, good leaves and revision trajectories by environment; empty if there is only one environment."""
     names = sorted({tree.env for tree in trees})
     if len(names) < 2:
         return {}
@@ -261,8 +262,8 @@ def _by_environment(
 def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: ConvertParams) -> dict[str, Any]:
     """Statistics of the bad segments, the judge and the replay.
 
-    ``revision_length``: actions from the first that differs from the good path up to the revision turn.
-    ``transition_found``: of the pairs judged, how many have a step judged bad.
+    ``revision_length``: number of actions from the first that differs from the good path to the revision turn.
+    ``transition_found``: share of judged pairs with a step judged bad.
     """
     kept = [one for one in revisions if one.messages is not None]
     lengths = [

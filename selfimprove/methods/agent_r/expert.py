@@ -1,4 +1,4 @@
-"""The environment's own expert in an actor's place, wrong at a declared rate: trees without a trained model."""
+"""The environment's own expert as actor, which errs at a configured rate: search trees without a trained model."""
 
 import re
 from collections.abc import Callable
@@ -13,12 +13,12 @@ LOST = Move("I do not see a way, so I look around.", "inventory")
 
 
 def scripted_actor(env: AgentEnv, error_rate: float) -> Callable[[Request, int], str]:
-    """(request, sample index) -> the expert's next reply in this dialogue or, at the error rate, any possible action.
+    """(request, sample index) -> the expert's next reply in this dialogue or, at the error rate, a random valid action.
 
-    Where actions can't be listed, an error is one that leads nowhere.
+    If valid actions can't be listed, an error is an action without effect.
 
-    The dialogue's actions are played again from the task that the request's seed key names; it must be whole, so an
-    actor with a bounded context can't be replaced by this one.
+    The dialogue's actions are replayed from the task identified by the request's seed key. This needs the whole
+    dialogue, so a scripted actor can't replace an actor with a bounded context.
     """
 
     def answer(request: Request, sample: int) -> str:

@@ -1,11 +1,11 @@
-"""Conversations in the original's logs and in the formats that its trainer reads (docs/agent-r.md, A44).
+"""Conversations in the formats of the original's logs and of its trainer (docs/agent-r.md, A44).
 
     pair log    {"task_num", "revise_log", "high_log", "low_log", "task_description", "revise", "revise_feedback"}
     good log    {"task_num", "revise_log", "revise"}
     XTuner      {"conversation": [{"system", "input", "output", "output_with_loss"}, …]}
     OpenAI      {"messages": [{"role", "content", "loss"}, …]}
 
-The original's converter drops ``loss``, so that bad steps would be trained on; here every format carries it.
+The original's converter drops ``loss``, so that bad steps would be trained on. Here every format includes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ def pair_row(
     """One line of the pair log.
 
     Args:
-        walked: the bad path up to its transition point; ``judgements`` are of its steps (none in direct revision).
-        trajectory: the revision trajectory, as ``revise.splice`` or the replay made it.
+        walked: the bad path up to its transition point; ``judgements``: of its steps (none in direct revision).
+        trajectory: the revision trajectory from ``revise.splice`` or from the replay.
     """
     opened = len(tree.prompt)
     return {
@@ -64,7 +64,7 @@ def good_row(tree: Tree, leaf: int, *, revise: bool) -> dict[str, Any]:
 
 
 def log(messages: Sequence[Message], opened: int) -> list[dict[str, Any]]:
-    """Messages as the original logs them: ``loss`` on the agent's replies, none on the ``opened`` first messages."""
+    """Messages in the original's log format; replies after the first ``opened`` messages have ``loss``."""
     rows = []
     for place, message in enumerate(messages):
         row: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -75,12 +75,12 @@ def log(messages: Sequence[Message], opened: int) -> list[dict[str, Any]]:
 
 
 def from_log(row: Mapping[str, Any], where: str) -> Example:
-    """The training example of a line of either log: its ``revise_log``, a reply without ``loss`` being context.
+    """The training example of a line of either log, from its ``revise_log``. A reply without ``loss`` is context.
 
-    Logs have no token ids: an example read back is tokenised anew.
+    Logs have no token ids, so the example's text is tokenised again.
 
     Raises:
-        UserError: not a line of such a log (names ``where``).
+        UserError: not a line of such a log; the message contains ``where``.
     """
     try:
         logged = _Log.model_validate(row)
@@ -91,15 +91,14 @@ def from_log(row: Mapping[str, Any], where: str) -> Example:
 
 
 def to_xtuner(example: Example) -> dict[str, Any]:
-    """XTuner's turns: what was said since the last reply, the reply, and whether it is trained on.
+    """XTuner's turns: the messages since the last reply, the reply, and whether it is trained on.
 
-    The flag stands on every turn: XTuner masks turns without one as soon as one has it. The system prompt stands
-    on the first turn. Other messages between two replies are joined by newlines; what follows the last reply is left
-    out.
+    Every turn has the flag, because XTuner masks turns without it as soon as one turn has it. The first turn has the
+    system prompt. Other messages between two replies are joined by newlines, and messages after the last reply are
+    omitted.
 
     Raises:
-        UserError: the example has no reply, a system message that is not the first message, or a trained message that
-            is no reply.
+        UserError: the example has no reply, a system message after the first message, or a trained user message.
     """
     turns: list[dict[str, Any]] = []
     system, waiting = "", list[str]()
@@ -130,7 +129,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
 
 
 def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
-    """The example of an XTuner row; weights are 1 and 0.
+    """The example of an XTuner row, with weights 1 and 0.
 
     Raises:
         UserError: not such a row.
@@ -151,12 +150,12 @@ def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
 
 
 def to_openai(example: Example) -> dict[str, Any]:
-    """Chat messages, with ``loss`` (a boolean) on every reply."""
+    """Chat messages with a boolean ``loss`` on every reply."""
     return {"messages": log(example.messages, 0)}
 
 
 def from_openai(row: Mapping[str, Any], where: str) -> Example:
-    """The example of a row of chat messages; a reply without ``loss`` is context.
+    """The example of a row of chat messages. A reply without ``loss`` is context.
 
     Raises:
         UserError: not such a row.

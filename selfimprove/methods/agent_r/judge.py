@@ -1,15 +1,15 @@
 """Finds the transition point, the first wrong step of a bad path, with a judge (docs/agent-r.md, A17 to A20).
 
-``ActorJudge``: the actor model itself, asked about one action at a time. ``ScriptedJudge``: the environment's expert,
-who knows how many actions are left to the goal. An action after which fewer are left is good, one that makes the path
-longer or impossible, or that the environment refused, is bad, and one that changes nothing is uncertain ::
+``ActorJudge`` asks the actor model itself about one action at a time. ``ScriptedJudge`` uses the environment's expert,
+which knows how many actions remain to the goal. An action that reduces this number is good. One that increases it,
+makes the goal unreachable or is refused by the environment is bad. One that leaves it unchanged is uncertain ::
 
     plan 5 -> 4   get 2 oak log                    Good
     plan 4 -> 4   inventory                        Uncertain
     plan 4 -> 4   craft 9 stick using 1 stone      Bad, refused
     plan 4 -> 7   craft 1 boat using 5 oak planks  Bad, the planks were needed
 
-From such verdicts a small model learns to judge in its warm start (``judge_examples``).
+A small model learns to judge from such verdicts in its warm start (``judge_examples``).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,12 +37,12 @@ from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, p
 from selfimprove.methods.agent_r.tree import Tree
 
 Judge = Callable[[Tree, int], Awaitable[Judgement]]
-"""(tree, node) -> the judgement of that node's action, which depends on the path to the node alone."""
+"""(tree, node) -> the judgement of that node's action, which depends only on the path to the node."""
 
 SLIP = 0.5
-"""How often a judged walk leaves the expert's path."""
+"""Probability that a step of a judged walk leaves the expert's path."""
 LONGEST = 30
-"""Steps of a judged walk, at most."""
+"""Maximum number of steps of a judged walk."""
 
 _REFUSED = "The environment refused it."
 _REASONS: dict[Verdict, str] = {
@@ -54,9 +54,9 @@ _REASONS: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Transition:
-    """A bad path up to its first bad step. ``found`` False: no step was judged bad, and the path is whole.
+    """A bad path up to its first bad step. If ``found`` is false, no step was judged bad and the path is complete.
 
-    ``judgements``: of every step that was walked, in order, those of the initial part included.
+    ``judgements``: of every step walked, in order, including the steps shared with the good path.
     """
 
     path: list[int]
@@ -67,15 +67,15 @@ class Transition:
 async def transition_point(
     bad_path: Sequence[int], branch: int, judge: Callable[[int], Awaitable[Judgement]]
 ) -> Transition:
-    """Walk a bad path from its first action; stop after its first bad step, which is kept.
+    """Walk a bad path from its first action and stop after its first bad step, which is kept.
 
-    Good and uncertain steps are passed. The first ``branch`` steps are shared with the good path: a verdict about them
-    is kept but cannot end the walk, since the "error" would be a step of the good path (the original emits that
-    sample). Never bad: the whole path.
+    Good and uncertain steps are passed over. The first ``branch`` steps are shared with the good path. Their verdicts
+    are kept but do not end the walk, because the "error" would be a step of the good path (the original emits such
+    samples). If no step is bad, the whole path is returned.
 
     Args:
         bad_path: node indices from the first action on.
-        branch: how many of them the good path shares.
+        branch: number of steps shared with the good path.
         judge: node index -> judgement.
     """
     judgements = []
@@ -87,7 +87,7 @@ async def transition_point(
 
 
 def history_of(tree: Tree, index: int) -> tuple[str, list[Did], Did]:
-    """(task description, earlier steps, the node's own step). Steps given before the root count as earlier ones."""
+    """(task description, earlier steps, the node's own step). Earlier steps include those given before the root."""
     prior = tree.prompt[OPENING:]
     steps = [
         Did(parse_action(reply.content), observation.content)
@@ -99,14 +99,14 @@ def history_of(tree: Tree, index: int) -> tuple[str, list[Did], Did]:
 
 @dataclass(frozen=True)
 class ActorJudge:
-    """The actor model judges its own paths. Its noise is named by the tree and the node."""
+    """The actor model judges its own paths. The tree and the node determine its random seed."""
 
     actor: Engine
     cfg: ConvertParams
     seed: int
 
     async def __call__(self, tree: Tree, index: int) -> Judgement:
-        """Ask; a log that does not fit the model's context loses its oldest steps, whole.
+        """Ask the actor; whole steps, oldest first, are dropped from a log that does not fit its context.
 
         Raises:
             EngineError, UserError: as ``Engine.generate``.
@@ -131,7 +131,7 @@ class ActorJudge:
 
 @dataclass(frozen=True)
 class Standing:
-    """A state: its snapshot, the expert's remaining actions (None: no path), whether the episode is over, its score."""
+    """A state: its snapshot, the expert's remaining actions (None: no path), whether the episode is over, the score."""
 
     snapshot: Any
     left: int | None
@@ -140,7 +140,7 @@ class Standing:
 
 
 def standing(env: AgentEnv, *, reward: float = 0.0, over: bool = False) -> Standing:
-    """The current state of ``env``; an episode that ended with reward 1 has 0 actions left."""
+    """The current state of ``env``; an episode that ended with reward 1 has 0 remaining actions."""
     snapshot = env.snapshot()
     if over:
         return Standing(snapshot, 0 if reward == 1 else None, True, reward)
@@ -150,9 +150,9 @@ def standing(env: AgentEnv, *, reward: float = 0.0, over: bool = False) -> Stand
 
 
 def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, Did, Judgement]:
-    """Act in ``before``: the next state, the step as the log shows it, and its judgement. ``wait`` changes nothing.
+    """Act in ``before``: the next state, the step as shown in the log, and its judgement. ``wait`` changes nothing.
 
-    An action after the end of an episode is refused.
+    An action after the end of an episode counts as refused.
     """
     if action == WAIT:
         return before, Did(action, WAITED), _judgement("uncertain")
@@ -169,7 +169,7 @@ def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, 
 
 
 def step_verdict(before: Standing, after: Standing) -> Verdict:
-    """Good: a higher score, or fewer actions left; bad: more, no path, or a lost episode; uncertain: as many."""
+    """Good: higher score or fewer actions left. Bad: more, no path, or a failed episode. Uncertain: as many left."""
     if after.reward > before.reward:
         return "good"
     if after.left is None:
@@ -181,9 +181,9 @@ def step_verdict(before: Standing, after: Standing) -> Verdict:
 
 @dataclass
 class ScriptedJudge:
-    """A judge without a model. ``envs``: an embedded environment by name, with an expert.
+    """A judge without a model. ``envs`` maps names to embedded environments that have an expert.
 
-    It replays each path from the nearest state that it has cached; the states of the last ``keep`` trees are cached.
+    Each path is replayed from its nearest cached state; the states of the last ``keep`` trees are cached.
     """
 
     envs: Mapping[str, AgentEnv]
@@ -191,7 +191,7 @@ class ScriptedJudge:
     _known: dict[int, tuple[Tree, dict[int, tuple[Standing, Judgement | None]]]] = field(default_factory=dict)
 
     async def __call__(self, tree: Tree, index: int) -> Judgement:
-        """The expert's verdict and reason about a node's action.
+        """The expert's verdict on a node's action, with a reason.
 
         Raises:
             UserError: the environment has no such task.
@@ -213,7 +213,7 @@ class ScriptedJudge:
         if id(tree) not in self._known:
             while len(self._known) >= self.keep:
                 del self._known[next(iter(self._known))]
-            self._known[id(tree)] = (tree, {})  # holding the tree keeps its id from being given to another
+            self._known[id(tree)] = (tree, {})  # the reference prevents reuse of the tree's id
         return self._known[id(tree)][1]
 
     @staticmethod
@@ -228,12 +228,12 @@ class ScriptedJudge:
 def judge_examples(
     env: AgentEnv, task_ids: Sequence[int], count: int, *, seed: int, style: Style = "short"
 ) -> list[Example]:
-    """``count`` judgements as training examples, the three verdicts in equal parts as far as they occur.
+    """``count`` judgements as training examples, in equal parts for the three verdicts as far as possible.
 
-    On walks through the tasks, which follow the expert and leave its path half the time, every step is judged by the
-    expert: the prompt is what the actor will be asked, the answer (weight 1) a short reason and the verdict. Walks are
-    repeated with other noise until there are enough of each verdict, at most 20 times; fewer examples come back if a
-    verdict never occurs often enough. The order is drawn by the seed.
+    The expert judges every step of walks through the tasks that follow its own path but leave it half the time. The
+    prompt is the one the actor will get as a judge; the answer (weight 1) is a short reason and the verdict. Walks are
+    repeated with new noise until there are enough examples of each verdict, at most 20 times, so fewer are returned if
+    a verdict is rare. The order is drawn by the seed.
     """
     wanted = {verdict: count // 3 + (i < count % 3) for i, verdict in enumerate(VERDICTS)}
     found: dict[Verdict, dict[tuple[str, str], Example]] = {verdict: {} for verdict in wanted}
@@ -267,7 +267,7 @@ def _walk(env: AgentEnv, task_id: int, dice: Random, style: Style) -> list[tuple
 
 
 def _next_action(env: AgentEnv, at: Standing, history: Sequence[Did], dice: Random) -> str | None:
-    """The expert's action or, half the time, a slip: any possible one, one of the plan too early, or the last again."""
+    """The expert's action or, half the time, a slip: any valid action, a later one of the plan, or a repetition."""
     env.restore(at.snapshot)
     plan = [move.action for move in env.expert()]
     env.restore(at.snapshot)

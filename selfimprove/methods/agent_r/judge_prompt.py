@@ -1,4 +1,4 @@
-"""What a judge is asked about one action of a log, and how its answer is read (docs/agent-r.md, A18 and A19).
+"""The judge's prompt for one action of a log, and the parser of its answer (docs/agent-r.md, A18 and A19).
 
 The answer gives reasons first ::
 
@@ -20,17 +20,17 @@ VERDICTS: tuple[Verdict, ...] = ("good", "bad", "uncertain")
 Style = Literal["full", "short"]
 
 SHORT_HISTORY = 2
-"""Earlier steps that the short prompt shows."""
+"""Number of earlier steps in the short prompt."""
 HEADING = "# Task"
-"""The line after it is the goal."""
+"""The goal is on the line after this heading."""
 
 _INSTRUCTION = re.compile(r"\A.*^Action: [^\n]*\n\n", re.DOTALL | re.MULTILINE)
 
 
 class Judgement(Record):
-    """What a judge said of one action. ``parsed`` False: no verdict could be read, so it counts as uncertain.
+    """A judge's answer about one action. If ``parsed`` is false, no verdict was found, and it counts as uncertain.
 
-    ``omitted``: the oldest steps of the log that did not fit the judge's context.
+    ``omitted``: number of the log's oldest steps that did not fit the judge's context.
     """
 
     verdict: Verdict
@@ -40,7 +40,7 @@ class Judgement(Record):
 
 
 class Did(NamedTuple):
-    """An action and what the environment answered."""
+    """An action and its observation."""
 
     action: str
     observation: str
@@ -79,18 +79,18 @@ Reason, then Judgement: Good, Bad or Uncertain?"""
 def judge_prompt(
     env_name: str, task: str, history: Sequence[Did], current: Did, style: Style = "full", *, dropped: int = 0
 ) -> list[Message]:
-    """What the judge is asked: one user message.
+    """The judge's prompt: one user message.
 
     Args:
-        env_name: chooses the wording; an environment without its own is called a text world.
-        task: the task description, that is the first observation.
-        history: the steps before, oldest first.
+        env_name: selects the wording; an environment without its own is called a text world.
+        task: the task description, i.e. the first observation.
+        history: the earlier steps, oldest first.
         current: the step to judge.
         style: ``short``: the task in one line and the last ``SHORT_HISTORY`` steps, for a small model.
-        dropped: how many of the oldest steps do not fit and are left out, whole.
+        dropped: number of the oldest steps to leave out because they do not fit.
     """
     judged = _judged(env_name)
-    if judged.goal:  # behind the task: in a mixture, what stands before it is taken for the instruction
+    if judged.goal:  # after the task: in a mixture, text before it would be treated as the instruction
         task = f"{task}\n{judged.goal}"
     if style == "short":
         shown = history[dropped:][-SHORT_HISTORY:]
@@ -107,17 +107,17 @@ def judge_prompt(
 
 
 def _judged(env_name: str) -> Judged:
-    """The environment's wording, else that of what makes it one to act in, else the general one."""
+    """The environment's own wording, or that of the adapter it is used through, or the default."""
     section = named(EnvParams).get(env_name, TextParams)
     made = adapter(TextParams, section) or TextParams
     return section.judged or made.judged or TextParams.judged
 
 
 def task_line(task: str) -> str:
-    """The line of a task description that names the goal.
+    """The line of a task description that states the goal.
 
-    That is the line after a heading ``# Task``; else the last that begins with Goal or Task; else the first. In a
-    mixture, the environment's instruction stands before the task and is left out: it ends with ``Action: …``.
+    This is the line after a heading ``# Task``, or the last line that starts with Goal or Task, or the first line. In a
+    mixture, the environment's instruction precedes the task; it ends with ``Action: …`` and is skipped.
     """
     alone = _INSTRUCTION.sub("", task, count=1)
     lines = [line.strip() for line in alone.splitlines() if line.strip()]
@@ -134,7 +134,7 @@ _NOT = re.compile(
     r"|n['’]t(?![^\W_])",
     re.IGNORECASE,
 )
-# "and" ends a clause where a new one with its own verb follows ("does not hurt and is good").
+# "and" ends a clause if a new clause with its own verb follows ("does not hurt and is good").
 _CLAUSE_END = re.compile(
     r"[.,;:!?()\[\]–—]|\s-+\s|\b(?:but|because|since|although|though|while|whereas|however|hence|therefore)\b"
     r"|\band\s+(?=(?:it|this|that|is|was|so)\b)",
@@ -144,13 +144,13 @@ _OR = re.compile(r"\s*(?:/|\bor\b)", re.IGNORECASE)
 
 
 def parse_verdict(reply: str) -> Verdict | None:
-    """The verdict of a reply, None if there is none.
+    """The verdict of a reply, or None.
 
-    Counted are the labels in the line after ``Judgement:`` or ``Judgment:`` (if that line is empty, in the next that is
-    not); the last label of all such lines wins. A negation holds up to the next label of its clause, however far, and
-    over an "or": "not good" and "I would not say that this is good" are bad, "neither good nor bad" is uncertain, and
-    "not bad" is uncertain unless another label stands beside it. What is said without the marker is no verdict: the
-    original passes any reply that mentions "good", be it "not good", and takes an empty one for bad.
+    Only labels on a line after ``Judgement:`` or ``Judgment:`` count (the next nonempty line if nothing follows). The
+    last label of all such lines wins. A negation applies to the next label of its clause at any distance, and across an
+    "or": "not good" and "I would not say that this is good" are bad, "neither good nor bad" is uncertain, and "not bad"
+    is uncertain unless there is another label. Text without the marker is no verdict. The original accepts any reply
+    that mentions "good", even "not good", and treats an empty one as bad.
     """
     verdict: Verdict | None = None
     pieces = _MARKER.split(reply)
@@ -163,7 +163,7 @@ def parse_verdict(reply: str) -> Verdict | None:
 
 def _line_verdict(line: str) -> Verdict | None:
     verdict: Verdict | None = None
-    before: Verdict | None = None  # the label before, if it was negated
+    before: Verdict | None = None  # the previous label, if it was negated
     for label, negated in _labels(line):
         if not negated:
             verdict = label
@@ -178,7 +178,7 @@ def _line_verdict(line: str) -> Verdict | None:
 
 
 def _labels(line: str) -> Iterator[tuple[Verdict, bool]]:
-    """Each label of a line, and whether it is negated."""
+    """Each label of a line with whether it is negated."""
     for clause in _CLAUSE_END.split(line):
         negated, at = False, 0
         for match in _LABEL.finditer(clause):
@@ -189,11 +189,11 @@ def _labels(line: str) -> Iterator[tuple[Verdict, bool]]:
 
 
 def judgement_of(reply: str) -> Judgement:
-    """A reply as a judgement; an unparsable one is marked and uncertain."""
+    """A reply as a judgement; an unparsable one is marked as such and is uncertain."""
     verdict = parse_verdict(reply)
     return Judgement(verdict=verdict or "uncertain", text=reply, parsed=verdict is not None)
 
 
 def answer(reason: str, verdict: Verdict) -> str:
-    """A judge's reply in the form that is asked for."""
+    """A judge's reply in the requested form."""
     return f"{reason}\nJudgement: {verdict.capitalize()}"

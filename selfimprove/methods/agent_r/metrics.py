@@ -1,22 +1,22 @@
 """Metrics of Agent-R's evaluation, its revision evaluation, and a collection of trees (docs/agent-r.md, A31 and A32).
 
 =================  ================================================================================================
-score              the main one: last score of an episode, in [0, 1], times 100
+score              the main metric: last score of an episode, in [0, 1], times 100
 success            share of episodes whose last score is the maximum
-steps              actions of the policy, those given to it left out, ``wait`` included
-invalid            share of those actions that the environment did not understand or could not do
-repeated           share of them that say the same as the one before; ``repeated_runs`` counts the runs by length,
-                   ``repeated_blocks`` those of blocks of 1 to 4 actions (A B A B) by block length and repetitions
-revised            share of episodes with a revision turn; ``revisions`` is their number in an episode
-revision_length    actions from the start of the bad segment to its revision turn; ``revision_lengths`` counts them
-shortened_prompts  share of turns whose prompt left out earlier messages, since they did not fit the context;
-                   ``cut_completions``: share that ``max_tokens`` ended (both also over given bad beginnings)
-revision_score …   the same of episodes that go on from a given bad beginning (the paper's Table 3)
+steps              number of the policy's actions (not those given to it), including ``wait``
+invalid            share of those actions that the environment did not understand or could not execute
+repeated           share of those actions that equal the previous one; ``repeated_runs``: runs by length;
+                   ``repeated_blocks``: runs of blocks of 1 to 4 actions (A B A B) by block length and repetitions
+revised            share of episodes with a revision turn; ``revisions``: number of revision turns per episode
+revision_length    actions from the start of the bad segment to its revision turn; ``revision_lengths``: histogram
+shortened_prompts  share of turns whose prompt left out earlier messages that did not fit the context;
+                   ``cut_completions``: share that reached ``max_tokens`` (both include given bad beginnings)
+revision_score …   the same metrics for episodes that continue from a given bad beginning (the paper's Table 3)
 =================  ================================================================================================
 
-A bad segment starts with the given beginning, or with the episode, or after the revision turn before it (the paper's
-captions name these metrics, the exact formulas are ours). Success is a normalised score of 1; AgentGym's evaluator
-compares with "1 or 100", and fails on arrays. A blocked episode keeps the score that it had, and is no success.
+A bad segment starts with the given beginning, with the episode, or after the previous revision turn. (The paper's
+captions name these metrics; the exact formulas are ours.) Success is a normalised score of 1; AgentGym's evaluator
+compares with "1 or 100" and fails on arrays. A blocked episode keeps its last score and is not a success.
 """
 
 import math
@@ -37,16 +37,16 @@ from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.omissions import cut_completions, shortened_prompts
 
 AVERAGED = ("score", "success", "steps", "revised")
-"""Metrics that are also given by environment and averaged over the environments."""
+"""Metrics that are also reported by environment and averaged over the environments."""
 
 
 def own_turns(episode: Episode) -> list[Turn]:
-    """The policy's turns: those of a given beginning are left out."""
+    """The policy's turns, without those of a given beginning."""
     return [turn for turn in episode.turns if turn.model != GIVEN]
 
 
 def final_score(episode: Episode) -> float:
-    """The last score, in [0, 1]; 0 where nothing was scored. A negative score is a disaster and counts as 0."""
+    """The last score, in [0, 1]; 0 if nothing was scored. A negative score is a disaster and counts as 0."""
     return max(0.0, episode.rewards[-1]) if episode.rewards else 0.0
 
 
@@ -56,7 +56,7 @@ def is_success(episode: Episode) -> bool:
 
 
 def outcome(episode: Episode, prefix: str = "") -> Outcome:
-    """One episode's values in the averaged metrics; their names begin with ``prefix``."""
+    """One episode's values of the averaged metrics, with ``prefix`` added to their names."""
     turns = own_turns(episode)
     values = {
         "score": 100 * final_score(episode),
@@ -70,15 +70,15 @@ def outcome(episode: Episode, prefix: str = "") -> Outcome:
 
 
 def outcomes(played: Iterable[Episode], revised: Iterable[Episode] = ()) -> list[Outcome]:
-    """Every episode's outcome, for tests of paired differences; those from given bad beginnings as ``revision_…``."""
+    """Every episode's outcome, for paired tests; those from given bad beginnings are named ``revision_…``."""
     return [*(outcome(episode) for episode in played), *(outcome(episode, "revision_") for episode in revised)]
 
 
 def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ()) -> dict[str, Any]:
-    """Every metric as {mean, se, n}, histograms as {length: count}; see the file's head.
+    """Every metric as {mean, se, n}, histograms as {length: count}; see the module's docstring.
 
-    With several environments, ``environments`` has the metrics of each, and ``average`` their mean over the
-    environments; the metrics beside them are over all episodes.
+    With several environments, ``environments`` contains the metrics of each and ``average`` their mean over the
+    environments. All other metrics are over all episodes.
     """
     metrics: dict[str, Any] = dict(average(outcomes(played, revised)))
     metrics |= _rates(played)
@@ -100,7 +100,7 @@ def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ())
 
 
 def over_environments(metrics: Sequence[Estimate]) -> Estimate:
-    """The unweighted mean of independent means, as the paper's column Avg; n is the number of episodes in all."""
+    """The unweighted mean of independent means, as in the paper's column Avg; n is the total number of episodes."""
     k = len(metrics)
     return {
         "mean": math.fsum(metric["mean"] for metric in metrics) / k,
@@ -110,21 +110,20 @@ def over_environments(metrics: Sequence[Estimate]) -> Estimate:
 
 
 def repeated_runs(actions: Sequence[str]) -> list[int]:
-    """Lengths of the runs of two or more equal actions in a row, in order."""
+    """Lengths of the runs of two or more equal consecutive actions, in order."""
     return [n for n in (sum(1 for _ in run) for _, run in groupby(actions)) if n > 1]
 
 
 LONGEST_BLOCK = 4
-"""Actions of the longest block whose repetition is counted."""
+"""Length in actions of the longest block whose repetition is counted."""
 
 
 def repeated_blocks(actions: Sequence[str], longest: int = LONGEST_BLOCK) -> dict[int, list[int]]:
-    """Loops: for each block length from 1 to ``longest``, the repetitions of every run found, in order.
+    """Loops: for each block length from 1 to ``longest``, the number of repetitions of every run, in order.
 
-    A run is two or more copies of one block of actions, one after the other: ``A B A B A B`` is one run of three
-    blocks of length 2. A block that is itself a repetition of a shorter one (``A A``, ``A B A B``) is not counted, as
-    its run is counted at the shorter length. A run is taken as early and as long as possible; an incomplete copy
-    at its end does not count.
+    A run is two or more consecutive copies of a block of actions: ``A B A B A B`` is one run of three blocks of length
+    2. A block that itself repeats a shorter one (``A A``, ``A B A B``) is not counted, as its run is counted at the
+    shorter length. Runs start as early and extend as far as possible; an incomplete copy at the end does not count.
     """
     found: dict[int, list[int]] = {length: [] for length in range(1, longest + 1)}
     for length in found:
@@ -143,15 +142,15 @@ def repeated_blocks(actions: Sequence[str], longest: int = LONGEST_BLOCK) -> dic
 
 
 def _repeats(block: Sequence[str]) -> bool:
-    """Whether a block is two or more copies of a shorter one."""
+    """Whether a block consists of two or more copies of a shorter one."""
     sizes = (size for size in range(1, len(block)) if len(block) % size == 0)
     return any(list(block[:size]) * (len(block) // size) == list(block) for size in sizes)
 
 
 def revision_lengths(episode: Episode) -> list[int]:
-    """For each of the policy's revision turns, the number of actions of its bad segment.
+    """For each of the policy's revision turns, the number of actions in its bad segment.
 
-    A revision turn right after another one corrects nothing and is left out.
+    A revision turn directly after another one corrects nothing and is skipped.
     """
     lengths, segment = [], 0
     for turn in episode.turns:
@@ -167,11 +166,11 @@ def revision_lengths(episode: Episode) -> list[int]:
 def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
     """Metrics of a collection.
 
-    ``solved``: trees with a node of score 1; ``best``: a tree's best leaf; ``leaf_score``: a leaf; ``cut``: share of
-    leaves that the depth bound made; ``invalid``: share of nodes whose action was not understood or not possible;
-    ``duplicates``: share of samples that repeat a sibling; ``diverged``: replays that saw something else than the
-    first time, which the world has counted (the trees then mix different worlds); ``shortened_prompts`` and
-    ``cut_completions``: shares of nodes, see ``methods.omissions``.
+    ``solved``: trees with a node of score 1; ``best``: score of a tree's best leaf; ``leaf_score``: score of a leaf;
+    ``cut``: share of leaves due to the depth bound; ``invalid``: share of nodes whose action was not understood or not
+    possible; ``duplicates``: share of samples that repeat a sibling; ``diverged``: number of replays whose observations
+    differed from the first time, as counted by the world (the trees then mix different worlds); ``shortened_prompts``
+    and ``cut_completions``: shares of nodes, see ``methods.omissions``.
     """
     leaves = {i: ranked_leaves(tree) for i, tree in enumerate(trees)}
     nodes = [len(tree.nodes) - 1 for tree in trees]
@@ -203,12 +202,12 @@ def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
 
 
 def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
-    """One task in the original's result schema; ``env_score`` is on the environment's own scale, as there.
+    """One task in the original's result schema, with ``env_score`` on the environment's own scale.
 
-    ``step_num`` counts the policy's steps; ``state`` are the messages up to the last observation.
+    ``step_num`` is the number of the policy's steps; ``state`` contains the messages up to the last observation.
 
     Raises:
-        UserError: the episode has no name of Agent-R's.
+        UserError: the episode's id is not in Agent-R's format.
     """
     state = [{"role": message.role, "content": message.content} for message in episode.prompt]
     for turn in episode.turns:
@@ -224,7 +223,7 @@ def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
 
 
 def _rates(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Shares of actions, and the runs of equal ones."""
+    """Shares of invalid and repeated actions, and histograms of repetitions."""
     actions = [[_action(turn) for turn in own_turns(episode)] for episode in episodes]
     return {
         "invalid": ratio(

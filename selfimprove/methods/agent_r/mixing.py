@@ -1,4 +1,4 @@
-"""Mixes revision trajectories, good ones and general chat in the shares that ``mix`` names (docs/agent-r.md, A25)."""
+"""Mixes revision trajectories, good trajectories and general chat as specified by ``mix`` (docs/agent-r.md, A25)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from selfimprove.methods.agent_r.params import Mix
 T = TypeVar("T")
 
 SPEAKERS = {"human": "user", "gpt": "assistant"}
-"""ShareGPT's names of roles."""
+"""ShareGPT's role names."""
 
 GENERAL_OFF = (
     "general chat data is off (convert.mix.general is 0); the paper mixes it in, so that the agent stays a general "
@@ -24,15 +24,15 @@ GENERAL_OFF = (
 def mixed(
     revision: Sequence[Example], good: Sequence[Example], mix: Mix, seed: int, warm_start: Sequence[Example] = ()
 ) -> dict[str, list[Example]]:
-    """The examples of each kind that are trained on.
+    """The training examples of each kind.
 
-    Weight w of ``revision`` and ``good``: every example floor(w) times, and a share w - floor(w) of them, drawn by the
-    seed, once more. Weight ``general``: as many chats as that share of those (0.2: one chat for every five), drawn
-    without replacement until the file is used up, then again. Weight ``warm_start``: likewise, of the examples that
-    the base was trained on: what general chat is to a large model, they are to one trained from scratch.
+    For ``revision`` and ``good``, weight w includes every example floor(w) times and a share w - floor(w) of them,
+    drawn by the seed, once more. Weight ``general`` adds that many chats per such example (0.2: one per five), drawn
+    without replacement until the file is exhausted, then again. Weight ``warm_start`` likewise adds the base's training
+    examples, which play the role of general chat for a model trained from scratch.
 
     Raises:
-        UserError: ``general`` is above 0 and its file is not named, is missing or has a malformed line.
+        UserError: ``general`` is above 0 and its file is not configured, is missing or has a malformed line.
     """
     kinds = {
         "revision": _times(revision, mix.revision, seed, "revision"),
@@ -55,13 +55,13 @@ def mixed(
 
 
 def read_chats(path: Path) -> list[Example]:
-    """Chats of a JSONL file; every assistant message is trained on.
+    """Chats of a JSONL file, with every assistant message trained on.
 
     A line is ``{"messages": [{"role", "content"}, …]}`` or, as in ShareGPT, ``{"conversations": [{"from", "value"},
-    …]}``; other keys are not read.
+    …]}``; other keys are ignored.
 
     Raises:
-        UserError: the file is missing or empty, or a line is no chat with an assistant message (names it).
+        UserError: the file is missing or empty, or a line (named in the message) has no assistant message.
     """
     chats = []
     for line, row in read_rows(path):
@@ -74,7 +74,7 @@ def read_chats(path: Path) -> list[Example]:
 
 
 def _said(row: Mapping[str, Any]) -> Any:
-    """The messages of a line: role and content of each, as far as there are any."""
+    """The messages of a line with their roles and contents; malformed ones are passed on for validation."""
     said = row.get("messages", row.get("conversations"))
     if not isinstance(said, list) or not all(isinstance(message, Mapping) for message in said):
         return said
@@ -88,7 +88,7 @@ def _said(row: Mapping[str, Any]) -> Any:
 
 
 def _drawn(items: Sequence[T], count: int, seed: int, kind: str) -> list[T]:
-    """``count`` items without replacement until all are used up, then again in the same order."""
+    """``count`` items, drawn without replacement until all are used, then repeated in the same order."""
     order = list(items)
     rng("mix", seed, kind).shuffle(order)
     return [order[i % len(order)] for i in range(count)] if order else []

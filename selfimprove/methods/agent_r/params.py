@@ -20,7 +20,7 @@ StopText = Annotated[str, Field(min_length=1)]
 
 
 class GameParams(Section):
-    """ScienceWorld: a slice of its 23 task numbers, and how many variations of each (the original's loop)."""
+    """ScienceWorld: a slice of its 23 task numbers, and the number of variations of each (the original's loop)."""
 
     start: int = Field(default=0, ge=0)
     stop: int | None = Field(default=None, ge=1)
@@ -28,10 +28,10 @@ class GameParams(Section):
 
 
 class TaskParams(Section):
-    """Which tasks: how many demonstrations for the warm start, and the splits to search, choose and test on.
+    """Sizes and sources of the splits: demonstrations for the warm start, and tasks to search, tune and test on.
 
-    Splits are drawn from the environment's task ids by the run's seed and are disjoint; ``files`` names lists of ids
-    instead (JSON, as AgentGym and Agent-R publish them).
+    Splits are disjoint and drawn from the environment's task ids by the run's seed, or from lists of ids in ``files``
+    (JSON, as published by AgentGym and Agent-R).
     """
 
     demonstrations: int = Field(
@@ -108,7 +108,7 @@ class SearchParams(Section):
 
 
 class Mix(Section):
-    """Sampling weights of the kinds of data; a kind with weight 0 is left out. 1, 1, 0 uses all of both once."""
+    """Sampling weights of the kinds of data. Weight 0 leaves a kind out; 1, 1, 0 uses all of the first two once."""
 
     revision: float = Field(default=1.0, ge=0)
     good: float = Field(default=1.0, ge=0)
@@ -122,7 +122,7 @@ class Mix(Section):
 
 
 class ConvertParams(Section):
-    """Search trees to training conversations (docs/agent-r.md, A16 to A25)."""
+    """Conversion of search trees to training conversations (docs/agent-r.md, A16 to A25)."""
 
     data_type: Literal["good", "centric"] = Field(default="centric", description="good: good trajectories only")
     revise: bool = Field(default=True, description="false: direct revision without a judge")
@@ -147,7 +147,7 @@ class ConvertParams(Section):
 
 
 class EvaluateParams(Section):
-    """The policy plays a split; and goes on from given bad beginnings (revision evaluation, the paper's Table 3)."""
+    """The policy plays a split, and continues from given bad beginnings (revision evaluation, the paper's Table 3)."""
 
     split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
@@ -186,7 +186,7 @@ class AgentRRow(TrainedRow):
 
 
 class AgentRParams(Iterated):
-    """The whole section."""
+    """All parameters of the method."""
 
     env: TextSection
     tasks: TaskParams

@@ -1,6 +1,6 @@
-"""Evaluation of one task: the policy plays it, from its start or from a given bad beginning (docs/agent-r.md, A30).
+"""Evaluates one task: the policy plays it from its start or from a given bad beginning (docs/agent-r.md, A30).
 
-As in ``search``, nothing here batches, retries, writes or logs.
+Like ``search``, this module does not batch, retry, write or log.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from selfimprove.methods.agent_r.params import EvaluateParams
 ACTOR = "actor"
 """``Turn.model`` of the policy's own turns."""
 GIVEN = "given"
-"""``Turn.model`` of the turns of a given bad beginning: no steps of the policy."""
+"""``Turn.model`` of the turns of a given bad beginning, which are not steps of the policy."""
 
 
 async def play(
     task_id: int, world: World, actor: Engine, cfg: EvaluateParams, seed: int, bad_prefix: Sequence[str] = ()
 ) -> Episode:
-    """One episode: the given replies first, then at most ``cfg.max_turns`` of the actor's own, until it is over.
+    """One episode: the given replies, then at most ``cfg.max_turns`` replies of the actor.
 
     Each turn has one attempt: the stored reply as ``text``, the action as ``answer``, the score so far as ``reward``.
-    The last one's is the episode's score; a negative score counts as 0 and ends it. ``solved``: the score is 1.
-    ``blocked``: engine or environment failed for good; the turns before that stay.
+    The last reward is the episode's score; a negative score counts as 0 and ends the episode. ``solved``: the score is
+    1. ``blocked``: the engine or environment failed permanently; the turns before that are kept.
     """
     name = episode_id(world, task_id, bad_prefix)
     prompt: list[Message] = []

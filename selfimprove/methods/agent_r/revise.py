@@ -1,13 +1,13 @@
 """Revision trajectories: a bad path up to its error, a revision turn, and the rest of a good path.
 
-Of two paths of one tree that part after the second step ::
+For example, for two paths of one tree that diverge after the second step ::
 
     initial    Action: get 1 oak log          Action: craft 4 oak planks using 1 oak log
     bad        Action: get 5 stone [error]    Action: craft stick using 5 stone …
     good       Action: craft 4 stick using 2 oak planks …
 
 the conversation is: initial, ``get 5 stone``, ``Thought: I chose badly. …  Action: wait``, ``ok.``, and the good steps
-from ``craft 4 stick`` on. The revision turn and what follows it are trained on (docs/agent-r.md, A21 to A24).
+from ``craft 4 stick`` on. Only the revision turn and the steps after it are trained on (docs/agent-r.md, A21 to A24).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from selfimprove.methods.agent_r.tree import Tree, turn_messages
 
 THOUGHTS_FILE = Path(__file__).with_name("revision_thoughts.yaml")
 REVISION_THOUGHTS: tuple[str, ...] = tuple(YAML(typ="safe").load(THOUGHTS_FILE.read_text(encoding="utf-8")))
-"""Ten sentences, all of which can be drawn."""
+"""Ten revision thoughts, all of which can be drawn."""
 
 
 def revision_reply(thought: str) -> str:
@@ -33,7 +33,7 @@ def revision_reply(thought: str) -> str:
 
 
 def revision_turn(thought: str) -> list[Message]:
-    """What the agent says (trained on) and what the driver answers."""
+    """The agent's revision reply (trained on) and the answer to it."""
     return [
         Message(role="assistant", content=revision_reply(thought), weight=1.0),
         Message(role="user", content=WAITED),
@@ -41,16 +41,16 @@ def revision_turn(thought: str) -> list[Message]:
 
 
 def choose_thought(*names: object) -> str:
-    """One of the ten, drawn by a seed that names the pair.
+    """One of the ten thoughts, drawn by a seed derived from the pair's names.
 
-    The original can reach only the first ten of its twenty and seeds the generator anew for every tree, so that all
-    trees get the same sequence.
+    The original can reach only the first ten of its twenty thoughts and re-seeds the generator for every tree, so that
+    all trees get the same sequence.
     """
     return rng("revision_thought", *names).choice(REVISION_THOUGHTS)
 
 
 def branch_point(good: Sequence[int], bad: Sequence[int]) -> int:
-    """How many steps two paths share: the length of the *initial* part."""
+    """The number of steps two paths share, i.e. the length of the *initial* part."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(good, bad, strict=False)))
 
 
@@ -58,8 +58,8 @@ def splice(tree: Tree, good: Sequence[int], bad: Sequence[int], thought: str) ->
     """The revision trajectory of two paths (node indices from the first action on).
 
     ``bad`` ends with its first bad step (``judge.transition_point``), or is the whole path in direct revision
-    (``revise: 0``). The good steps are those from the first node that differs; token ids stay as generated. The last
-    message is the environment's last answer.
+    (``revise: false``). Good steps start at the first node that differs. Token ids stay as generated. The last message
+    is the environment's last observation.
     """
     return [
         *_context(tree.prompt),
@@ -70,7 +70,7 @@ def splice(tree: Tree, good: Sequence[int], bad: Sequence[int], thought: str) ->
 
 
 def spliced_actions(tree: Tree, good: Sequence[int], bad: Sequence[int]) -> list[str]:
-    """What each reply of ``splice`` behind the tree's prompt did."""
+    """The action of each reply of ``splice`` after the tree's prompt."""
     return [
         *(tree.nodes[index].action for index in bad),
         WAIT,
@@ -79,12 +79,12 @@ def spliced_actions(tree: Tree, good: Sequence[int], bad: Sequence[int]) -> list
 
 
 def whole(tree: Tree, path: Sequence[int], weight: float = 1.0) -> list[Message]:
-    """The opening and every step of a path; all of the agent's replies have the weight, except the canned one."""
+    """The opening and every step of a path; all replies in the path have the weight, those in the opening 0."""
     return [*_context(tree.prompt), *steps(tree, path, weight)]
 
 
 def steps(tree: Tree, path: Sequence[int], weight: float) -> list[Message]:
-    """Replies of that weight, and observations."""
+    """The replies, with this weight, and observations of a path."""
     messages = []
     for index in path:
         reply, observation = turn_messages(tree.nodes[index])

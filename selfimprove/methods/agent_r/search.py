@@ -1,9 +1,9 @@
 """Agent-R's Monte Carlo tree search over one task (docs/agent-r.md, A7 to A12).
 
-Nothing here batches, retries, writes or logs: the runner grows hundreds of trees at once, the engine batches whatever
-waits, a journal around the engine makes finished expansions survive a kill, and the world keeps one state for each
-node, so that nothing is replayed. A node's noise is named by the tree and by the replies that lead to it, so a tree
-does not depend on what else runs, nor on the order in which its own nodes were made.
+This module does not batch, retry, write or log. The runner grows hundreds of trees concurrently, the engine batches all
+pending requests, a journal around the engine preserves finished expansions if the process is killed, and the world
+keeps one state per node, so nothing is replayed. A node's noise is seeded by the tree and by the replies that lead to
+the node. A tree therefore does not depend on other work or on the order in which its nodes were created.
 """
 
 import math
@@ -22,12 +22,12 @@ from selfimprove.methods.agent_r.tree import Node, Tree
 async def search(
     task_id: int, world: World, actor: Engine, cfg: SearchParams, seed: int, prior: Sequence[str] = ()
 ) -> Tree:
-    """Grow one tree: ``cfg.dives`` dives from the root, or fewer if every path has ended before.
+    """Grow one tree with ``cfg.dives`` dives from the root, or fewer if every path has ended before.
 
     Args:
-        prior: replies that were given before the root; their messages are part of the tree's ``prompt``.
+        prior: replies given before the root; their messages are part of the tree's ``prompt``.
 
-    An engine or environment that fails for good leaves the tree ``blocked``, with every whole expansion made so far.
+    If the engine or environment fails permanently, the tree is ``blocked`` and keeps every complete expansion.
     ``solved``: a node reached score 1.
     """
     name = episode_id(world, task_id, prior)
@@ -47,14 +47,14 @@ async def search(
 
 
 def q_value(node: Node) -> float:
-    """Mean of the leaf rewards backed up through the node; 0 when unvisited."""
+    """Mean of the leaf rewards backed up through the node; 0 if unvisited."""
     return node.value / node.visits if node.visits else 0.0
 
 
 def uct(node: Node, parent: Node | None, exploration: float) -> float:
-    """``value/visits + exploration * sqrt(ln(parent.visits) / visits)``; no bonus when unvisited, none at the root.
+    """``value/visits + exploration * sqrt(ln(parent.visits) / visits)``; no bonus for unvisited nodes and the root.
 
-    None below an unvisited parent either; a tree of another program may have one.
+    There is no bonus below an unvisited parent either, which may occur in a tree from another program.
     """
     if parent is None or node.visits == 0 or parent.visits == 0:
         return q_value(node)
@@ -62,7 +62,7 @@ def uct(node: Node, parent: Node | None, exploration: float) -> float:
 
 
 def best_children(tree: Tree, index: int, exploration: float) -> list[int]:
-    """The children of a node that selection may take: non-terminal, unvisited ones first, else those of highest UCT."""
+    """The children that selection may choose: unvisited non-terminal ones, or otherwise those with the highest UCT."""
     node = tree.nodes[index]
     scores = {
         child: uct(tree.nodes[child], node, exploration) if tree.nodes[child].visits else math.inf
@@ -74,7 +74,7 @@ def best_children(tree: Tree, index: int, exploration: float) -> list[int]:
 
 
 def backup(tree: Tree, leaf: int) -> None:
-    """Add a terminal node's reward to itself and its ancestors; where all children are terminal, so is the parent."""
+    """Add a leaf's reward to itself and its ancestors; a node whose children are all terminal becomes terminal."""
     reward, at = tree.nodes[leaf].reward, tree.nodes[leaf]
     while True:
         at.visits += 1
@@ -86,7 +86,7 @@ def backup(tree: Tree, leaf: int) -> None:
 
 
 class _Search:
-    """A tree while it grows. ``states``: states of the nodes still to be expanded; ``keys``: names of their noise."""
+    """A growing tree. ``states``: states of nodes that can still be expanded; ``keys``: noise keys of all nodes."""
 
     def __init__(
         self, tree: Tree, start: EpisodeState, world: World, actor: Engine, cfg: SearchParams, seed: int
@@ -103,7 +103,7 @@ class _Search:
             self.tree.dives += 1
 
     async def dive(self) -> None:
-        """Expand, select, expand, … until every child of the node reached is terminal."""
+        """Alternate expansion and selection until every child of the reached node is terminal."""
         node: int | None = 0
         while node is not None:
             if not self.tree.nodes[node].children:
@@ -111,7 +111,7 @@ class _Search:
             node = self.select(node)
 
     def select(self, index: int) -> int | None:
-        """Descend from a node, best child after best child, to one not yet expanded; None if all have ended."""
+        """Descend from a node through best children to an unexpanded one; None if all paths have ended."""
         at = index
         while self.tree.nodes[at].children:
             best = best_children(self.tree, at, self.cfg.exploration)
@@ -122,9 +122,9 @@ class _Search:
         return at
 
     async def expand(self, index: int) -> None:
-        """Sample ``n_gen`` replies in one request, drop those with a sibling's text, step each from the node's state.
+        """Sample ``n_gen`` replies in one request, drop duplicates, and step each from the node's state.
 
-        The children enter the tree together; the terminal ones are backed up at once.
+        The children are added to the tree together, and terminal ones are backed up at once.
         """
         tree, cfg, parent = self.tree, self.cfg, self.tree.nodes[index]
         key = SeedKey(self.seed, f"{tree.id}/{self.keys[index]:016x}", parent.depth)

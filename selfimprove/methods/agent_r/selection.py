@@ -1,9 +1,9 @@
 """Selects good trajectories and (good, bad) pairs from the leaves of search trees (docs/agent-r.md, A16).
 
-Two different numbers of a leaf are compared, as in the original: *alpha* with its ``value``, the sum of the rewards
-backed up through it, and *beta* with the difference of the mean values, ``value / visits``. A leaf that search visited
-once, as every leaf of a search is, has the same for both: its reward. Comparisons are those of plain floating-point
-numbers (0.9 - 0.7 is above 0.2). The original means to do so, but compares text with numbers and fails.
+As in the original, two different quantities of a leaf are compared: *alpha* with its ``value``, the sum of the rewards
+backed up through it, and *beta* with the difference of mean values, ``value / visits``. For a leaf visited once, as all
+leaves of a search are, both equal its reward. Comparisons use plain floating-point numbers (0.9 - 0.7 is above 0.2).
+The original intends the same but compares strings with numbers and fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from selfimprove.methods.agent_r.tree import Tree
 
 @dataclass(frozen=True)
 class LeafPair:
-    """Two leaves of one tree, by node index."""
+    """Two leaves of one tree, as node indices."""
 
     good: int
     bad: int
@@ -30,7 +30,7 @@ class LeafPair:
 class Counts:
     """Counts before and after selection, over all trees.
 
-    ``without_reward``: trees whose root value is 0, which are left out; the counts after it are of the others.
+    ``without_reward``: trees whose root value is 0, which are skipped; the counts listed after it exclude them.
     """
 
     trees: int = 0
@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Selection:
-    """One tree's good leaves, best first, and its pairs, in order of their good, then their bad leaf's rank."""
+    """One tree's good leaves, best first, and its pairs, ordered by rank of the good and then of the bad leaf."""
 
     good: list[int]
     pairs: list[LeafPair]
@@ -57,7 +57,7 @@ class Selection:
 
 
 def ranked_leaves(tree: Tree) -> list[int]:
-    """The leaves, highest mean value first; equal ones as a depth-first walk meets them. The root is none."""
+    """The leaves in order of decreasing mean value, ties in depth-first order. The root is not a leaf."""
     found, stack = [], tree.root.children[::-1]
     while stack:
         node = tree.nodes[index := stack.pop()]
@@ -68,7 +68,7 @@ def ranked_leaves(tree: Tree) -> list[int]:
 
 
 def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:
-    """The good leaves of a tree and all its qualifying pairs, or ``max_pairs_per_tree`` of them drawn by the seed."""
+    """The good leaves of a tree and its qualifying pairs: all, or ``max_pairs_per_tree`` of them drawn by the seed."""
     counts = Counts(trees=1, blocked=int(tree.status == "blocked"))
     if tree.root.value <= 0:
         counts.without_reward = 1
@@ -91,7 +91,7 @@ def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:
 
 
 def select_all(trees: Sequence[Tree], cfg: ConvertParams, seed: int) -> tuple[list[Selection], Counts]:
-    """Every tree's selection, in the trees' order, and the counts over all of them."""
+    """Every tree's selection, in order, and the total counts."""
     selections = [select(tree, cfg, seed) for tree in trees]
     total = Counts()
     for selection in selections:
@@ -100,7 +100,7 @@ def select_all(trees: Sequence[Tree], cfg: ConvertParams, seed: int) -> tuple[li
 
 
 def nothing_kept(counts: Counts, cfg: ConvertParams) -> UserError:
-    """The error for thresholds that keep nothing: the counts, and the remedy."""
+    """The error for thresholds that keep nothing, with the counts and a remedy."""
     word = "at least" if cfg.inclusive else "above"
     blocked = f", {counts.blocked} blocked by environment or engine" if counts.blocked else ""
     return UserError(

@@ -9,7 +9,7 @@ from selfimprove.methods.summary import iteration_curve, summarise
 
 
 def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
-    """Row name -> its kind, in the table's order: base, controls, iterations."""
+    """Row name -> description, in the table's order: base, controls, iterations."""
     rows = {"base": f"warm start on {agent_r.tasks.demonstrations} demonstrations"}
     said = {
         "examples": "more SFT on the demonstrations",
@@ -27,7 +27,7 @@ def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
 
 
 def summarise_agent_r(agent_r: AgentRParams, results: Path) -> dict[str, Any]:
-    """Every row's metrics, and the paired differences of the last iteration to every other row."""
+    """Metrics of every row, and the paired differences between the last iteration and every other row."""
     summary = summarise(
         agent_r,
         agent_r_rows(agent_r),

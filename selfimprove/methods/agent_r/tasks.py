@@ -1,7 +1,7 @@
-"""Which tasks Agent-R uses: demonstrations for the warm start, a training split to search, a dev and a test split.
+"""Agent-R's tasks: demonstrations for the warm start, a training split to search, a dev and a test split.
 
-The splits are frozen lists of task ids, drawn by the run's seed, hashed, disjoint (docs/agent-r.md, A6). Lists of ids
-may be given instead, as JSON in any of the shapes in which Agent-R publishes them ::
+The splits are frozen, hashed and disjoint lists of task ids, drawn by the run's seed (docs/agent-r.md, A6). Lists of
+ids can be given instead, as JSON in any of the formats published by Agent-R ::
 
     [{"item_id": "textcraft_0"}, …]                  textcraft_test.json
     {"31": 7, "32": 6, …}                            textcraft_train_clean.json: id -> length of an expert's path
@@ -24,23 +24,23 @@ from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
 
 LONGEST = 100
-"""Actions of an expert's episode, at most."""
+"""Maximum number of actions in an expert's episode."""
 
 SLIP_THOUGHT = "This may help."
-"""The thought of a slip: never trained on, and the same for all, so that only action and observation show the error."""
+"""The thought of every slip: never trained on, and constant, so that only action and observation show the error."""
 
 SPLITS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
 
 
 def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[str, list[int]]:
-    """The four splits: task ids, disjoint, in an order drawn by the seed.
+    """The four splits: disjoint lists of task ids in an order drawn by the seed.
 
-    With ``tasks.files`` the test split is drawn from the test file and the others from the training file; a file that
-    is not named stands for every id of the environment that the other one does not hold.
+    With ``tasks.files`` the test split is drawn from the test file and the others from the training file. If one of the
+    two is not given, it defaults to all ids of the environment that are not in the other.
 
     Raises:
-        UserError: too few tasks, a file that is missing or malformed, an id that the environment does not have, or ids
-            that stand in both files (names them).
+        UserError: too few tasks, a missing or malformed file, an id that the environment does not have, or ids that
+            occur in both files (names them).
     """
     splits: dict[str, list[int]] = {}
     for pool, names in _pools(tasks, env):
@@ -50,7 +50,7 @@ def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[str, li
 
 
 def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[Sequence[int], tuple[Split, ...]]]:
-    """Ids, and the splits that share them in turn."""
+    """Pools of ids, each with the splits to draw from it in that order."""
     everything: Sequence[int] = env.task_ids()
     if not tasks.files:
         everything = _of_games(tasks.games, env, None) if tasks.games is not None else everything
@@ -74,7 +74,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[Sequence[int], tuple[
 
 
 def _of_games(games: GameParams, env: AgentEnv, among: Sequence[int] | None) -> list[int]:
-    """Ids of the environment's numbered games, of a training list or of all."""
+    """Ids of the environment's numbered games, restricted to ``among`` if given."""
     return cast(ListsGames, env).ids_of_games(games.start, games.stop, games.variations, among)
 
 
@@ -95,10 +95,10 @@ def check_disjoint(splits: Mapping[str, Sequence[int]]) -> None:
 
 
 def read_ids(path: Path, env_name: str) -> list[int]:
-    """Task ids of a JSON file in any of the shapes above, in its order, each once.
+    """Task ids of a JSON file in any of the formats above, in its order and without duplicates.
 
     Raises:
-        UserError: the file is missing, is not JSON, has another shape, holds no id, or is of another environment.
+        UserError: the file is missing, not JSON, has another format, contains no id, or is of another environment.
     """
     try:
         ids = list(dict.fromkeys(_flatten(load_json(path), env_name)))
@@ -113,10 +113,10 @@ def read_ids(path: Path, env_name: str) -> list[int]:
 
 
 def _flatten(value: Any, env_name: str) -> Iterable[int]:
-    """Ids of one of the published shapes.
+    """The ids in one of the published formats.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: the value has another format.
     """
     if isinstance(value, dict) and isinstance(value.get("ids"), (dict, list)):
         value = value["ids"]
@@ -138,13 +138,13 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
 
 
 def select(split: Sequence[int], cfg: SearchParams) -> list[int]:
-    """The part of a split that one collection searches, in the split's order.
+    """The tasks of a split that one collection searches, in the split's order.
 
-    ``min`` and ``max`` keep the ids from ``min`` on and below ``max``, as the original's options of that name do;
-    of those, ``tasks`` from place ``offset`` on, and of these the first ``limit``.
+    ``min`` and ``max`` keep the ids with ``min`` <= id < ``max``, like the original's options of that name. Of these,
+    ``tasks`` are taken from index ``offset`` on, and of those the first ``limit``.
 
     Raises:
-        UserError: nothing is left, or fewer than ``tasks`` though no range of ids narrows the split.
+        UserError: nothing is left, or fewer than ``tasks`` although no range of ids narrows the split.
     """
     inside = [i for i in split if (cfg.min is None or i >= cfg.min) and (cfg.max is None or i < cfg.max)]
     chosen = inside[cfg.offset : cfg.offset + cfg.tasks]
@@ -158,9 +158,9 @@ def select(split: Sequence[int], cfg: SearchParams) -> list[int]:
 
 
 def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) -> Example:
-    """The expert's episode as a training example: every reply has weight 1; it ends with the last reply.
+    """The expert's episode as a training example that ends with the last reply; every reply has weight 1.
 
-    ``observation_weight``: the weight of what the environment says, from the first observation on.
+    ``observation_weight``: the weight of observations, including the first.
 
     Raises:
         UserError: no such task, or the expert's path does not end with reward 1.
@@ -170,7 +170,7 @@ def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) ->
     messages[-1] = messages[-1].model_copy(update={"weight": observation_weight})
     reward = 0.0
     for move in env.expert():
-        if len(messages) % 2:  # a reply came last: the environment's answer to it
+        if len(messages) % 2:  # the last message is a reply, so its observation comes next
             messages.append(Message(role="user", content=observation, weight=observation_weight))
         messages.append(Message(role="assistant", content=f"Thought: {move.thought}\nAction: {move.action}", weight=1))
         step = env.step(move.action)
@@ -184,11 +184,11 @@ def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) ->
 
 
 def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example | None:
-    """The expert's episode with a slip in it: a possible action that does not help, the revision turn, and the rest.
+    """The expert's episode with a slip: a valid action that does not help, the revision turn, and the rest.
 
-    A large model knows how to say that it erred; one trained from scratch on faultless episodes has never seen
-    that. The slip has weight 0, as a bad beginning has in a revision trajectory; what follows it is played for real,
-    from where it led. None where the slip leaves no path to the goal. ``key`` names the draw.
+    A large model knows how to admit an error; one trained from scratch on faultless episodes has never seen that. The
+    slip has weight 0, like the bad steps of a revision trajectory. The steps after it are executed from the state it
+    leads to. None if the goal cannot be reached after the slip. ``key`` seeds the draw.
     """
     draw = rng("slip", env.name, task_id, *key)
     observation = env.reset(task_id)
@@ -224,9 +224,9 @@ def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example |
 
 
 def texts(examples: Sequence[Example]) -> list[dict[str, str]]:
-    """Texts that the small tokenizer is trained on: every message as often as it occurs, and revision turns.
+    """Training texts of the small tokenizer: every message as often as it occurs, and revision turns.
 
-    Each example gets one revision turn, of the ten in turn, as if it had been revised once.
+    Each example adds one revision turn (cycling through the ten thoughts), as if it had been revised once.
     """
     rows = []
     for index, example in enumerate(examples):

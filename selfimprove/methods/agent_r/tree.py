@@ -1,7 +1,7 @@
-"""A search tree as it is stored: one JSON line a tree, the opening conversation once, one row a node.
+"""Storage format of search trees: one JSON line per tree, with the opening conversation once and one row per node.
 
-A node is a reply and what the environment answered. A node's conversation is the tree's ``prompt`` and the (reply,
-observation) pairs on the way from the root to it (``Tree.conversation``): the original stores it in every node.
+A node is a reply and its observation. A node's conversation is the tree's ``prompt`` plus the (reply, observation)
+pairs on the path from the root (``Tree.conversation``). The original stores the whole conversation in every node.
 """
 
 from pydantic import Field, field_validator
@@ -12,9 +12,9 @@ from selfimprove.core.records import Finish, Message, Record, Status
 class Node(Record):
     """One node; node 0 is the root, which has no reply.
 
-    ``reply`` is the stored reply (numbered markers rewritten); ``token_ids`` its ids as generated, None where
-    the stored text is not what was generated. ``reward`` is the normalised score at this node; ``value`` the *sum* of
-    the leaf rewards backed up through it.
+    ``reply`` is the stored reply (numbered markers rewritten); ``token_ids`` are its ids as generated, or None if the
+    stored text differs from the generated one. ``reward`` is the normalised score at this node; ``value`` is the *sum*
+    of the leaf rewards backed up through it.
     """
 
     parent: int | None = None
@@ -38,7 +38,7 @@ class Node(Record):
 
 
 class Tree(Record):
-    """One task, searched. Nodes are in the order in which they were made: a parent before its children."""
+    """The search tree of one task. Nodes are in order of creation, so parents precede their children."""
 
     id: str
     env: str
@@ -72,11 +72,11 @@ class Tree(Record):
         return self.nodes[0]
 
     def leaves(self) -> list[int]:
-        """Indices of the terminal nodes without children, in the order in which they were made."""
+        """Indices of the terminal nodes without children, in order of creation."""
         return [i for i, node in enumerate(self.nodes) if node.terminal and not node.children]
 
     def path(self, index: int) -> list[int]:
-        """Indices from the first action to node ``index``; the root is left out."""
+        """Indices from the first action to node ``index``, without the root."""
         way: list[int] = []
         at: int | None = index
         while at is not None and self.nodes[at].parent is not None:
@@ -85,7 +85,7 @@ class Tree(Record):
         return way[::-1]
 
     def conversation(self, index: int) -> list[Message]:
-        """The messages up to and with node ``index``'s observation."""
+        """The messages up to and including node ``index``'s observation."""
         messages = list(self.prompt)
         for i in self.path(index):
             messages += turn_messages(self.nodes[i])

@@ -1,8 +1,8 @@
 """Replays a revision trajectory in the environment and keeps it only if it still succeeds (docs/agent-r.md, A23).
 
-A spliced conversation joins observations of two episodes: after the bad steps the environment is not where the good
-path left off. Here (``validate_splice: replay``) the bad steps, the revision turn (``wait``, which changes
-nothing) and the good steps are played in one episode, with fresh observations.
+A spliced conversation combines observations of two episodes, although after the bad steps the environment is not in the
+state where the good path continued. With ``validate_splice: replay`` the bad steps, the revision turn (``wait``, which
+changes nothing) and the good steps are executed in one episode, with fresh observations.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ async def replay(
 ) -> list[Message] | None:
     """The trajectory with the observations of a fresh episode; None if its score there is too low.
 
-    An episode that ends among the good steps ends the trajectory; one that ends before the revision turn's answer
-    leaves nothing to train on.
+    If the episode ends among the good steps, so does the trajectory. If it ends before the first good step, nothing is
+    left to train on and the result is None.
 
     Args:
-        tree: whose task it is; replies given before its root are given again.
-        trajectory: of ``revise.splice``: the tree's prompt, then (reply, observation) pairs.
+        tree: the tree of the task; replies given before its root are executed first.
+        trajectory: from ``revise.splice``: the tree's prompt, then (reply, observation) pairs.
         good_enough: whether a final score in [0, 1] is above alpha.
-        actions: what each of the trajectory's replies did in the tree; none: as the replies are read.
+        actions: the action that each reply of the trajectory had in the tree; if empty, the replies are parsed.
 
     Raises:
         EnvError, UserError: as ``World.step``.

@@ -1,15 +1,15 @@
-"""Players without trained weights, evaluated like models: chance, the oracle, chat models (docs/reflect-rl.md, L47).
+"""Players without trained weights, evaluated like models: random, oracle, chat models (docs/reflect-rl.md, L47).
 
 ========  ===========================================================================================================
 random    one of the listed labels, uniformly
 expert    the oracle: an upper bound
 direct    a chat model reads state and actions and answers with a label
-chat      it analyses the state first and chooses in a second turn, each step a dialogue of its own (auto_explore_gpt)
-react     the same in one dialogue over the whole episode, reflection and action in turn (evaluate_gpt)
+chat      it analyses the state first and chooses in a second turn; each step is a separate dialogue (auto_explore_gpt)
+react     the same in one dialogue over the whole episode, alternating reflection and action (evaluate_gpt)
 ========  ===========================================================================================================
 
-A label is read exactly, and an answer that names none is an invalid action; the original reads "Action 12" as 1, and
-guesses where it finds nothing.
+Labels are parsed strictly, and an answer without a listed label is an invalid action. The original parses "Action 12"
+as 1 and guesses if it finds nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,11 +25,11 @@ from selfimprove.methods.reflect_rl.params import AgentParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, opening, read_choice
 
 REFLECT, ACT = 0, 1
-"""Sample indices of a step's two answers."""
+"""Sample indices of the two answers of a step."""
 
 
 class AgentChoice(NamedTuple):
-    """An agent's thought and choice; ``label`` "": it named no label that is listed."""
+    """An agent's thought and choice; ``label`` is "" if it named no listed label."""
 
     reflection: str | None
     label: str
@@ -40,18 +40,18 @@ Agent = Callable[[EnumeratedEnv, SeedKey], Awaitable[AgentChoice]]
 
 
 async def chance(env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-    """One of the listed labels, each as likely; "" where none is listed."""
+    """A listed label, chosen uniformly; "" if none is listed."""
     labels = env.state().labels
     return AgentChoice(None, rng("random agent", key).choice(labels) if labels else "")
 
 
 async def expert(env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
-    """The oracle; where it knows no path, the first label; "" where none is listed."""
+    """The oracle's label; the first label if the oracle has no path; "" if none is listed."""
     return AgentChoice(None, oracle_label(env) or next(iter(env.state().labels), ""))
 
 
 class ChatAgent:
-    """``direct``, ``chat`` and ``react``, over any engine, in one episode."""
+    """The agents ``direct``, ``chat`` and ``react`` over any engine, for one episode."""
 
     def __init__(self, engine: Engine, cfg: AgentParams) -> None:
         self._engine, self._cfg = engine, cfg
@@ -81,7 +81,7 @@ class ChatAgent:
 
 
 def make_agent(cfg: AgentParams, engine: Engine | None) -> Callable[[], Agent]:
-    """What makes the agent of each episode; episodes share nothing that changes."""
+    """Factory of one agent per episode; episodes share no mutable state."""
     if engine is not None:
         return lambda: ChatAgent(engine, cfg).act
     return lambda: chance if cfg.kind == "random" else expert

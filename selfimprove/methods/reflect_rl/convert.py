@@ -1,4 +1,4 @@
-"""The teacher's trajectories as the five supervised sets (docs/reflect-rl.md, L13 and L14).
+"""Converts the teacher's trajectories to the five supervised sets (docs/reflect-rl.md, L13 and L14).
 
 =======================  ======================================================  =====================================
 set                      prompt                                                  trained on
@@ -6,12 +6,12 @@ set                      prompt                                                 
 sft                      pre, post, act                                          the label
 sft_reflection           instr, pre, analyse                                     the reflection
 sft_policy               instr, pre, analyse, reflection, post, act              the label
-…_positive               the same of complete trajectories only                  the same
+…_positive               the same, from complete trajectories only               the same
 =======================  ======================================================  =====================================
 
-Prompts are those of generation and reinforcement learning (``prompts.py``); an end token is trained after every answer.
-The original does neither. A complete trajectory is trained on if it succeeded, a negative only at its correction.
-Policies may learn those of fewer tasks than reflection models do (``demonstrated``).
+Prompts are the same as in generation and reinforcement learning (``prompts.py``), and an end token is trained after
+every answer; the original does neither. A complete trajectory is trained on if it succeeded, a negative one only at its
+correction. Policies may be trained on fewer tasks than reflection models (``demonstrated``).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,7 +27,7 @@ from selfimprove.methods.reflect_rl.prompts import Markers, policy_example, refl
 
 
 def trained_steps(trajectory: TeacherTrajectory) -> Iterator[tuple[str, TaughtStep]]:
-    """(name, step) of the steps that are trained on; none of a trajectory that failed."""
+    """(name, step) of the steps to train on; none if the trajectory failed."""
     if trajectory.status != "solved":
         return
     for number, step in enumerate(trajectory.steps):
@@ -44,10 +44,10 @@ def convert(
     """The five sets, in the trajectories' order.
 
     Args:
-        demonstrated: tasks whose actions are in the sets of policies; None: all. Reflections of all tasks are kept.
+        demonstrated: tasks whose actions are in the policies' sets (None: all). Reflections are kept for all tasks.
 
     Raises:
-        UserError: no trajectory, or none of those tasks', has a step to train on.
+        UserError: no trajectory (of those tasks) has a step to train on.
     """
     sets: dict[DataSet, list[Example]] = {name: [] for name in DATA_SETS}
     for trajectory in trajectories:
@@ -74,9 +74,9 @@ def convert(
 
 
 def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list[Example]:
-    """The examples, with prompts cut on the left so that each has at most ``limit`` tokens in all.
+    """The examples, with prompts cut on the left so that each example has at most ``limit`` tokens.
 
-    The answer is never cut: an example whose answer alone is too long stays as it is, and training counts it.
+    Answers are never cut: an example whose answer alone is too long is kept unchanged, and training counts it.
     """
     kept = []
     for example in examples:
@@ -93,9 +93,9 @@ def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list
 def texts(
     sets: dict[DataSet, list[Example]], trajectories: Sequence[TeacherTrajectory], instruction: str, markers: Markers
 ) -> list[dict[str, Any]]:
-    """Texts that the small tokenizer is trained on; what is the same in every prompt is one token (``fixed``).
+    """Training texts of the small tokenizer; text that is the same in every prompt becomes one token (``fixed``).
 
-    That is the instruction, the markers and, where all states list the same actions, their list.
+    Such texts are the instruction, the markers and, if all states list the same actions, that list.
     """
     posts = {step.post for trajectory in trajectories for step in trajectory.steps}
     constants = [instruction, markers.analyse, markers.act, *(posts if len(posts) == 1 else ())]
@@ -106,7 +106,7 @@ def texts(
 
 
 def metrics(trajectories: Sequence[TeacherTrajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
-    """Counts: trajectories by kind, how many succeeded, what was left out, examples of each set, reflections."""
+    """Counts: trajectories by kind, successes, dropped states, examples of each set; and statistics of reflections."""
     positive = [one for one in trajectories if one.info == "positive"]
     reflections = [example.messages[1].content for example in sets["sft_reflection"]]
     return {

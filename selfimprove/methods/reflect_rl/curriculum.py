@@ -1,4 +1,4 @@
-"""Which tasks are played when: level after level, or all from the start (docs/reflect-rl.md, L25)."""
+"""The schedule of tasks: level after level, or all from the start (docs/reflect-rl.md, L25)."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,7 +10,7 @@ from selfimprove.envs.interface import EnumeratedEnv
 
 
 class Phase(NamedTuple):
-    """From iteration ``start`` (from 0) on, ``tasks`` are played at ``level`` ("": the environment's default)."""
+    """From iteration ``start`` (0-based) on, ``tasks`` are played at ``level`` ("": the environment's default)."""
 
     start: int
     level: str
@@ -20,14 +20,14 @@ class Phase(NamedTuple):
 def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curriculum: bool) -> list[Phase]:
     """The schedule of a run of ``max_steps`` iterations.
 
-    Levels that share out the tasks (AutoExplore's depths) get whole iterations a task, as the original counts: level i
-    begins at (max_steps // items) x items before it, and the remainder of the division goes to the last level. Levels
-    that each have all tasks (Taxi's pickup, dropoff, full) get equal parts. A level that is the only one
-    (``env.curriculum_index``) is the whole run, with or without a curriculum.
+    If levels partition the tasks (AutoExplore's depths), each task gets a whole number of iterations, as in the
+    original: level i starts at (max_steps // items) x items before it, and the remainder of the division goes to the
+    last level. If every level has all tasks (Taxi's pickup, dropoff, full), levels get equal parts. If there is only
+    one level (``env.curriculum_index``), it is the whole run, with or without a curriculum.
 
     Raises:
-        UserError: there is no task (of the only level); tasks that are shared out get no iteration each, or a level
-            gets none (the original then never advances).
+        UserError: there is no task (of the only level), fewer than one iteration per task of a partition, or a level
+            without iterations (the original then never advances).
     """
     if not tasks:
         raise UserError("reflect_rl.tasks: there is no task to train on; raise tasks.train or few_data.")
@@ -62,12 +62,12 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
 
 
 def phase_at(schedule: Sequence[Phase], iteration: int) -> int:
-    """Index of the phase that an iteration belongs to."""
+    """Index of the phase that contains an iteration."""
     return max(index for index, phase in enumerate(schedule) if phase.start <= iteration)
 
 
 def drawn(phase: Phase, place: int, seed: int) -> int:
-    """The task at a place of the phase's stream: its tasks again and again, each pass shuffled anew."""
+    """The task at index ``place`` of the phase's stream, which repeats the tasks in a new random order each pass."""
     turn, index = divmod(place, len(phase.tasks))
     order = list(phase.tasks)
     rng("tasks", seed, phase.level, turn).shuffle(order)

@@ -1,4 +1,4 @@
-"""The record of an episode: steps with reflection, action, probability and cost (docs/reflect-rl.md, L48).
+"""The record of an episode: steps with reflection, action, log-probability and cost (docs/reflect-rl.md, L48).
 
 A step of DangerousTaxi::
 
@@ -22,10 +22,10 @@ from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory, 
 
 
 class RLStep(Record):
-    """One step. ``reflection`` None: there is no reflection model; "": there is, but it was not asked here.
+    """One step. ``reflection`` is None without a reflection model, and "" if the model was not called at this step.
 
-    ``logprob`` and ``entropy`` are of the choice among what could be chosen (None from engines that do not report
-    them). The rest of what an update needs (ids of prompt and label, the labels that were listed) stays in memory.
+    ``logprob`` and ``entropy`` are those of the choice among the allowed actions (None if the engine does not report
+    them). Other data that an update needs (ids of prompt and label, the listed labels) are kept in memory only.
     """
 
     prompt: str
@@ -47,7 +47,7 @@ class RLStep(Record):
 
 
 class RLEpisode(Record):
-    """One episode. ``status``: ``solved`` by the environment's judgement; ``blocked`` if an engine failed for good."""
+    """One episode. ``status``: ``solved`` as judged by the environment; ``blocked`` if an engine failed permanently."""
 
     id: str
     env: str
@@ -61,28 +61,28 @@ class RLEpisode(Record):
 
     @property
     def cost(self) -> float:
-        """Q_0 without entropy: what the episode cost."""
+        """Q_0 without entropy: the total cost of the episode."""
         return sum(step.cost for step in self.steps)
 
     @property
     def success(self) -> bool:
-        """Whether it reached its goal."""
+        """Whether the episode reached its goal."""
         return self.status == "solved"
 
 
 @runtime_checkable
 class ReadsCommands(Protocol):
-    """An environment that takes more than the labels as they are listed: blanks around them, a dot, a command."""
+    """An environment that accepts more than the listed labels: surrounding blanks, a dot, or a command."""
 
     def named(self, text: str) -> str | None:
-        """The command that ``step`` does at a text, None if it does none."""
+        """The command that ``step`` executes for a text, or None."""
 
 
 def taken(env: EnumeratedEnv, task: int, label: str) -> tuple[str | None, Played]:
-    """Act: the command that was done (None: none), and what came of it.
+    """Take an action: the executed command (None: none) and its outcome.
 
     Raises:
-        UserError: the environment gave a cost that is no number.
+        UserError: the environment returned a non-finite cost.
     """
     command = env.named(label) if isinstance(env, ReadsCommands) else env.commands().get(label)
     played = env.step(label)
@@ -99,7 +99,7 @@ Act = Callable[[State, SeedKey], Awaitable[tuple[RLStep, Played]]]
 
 
 async def play_steps(env: EnumeratedEnv, task: int, level: str, number: int, key: SeedKey, act: Act) -> RLEpisode:
-    """Play a task to its end; ``env`` is a copy that only ``act`` acts in."""
+    """Play a task to its end; ``env`` is a copy that only ``act`` uses."""
     steps, error = list[RLStep](), None
     status: Status = "unsolved"
     try:
@@ -120,11 +120,11 @@ async def play_steps(env: EnumeratedEnv, task: int, level: str, number: int, key
 
 
 def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> RLTrajectory:
-    """The episode as the update reads it.
+    """The episode in the form used by the update.
 
     Args:
-        ids: of every label; None where actions are chosen among the whole vocabulary.
-        masked: they were chosen among the labels listed at the step (if any was), not among all.
+        ids: the token id of every label; None if actions are chosen from the whole vocabulary.
+        masked: actions were chosen among the labels listed at the step (if any), rather than among all.
     """
     every = None if ids is None else list(ids.values())
     decisions = []
@@ -137,7 +137,7 @@ def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) 
 
 
 def details(episode: RLEpisode, taken: Sequence[Decision], beta: float) -> list[dict[str, Any]]:
-    """The episode's part of a log: one row a step, as in the original's logs.json."""
+    """The episode's part of a log: one row per step, as in the original's logs.json."""
     q = costs_to_go([one.cost for one in taken], [one.entropy for one in taken], beta)
     return [
         {
@@ -154,5 +154,5 @@ def details(episode: RLEpisode, taken: Sequence[Decision], beta: float) -> list[
 
 
 def episode_id(env: str, task: int, level: str, episode: int) -> str:
-    """An episode's name: the environment, the task, the curriculum's level if there is one, and the draw."""
+    """An episode's id: the environment, the task, the curriculum's level (if any) and the draw."""
     return f"{env}-{task}" + (f"-{level}" if level else "") + f"-{episode}"

@@ -1,4 +1,4 @@
-"""Which episodes an evaluation plays (docs/reflect-rl.md, L46)."""
+"""The episodes of an evaluation (docs/reflect-rl.md, L46)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,24 +10,24 @@ from selfimprove.methods.reflect_rl.params import EvaluateParams
 
 
 class EvaluationEpisode(NamedTuple):
-    """One episode to play: a task, at a level, for the ``rep``-th time. Its noise is the same for every player."""
+    """One episode: the ``rep``-th repetition of a task at a level. Its noise is the same for every player."""
 
     task: int
     level: str
     rep: int
 
     def key(self, seed: int) -> SeedKey:
-        """Names its noise."""
+        """The episode's seed key."""
         return SeedKey(seed, f"{self.task}-{self.level}-{self.rep}")
 
 
 def evaluation_episodes(
     env: EnumeratedEnv, split: Sequence[int], cfg: EvaluateParams, reps: int | None = None
 ) -> list[EvaluationEpisode]:
-    """Every task of the split, at each level that it belongs to, ``reps`` (else ``cfg.eval_reps``) times.
+    """Every task of the split at each of its levels, repeated ``reps`` (default: ``cfg.eval_reps``) times.
 
     Raises:
-        UserError: no such level, or no task of the split at any of them.
+        UserError: a level does not exist, or no task of the split is at any of the levels.
     """
     found = [
         EvaluationEpisode(task, level, rep)

@@ -1,16 +1,16 @@
-"""The teacher's trajectories with reflections: complete ones, and negatives (docs/reflect-rl.md, L9 to L11).
+"""The teacher's trajectories with reflections: complete and negative ones (docs/reflect-rl.md, L9 to L11).
 
-A negative in AutoExplore: the path to the target up to its ``cat``, another file's ``cat`` in its place, and then the
-teacher's explanation of why that was wrong, with the step that corrects it::
+A negative trajectory in AutoExplore is the path to the target up to its ``cat``, the ``cat`` of another file instead,
+and then the teacher's explanation of why that was wrong, with the step that corrects it::
 
     (replayed)  cd core
     (wrong)     cat bus.py
     trained on  bus.py does not answer the task. hub.py could hold the answer and has not been read.  ->  cat hub.py
 
-Elsewhere: an episode of random actions, and now and then the oracle's, in which the teacher reflects at every state;
-trained on are the teacher's reflection and the oracle's action, never the random one.
+In other environments it is an episode of random actions, sometimes replaced by the oracle's, in which the teacher
+reflects on every state. The teacher's reflection and the oracle's action are trained on, never the random action.
 
-As everywhere, a method is about one episode; nothing here batches, retries, writes or logs.
+The functions handle one trajectory each; this module does not batch, retry, write or log.
 """
 
 from pydantic import Field
@@ -27,7 +27,7 @@ from selfimprove.methods.reflect_rl.teacher import Teacher
 class TaughtStep(Record):
     """A state, the reflection on it, and the action. ``learn``: it becomes training data; replayed steps do not.
 
-    ``label``, ``command``: the teacher's or oracle's choice; ``done``: what was done instead, if that differs.
+    ``label``, ``command``: the teacher's or oracle's choice; ``done``: the action taken, if it differs.
     """
 
     pre: str
@@ -41,7 +41,7 @@ class TaughtStep(Record):
 
 
 class TeacherTrajectory(Record):
-    """One path through a task. ``info``: ``positive`` or ``negativeK``; ``filename``: what AutoExplore identified."""
+    """One path through a task. ``info``: ``positive`` or ``negativeK``; ``filename``: identified in AutoExplore."""
 
     id: str
     env: str
@@ -58,7 +58,7 @@ class TeacherTrajectory(Record):
 
 
 class TeachingTask(Record):
-    """A trajectory to be made: the teacher's own (``negative`` None), or the negative of that number."""
+    """A trajectory to generate: the teacher's own (``negative`` None), or the negative one with that number."""
 
     task_id: int
     negative: int | None = None
@@ -66,12 +66,12 @@ class TeachingTask(Record):
 
     @property
     def info(self) -> str:
-        """As in the original's files."""
+        """The kind of trajectory, as in the original's files."""
         return "positive" if self.negative is None else f"negative{self.negative}"
 
 
 def teaching_tasks(train: list[int], cfg: GenerateParams) -> list[TeachingTask]:
-    """What the params ask of the training split, in its order: positives, then negatives; levels in turn."""
+    """The trajectories that the params specify, in the split's order: positives, then negatives, cycling levels."""
     levels = cfg.levels or [""]
     whole = [TeachingTask(task_id=task, level=levels[i % len(levels)]) for i, task in enumerate(train[: cfg.tasks])]
     return whole + [
@@ -84,10 +84,10 @@ def teaching_tasks(train: list[int], cfg: GenerateParams) -> list[TeachingTask]:
 async def teach(
     job: TeachingTask, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
 ) -> TeacherTrajectory | None:
-    """The trajectory of a teaching task, on a copy of ``env``; None: the task has no such negative.
+    """The trajectory of a teaching task, on a copy of ``env``; None if the task has no such negative.
 
-    ``status``: ``solved`` if it succeeded, or if a negative got all its reflections; ``blocked`` if the teacher's
-    engine failed for good.
+    ``status``: ``solved`` if it succeeded or, for a negative, if all reflections were obtained; ``blocked`` if the
+    teacher's engine failed permanently.
     """
     env = env.copy()
     made = TeacherTrajectory(
@@ -110,14 +110,14 @@ async def teach(
 
 
 async def _whole(made: TeacherTrajectory, env: EnumeratedEnv, teacher: Teacher, seed: int) -> TeacherTrajectory:
-    """The teacher plays: it reflects, then acts, until the end."""
+    """The teacher plays to the end: it reflects, then acts, at every step."""
     env.reset(made.task_id, 0, made.level)
     last: Last | None = None
     for number in range(env.max_turns):
         key = SeedKey(seed, made.id, number)
         reflection = await teacher.reflect(env, last, key, exploring=False)
         label = await teacher.choose(env, last, reflection or "", key, exploring=False)
-        if label is None:  # it named no action that is listed: the episode ends here, unsolved
+        if label is None:  # the teacher named no listed action: the episode ends here, unsolved
             break
         made = _with_step(made, env, reflection, label)
         last, played = _act(env, label)
@@ -132,10 +132,10 @@ async def _whole(made: TeacherTrajectory, env: EnumeratedEnv, teacher: Teacher, 
 async def _exploring(
     made: TeacherTrajectory, k: int, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
 ) -> TeacherTrajectory:
-    """Chance plays, the oracle with ``cfg.oracle_prob``; the teacher reflects at every state, for the oracle's action.
+    """Random actions, or the oracle's with probability ``cfg.oracle_prob``; the teacher reflects on every state.
 
-    It ends where the environment ends it, danger included (the original's spoilers switch the danger off), or after
-    ``max_turns`` actions.
+    The label to learn is the oracle's. The episode ends when the environment ends it, including by danger (the
+    original's spoilers disable the danger), or after ``max_turns`` actions.
     """
     env.reset(made.task_id, k + 1, made.level)
     last: Last | None = None
@@ -158,10 +158,10 @@ async def _exploring(
 async def _wrong_file(
     made: TeacherTrajectory, k: int, env: EnumeratedEnv, teacher: Teacher, seed: int
 ) -> TeacherTrajectory | None:
-    """The optimal path up to its decisive command, then another such command that is listed there (AutoExplore: the
-    ``cat`` of another file); the teacher explains and corrects it.
+    """The optimal path up to its decisive command, then a different such command that is listed there (AutoExplore: the
+    ``cat`` of another file), which the teacher explains and corrects.
 
-    None where no k+1-th other one is listed there.
+    None if fewer than k + 1 other such commands are listed there.
     """
     env.reset(made.task_id, 0, made.level)
     way, verb = env.oracle(), f"{env.decisive} "
@@ -175,7 +175,7 @@ async def _wrong_file(
         return None
     made = _with_step(made, env, "", oracle_label(env), done=others[k], learn=False)
     wrong, played = _act(env, others[k])
-    if played.done:  # max_turns left no step to correct it in
+    if played.done:  # max_turns leaves no step for the correction
         return None
     key = SeedKey(seed, made.id, len(made.steps))
     reflection = await teacher.reflect(env, wrong, key, exploring=True)
@@ -198,7 +198,7 @@ def _with_step(
     done: str | None = None,
     learn: bool = True,
 ) -> TeacherTrajectory:
-    """The trajectory with the state as it is now, and what to do in it."""
+    """The trajectory with a step for the current state and the action to take in it."""
     state, commands = env.state(), env.commands()
     if reflection is None:
         made.told += 1
@@ -217,7 +217,7 @@ def _with_step(
 
 
 def _act(env: EnumeratedEnv, label: str) -> tuple[Last, Played]:
-    """Act; the action helped if the remaining path became shorter."""
+    """Act; the action helped if it shortened the remaining path."""
     before, command = len(env.oracle()), env.commands()[label]
     played = env.step(label)
     helped = played.success or (not played.done and 0 < len(env.oracle()) < before)

@@ -1,12 +1,12 @@
-"""Online training: play, update on what was played, then on replayed successes (docs/reflect-rl.md, L15 to L27).
+"""Online training: play, update on the episodes played, then on replayed successes (docs/reflect-rl.md, L15 to L27).
 
     for each iteration:
         episodes = play(the level's next tasks)       the frozen model reflects, the policy acts, dropout is off
         learn(episodes)
         learn(replay.sample())                        successes of this level only
 
-With several processes each holds both models once, plays its share of the episodes through an engine over the very
-parameters that it trains, and computes its share of the update; gradients are added up, so no weights are sent.
+Each of several processes holds both models once, plays its share of the episodes through an engine that shares the
+trained parameters, and computes its share of the update. Gradients are summed, so weights are never sent.
 """
 
 import sys
@@ -25,21 +25,21 @@ from selfimprove.training.progress import Progress
 
 
 def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
-    """Train; writes a model folder to ``job.out_dir`` and a log to ``job.log``.
+    """Train, and write a model folder to ``job.out_dir`` and a log to ``job.log``.
 
-    Killed at any moment and called again with the same job, it goes on from its newest whole checkpoint and, on CPU,
-    ends with the same bytes as an unbroken run.
+    If the process is killed at any time and called again with the same job, it resumes from its newest complete
+    checkpoint. On CPU, the result is then bitwise the same as without interruption.
 
     Raises:
-        UserError: a model that does not load, labels that are no single tokens, a curriculum with a level without
-            iterations, a cost or a loss that is no number.
+        UserError: a model cannot be loaded, a label is not a single token, a level of the curriculum has no
+            iterations, or a cost or loss is not finite.
     """
     processes = job.params.launcher.processes
     check_reflector_engine(job.reflector_engine, processes)
     own = [cfg for cfg in (job.policy_engine, job.reflector_engine) if isinstance(cfg, TransformersEngineConfig)]
     if any(cfg.slots != "auto" and cfg.slots < processes for cfg in own):
         raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
-    phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
+    phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # validates before models load
     job.checkpoints.mkdir(parents=True, exist_ok=True)
     drop_damaged(job.checkpoints)
     if (checkpoint := newest_whole(job.checkpoints)) is not None:
@@ -64,7 +64,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
 
 
 def _with_full_weights(job: RLJob) -> RLJob:
-    """The job with merged adapters; called in the process that forks the others, so that they are merged once."""
+    """The job with merged adapters; called before forking, so that they are merged once."""
     policy, reflector, cfg = job.model_dir, job.reflector_dir, job.reflector_engine
     if reflector is not None and isinstance(cfg, TransformersEngineConfig | VllmEngineConfig):
         reflector = full_weights(reflector, trust_remote_code=cfg.trust_remote_code)

@@ -1,7 +1,7 @@
 """Curves of reinforcement learning: success, cost and loss of runs and their ancestors (docs/reflect-rl.md, L48).
 
-The steps of a run that started from another run's weights are counted on from where that one stopped, and of the
-ancestor only the steps before that count. The original divides offsets twice and loses the ancestors' last part.
+If a run starts from another run's weights, its steps continue the other run's count, and only the ancestor's steps
+before that point are included. The original divides offsets twice and loses the last part of the ancestors' curves.
 """
 
 import csv
@@ -18,11 +18,11 @@ from selfimprove.core.yaml import read_yaml
 
 COLUMNS = ("success", "cost", "loss")
 WINDOW = 99
-"""The original's: the mean of a point, of the 49 before it and of the 49 after it."""
+"""The original's window: a point, the 49 before it and the 49 after it."""
 
 
 class Point(NamedTuple):
-    """One iteration. None: the metric was not measured then (an update without a loss)."""
+    """One iteration. A metric is None if it was not measured (for example, no loss without an update)."""
 
     step: float
     success: float | None
@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 
 class Log(NamedTuple):
-    """One run's points by iteration; ``limit``: the iteration at which its child took over, None if it has none."""
+    """One run's points by iteration; ``limit``: the iteration at which its child starts, or None."""
 
     points: Sequence[Point]
     accumulation: int = 1
@@ -39,9 +39,10 @@ class Log(NamedTuple):
 
 
 def stitch(lineage: Sequence[Log]) -> list[Point]:
-    """One curve of a run and its ancestors, oldest first; steps are optimiser steps.
+    """One curve of a run and its ancestors, oldest first, over optimiser steps.
 
-    A child's offset is its parent's plus the parent's iterations before the child, over the parent's accumulation.
+    A child's offset is its parent's offset plus the parent's iterations before the child divided by the parent's
+    accumulation steps.
     """
     curve, offset = [], 0.0
     for log in lineage:
@@ -53,10 +54,10 @@ def stitch(lineage: Sequence[Log]) -> list[Point]:
 
 
 def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[float | None]:
-    """The mean of what is known within ``window`` around each place; windows are cut at the ends, None if nothing is.
+    """The mean of the known values in a ``window`` centred at each index, cut at the ends; None if none is known.
 
     Raises:
-        UserError: the window has no middle.
+        UserError: the window is not a positive odd number.
     """
     if window < 1 or window % 2 == 0:
         raise UserError(f"a centred mean needs an odd window, not {window}; give one with --window.")
@@ -69,7 +70,7 @@ def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[f
 
 
 def smoothed(points: Sequence[Point], window: int = WINDOW) -> list[Point]:
-    """Every column's centred mean."""
+    """The points with every column replaced by its centred mean."""
     columns = [centred_mean([getattr(point, name) for point in points], window) for name in COLUMNS]
     return [Point(point.step, *values) for point, values in zip(points, zip(*columns, strict=True), strict=True)]
 
@@ -78,7 +79,7 @@ def read_curve(path: Path) -> list[Point]:
     """The points of a run's curves.csv (step, success, cost, loss; an empty cell: not measured).
 
     Raises:
-        UserError: the file is missing, or a row has no step or something that is no number.
+        UserError: the file is missing, or a row has no step or a non-numeric cell.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; run the stage that trains it.")
@@ -96,7 +97,7 @@ def read_curve(path: Path) -> list[Point]:
 
 
 def log_curve(log: Path) -> Iterator[dict[str, Any]]:
-    """A run's log.jsonl as rows of a table, read line by line; an empty cell: there was nothing to measure."""
+    """The rows of a run's log.jsonl, read line by line, for a table; a cell is empty if nothing was measured."""
     with log.open(encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
@@ -108,7 +109,7 @@ def log_curve(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def curve_rows(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, Any]]:
-    """Rows {row, step, success, cost, loss} of a table for plots, run by run."""
+    """Rows {row, step, success, cost, loss} of all runs, in order, for plots."""
     return [
         {"row": name, **{key: "" if value is None else value for key, value in point._asdict().items()}}
         for name, points in curves.items()
@@ -118,18 +119,18 @@ def curve_rows(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, Any]]:
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)/?")
 _SUPERVISED = "_supervised_pretrain"
-"""Ends the name of the original's supervised runs, which have no log: their folders need not be there."""
+"""Suffix of the original's supervised runs, which have no log, so that their folders may be missing."""
 
 
 def read_original(folder: Path) -> list[Log]:
-    """A run of the original's ``results/NNN_rl_finetune``, and those it was loaded from, oldest first.
+    """A run of the original's ``results/NNN_rl_finetune``, and its ancestors, oldest first.
 
-    Each has ``setting.yml`` (load_dir, gradient_accumulation_steps) and checkpoint-K/logs.json, which holds only the
-    iterations since the checkpoint before: all of a run's are read, of an ancestor those up to the checkpoint that its
-    child was loaded from. An iteration that is in two of them is taken from the later one.
+    Each has ``setting.yml`` (load_dir, gradient_accumulation_steps) and checkpoint-K/logs.json, which contains only the
+    iterations since the previous checkpoint. All logs of a run are read; points of an ancestor are limited to the
+    checkpoint that its child was loaded from. If two logs contain the same iteration, the later one wins.
 
     Raises:
-        UserError: a file is missing or malformed, a ``load_dir`` is no checkpoint, or the runs form a cycle.
+        UserError: a file is missing or malformed, a ``load_dir`` is not a checkpoint, or the runs form a cycle.
     """
     lineage: list[Log] = []
     seen: set[Path] = set()
@@ -155,14 +156,14 @@ def read_original(folder: Path) -> list[Log]:
             raise UserError(
                 f"{here}/setting.yml: the run of load_dir {loaded!r} is not there, nor is {parent}; restore its folder."
             )
-        if parent is not None and not _logs(parent):  # what it was loaded from may be supervised, without a log
+        if parent is not None and not _logs(parent):  # the ancestor may be supervised and have no log
             parent = None
         here, limit = parent, int(found[1]) if found else None
     return lineage[::-1]
 
 
 def _accumulation(run: Path, setting: Mapping[str, Any]) -> int:
-    """How many of a run's iterations make an optimiser step; 1 unless its settings say so."""
+    """Number of iterations per optimiser step; 1 by default."""
     steps = setting.get("gradient_accumulation_steps")
     if steps is None:
         return 1
@@ -174,24 +175,24 @@ def _accumulation(run: Path, setting: Mapping[str, Any]) -> int:
 
 
 def _logs(run: Path) -> list[Path]:
-    """The logs.json of a run's checkpoints, in the order in which they were written."""
+    """The logs.json of a run's checkpoints, oldest first."""
     found = {int(m[1]): path for path in run.glob("checkpoint-*") if (m := _CHECKPOINT.fullmatch(path.name))}
     return [file for _, path in sorted(found.items()) if (file := path / "logs.json").is_file()]
 
 
 def _beside(run: Path, named: Path) -> Path:
-    """The parent's folder: as it is named, or the one of that name beside the run (results are moved as a whole)."""
+    """The parent's folder: ``named`` or, since results are moved as a whole, the folder of that name beside ``run``."""
     return named if named.is_dir() else run.parent / named.name
 
 
 def original_points(path: Path) -> list[Point]:
     """The points of the original's logs.json: [{iter, loss: [current, replay], critic_loss, cost, succ, log}, …].
 
-    Its iterations count from 0, a point's steps from 1. The loss is that of the current episodes; missing values are
-    skipped, not counted as 0 as in the original.
+    Its iterations count from 0, the points' steps from 1. The loss is that of the current episodes. Missing values are
+    skipped; the original counts them as 0.
 
     Raises:
-        UserError: the file is missing or no such list.
+        UserError: the file is missing or has another format.
     """
     try:
         return [_point(row) for row in load_json(path)]

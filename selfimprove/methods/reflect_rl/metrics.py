@@ -1,19 +1,19 @@
 """Reflect-RL's metrics: success and cost of a policy that plays each task several times (docs/reflect-rl.md, L46).
 
 ===========  ========================================================================================================
-success      share of successful episodes, as the environment judges (L32, L40, L42)
+success      share of successful episodes, as judged by the environment (L32, L40, L42)
 cost         mean of an episode's total cost, Q₀ without entropies
 steps        actions of an episode
-invalid      share of those actions whose label was not listed, or which could not be done
-blocked      share of episodes that an engine or the environment failed for good; they count as failed
-shortened_prompts  share of steps at which the policy's or the reflector's prompt lost its left side
-cut_completions    share of steps whose reflection ``max_tokens`` ended
-unlisted_actions   share of steps at which there were more actions than labels; only where there were
+invalid      share of actions whose label was not listed or which could not be executed
+blocked      share of episodes in which an engine or the environment failed permanently; they count as failed
+shortened_prompts  share of steps at which the policy's or the reflector's prompt was cut on the left
+cut_completions    share of steps whose reflection reached ``max_tokens``
+unlisted_actions   share of steps with more actions than labels; present only if there are any
 levels       success, cost and the number of episodes at each level
 ===========  ========================================================================================================
 
-The original prints bare means. Episodes of one task are not independent, so the standard errors here are over tasks: a
-task's mean over its episodes is one observation, and ``n`` counts tasks; ``episodes`` counts episodes.
+The original reports means only. Episodes of the same task are not independent, so standard errors here are over tasks:
+a task's mean over its episodes is one observation. ``n`` counts tasks and ``episodes`` counts episodes.
 """
 
 import math
@@ -26,14 +26,14 @@ from selfimprove.methods.reflect_rl.episode import RLEpisode
 
 
 def total_cost(episode: RLEpisode) -> float:
-    """Σ c over the steps."""
+    """The sum of c over the steps."""
     return math.fsum(step.cost for step in episode.steps)
 
 
 def outcomes(env: str, episodes: Sequence[RLEpisode]) -> list[Outcome]:
-    """One outcome a task, over all its episodes, for paired differences, and by level if there are several.
+    """One outcome per task over all its episodes, and also by level if there are several, for paired differences.
 
-    Tasks stand in the order in which they first occur.
+    Tasks are in the order in which they first occur.
     """
     levels = list(dict.fromkeys(episode.level for episode in episodes))
     found = []
@@ -59,7 +59,7 @@ def _values(episodes: Sequence[RLEpisode]) -> dict[str, float]:
 
 
 def evaluate_metrics(episodes: Sequence[RLEpisode]) -> dict[str, Any]:
-    """Every metric as {mean, se, n}; see the file's head."""
+    """Every metric as {mean, se, n}; see the module's docstring."""
     metrics: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
     metrics["invalid"] = ratio(
         (sum(not step.valid for one in mine for step in one.steps), sum(len(one.steps) for one in mine))

@@ -36,7 +36,7 @@ DATA_SETS: tuple[DataSet, ...] = (
 
 
 class TaskParams(Section):
-    """Splits of the tasks, disjoint, drawn by the run's seed; without counts 7:2:1 of all (docs/reflect-rl.md, L45)."""
+    """Disjoint splits, drawn by the run's seed; without counts, 7:2:1 of all tasks (docs/reflect-rl.md, L45)."""
 
     train: int | None = Field(default=None, ge=1, le=1_000_000)
     dev: int | None = Field(default=None, ge=0, le=1_000_000)
@@ -70,7 +70,7 @@ class PromptParams(Section):
 
 
 class GenerateParams(Section):
-    """The teacher's trajectories with reflections: complete ones, and negatives (docs/reflect-rl.md, L8 to L12)."""
+    """The teacher's trajectories with reflections: complete and negative ones (docs/reflect-rl.md, L8 to L12)."""
 
     teacher: str = Field(default="teacher", description="name of an engine; a scripted engine explains without a model")
     tasks: int | None = Field(
@@ -119,7 +119,7 @@ class Iteration(Section):
 
 
 class EvaluatedRow(Section):
-    """A policy of the results table."""
+    """A policy in the results table."""
 
     reflector: str = Field(
         description="reflection model used in evaluation; none: no reflections; for a run: must be the run's own"
@@ -152,7 +152,7 @@ class ReportParams(Section):
 
 
 class AgentParams(Section):
-    """A player without trained weights: chance, the oracle, or a chat model (docs/reflect-rl.md, L47)."""
+    """A player without trained weights: random, the oracle, or a chat model (docs/reflect-rl.md, L47)."""
 
     kind: Literal["random", "expert", "direct", "react", "chat"]
     engine: str | None = Field(default=None, description="engine of a direct, react or chat agent")
@@ -170,7 +170,7 @@ class AgentParams(Section):
 
 
 class ReflectRLParams(Trained):
-    """The whole section."""
+    """All parameters of the method."""
 
     env: ListedSection
     tasks: TaskParams = TaskParams()
@@ -258,7 +258,7 @@ class ReflectRLParams(Trained):
         return self
 
     def _have_room(self) -> None:
-        """Those who are asked for more than a label."""
+        """Check that requests for more than a label fit the context of their engines."""
         advised = {f"iterations.{key}.rl": run.rl for key, run in self.iterations.items() if run.reflector != NONE}
         asked = [(place, rl.max_tokens, "reflector") for place, rl in advised.items()]
         if any(row.reflector != NONE for row in self.rows.values()):
@@ -269,7 +269,7 @@ class ReflectRLParams(Trained):
             check_answer_room(f"{place}.max_tokens", tokens, engine, self.engines[engine])
 
     def _evaluates(self) -> None:
-        """The policy's engine in evaluations."""
+        """Check the policy's engine for evaluations."""
         name, cfg = self.evaluate.engine, self.evaluate
         check_known("evaluate.engine", "engine", name, self.engines)
         check_own_model(name, self.engines[name], "reflect_rl")
@@ -297,7 +297,7 @@ class ReflectRLParams(Trained):
             )
 
     def _is_advised(self, run: str) -> None:
-        """A policy that was trained on reflections is not trained further without a reflection model (L26)."""
+        """Refuse to train a policy without a reflection model if it was trained with reflections (L26)."""
         first = self.iterations[self.lineage(run)[0]].init
         acts = first in self.models and self.models[first].data.startswith("sft_policy")
         if acts and self.iterations[run].reflector == NONE:
@@ -307,5 +307,5 @@ class ReflectRLParams(Trained):
             )
 
     def lineage(self, name: str) -> list[str]:
-        """The run and the runs it goes on from, oldest first; what is no run (a model) is left out."""
+        """The run and the runs it continues, oldest first, without supervised models."""
         return lineage(self.iterations, name, roots=(START, *self.models))

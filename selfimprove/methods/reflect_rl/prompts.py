@@ -1,6 +1,6 @@
-"""What the two models read: one builder for generation, SFT, RL and evaluation (docs/reflect-rl.md, L2).
+"""The prompts of both models, from one builder for generation, SFT, RL and evaluation (docs/reflect-rl.md, L2).
 
-The reflection model reads ``instr + pre + analyse`` and the policy, with a reflection R,
+The reflection model's prompt is ``instr + pre + analyse``; the policy's, with a reflection R, is
 ``instr + pre + analyse + R + post + act``::
 
     You drive a taxi T on a grid ...
@@ -13,10 +13,10 @@ The reflection model reads ``instr + pre + analyse`` and the policy, with a refl
     ...
      # Action:
 
-Without a reflection model the policy reads ``pre + post + act``. Each text is one user message and the answer the
-assistant's; under the chat template ``text`` the token stream is the original's plain completion. A prompt too long for
-the context loses its left side, never the marker nor room for the answer: ``Request.cut_left`` in play, ``shortened``
-(``convert.py``) in training.
+Without a reflection model the policy's prompt is ``pre + post + act``. A prompt is one user message and the answer an
+assistant message. With the chat template ``text`` the token stream is the original's plain completion. A prompt that
+exceeds the context is cut on the left, which keeps the marker and room for the answer: by ``Request.cut_left`` in play
+and by ``shortened`` (``convert.py``) in training.
 """
 
 from typing import Literal, NamedTuple
@@ -26,7 +26,7 @@ from selfimprove.envs.interface import State
 
 
 class Markers(NamedTuple):
-    """What asks for an analysis and for an action."""
+    """The texts that request an analysis and an action."""
 
     analyse: str
     act: str
@@ -37,18 +37,18 @@ MARKERS: dict[MarkerStyle, Markers] = {
     "spaced": Markers(" # Analyze:\n", " # Action:\n"),
     "stripped": Markers("# Analyze:\n", "# Action:\n"),
 }
-"""``stripped``: without the leading space, for SentencePiece tokenizers, which write one themselves."""
+"""``stripped``: without the leading space, for SentencePiece tokenizers, which add one themselves."""
 
 
 def reflection_prompt(instr: str, state: State, markers: Markers = MARKERS["spaced"]) -> list[Message]:
-    """What the reflection model reads of a state: everything but the list of actions."""
+    """The reflection model's prompt for a state, which excludes the list of actions."""
     return [Message(role="user", content=f"{instr}{state.pre}{markers.analyse}")]
 
 
 def policy_prompt(
     instr: str, state: State, reflection: str | None, markers: Markers = MARKERS["spaced"]
 ) -> list[Message]:
-    """What the policy reads; ``reflection`` None: there is no reflection model; "": there is, but it was not asked."""
+    """The policy's prompt. ``reflection``: None without a reflection model, "" if the model was not called."""
     if reflection is None:
         return [Message(role="user", content=f"{state.pre}{state.post}{markers.act}")]
     text = f"{instr}{state.pre}{markers.analyse}{reflection}{state.post}{markers.act}"
@@ -56,14 +56,14 @@ def policy_prompt(
 
 
 def cut_reflection(text: str, markers: Markers = MARKERS["spaced"]) -> str:
-    """A reflection as the policy reads it: up to the act marker, written with or without the blanks around it."""
+    """A reflection as shown to the policy: up to the act marker, with or without the blanks around it."""
     return text.partition(markers.act.strip())[0].strip()
 
 
 def reflection_example(
     name: str, instr: str, state: State, reflection: str, markers: Markers = MARKERS["spaced"], source: str = ""
 ) -> Example:
-    """What the reflection model is trained on: the loss begins after the analyse marker and ends with the EOS."""
+    """Training example of the reflection model, with loss from after the analyse marker up to and including the EOS."""
     return _example(name, reflection_prompt(instr, state, markers), cut_reflection(reflection, markers), source)
 
 
@@ -76,7 +76,7 @@ def policy_example(
     markers: Markers = MARKERS["spaced"],
     source: str = "",
 ) -> Example:
-    """What a policy is trained on: the loss begins after the act marker; the label, and the EOS after it."""
+    """Training example of a policy, with loss on the label after the act marker and on the EOS after it."""
     cut = None if reflection is None else cut_reflection(reflection, markers)
     return _example(name, policy_prompt(instr, state, cut, markers), label, source)
 

@@ -1,4 +1,4 @@
-"""The frozen reflection model of a run of reinforcement learning, over any engine, and what names its weights."""
+"""The frozen reflection model of a run of reinforcement learning, over any engine, and a hash of its weights."""
 
 from collections.abc import Callable
 from hashlib import blake2b
@@ -17,8 +17,8 @@ _CHUNK = 1 << 24
 class Reflector(NamedTuple):
     """An engine that caches greedy completions, and a hash of its weights.
 
-    ``weights`` is taken before and after a run: of our own engine's model the tensors, of vLLM's the folder's files;
-    None for an endpoint's model.
+    ``weights`` is called before and after a run. It hashes the tensors of our own engine's model, or the files in the
+    folder of a vLLM engine's; for an endpoint's model it returns None.
     """
 
     engine: Engine
@@ -26,7 +26,7 @@ class Reflector(NamedTuple):
 
 
 def make_reflector(folder: Path, cfg: EngineConfig, threads: int) -> Reflector:
-    """The engine of ``cfg`` over the model in ``folder``, loaded once and without gradients.
+    """The engine specified by ``cfg`` over the model in ``folder``, loaded once and without gradients.
 
     Raises:
         UserError: as ``make_engine``.
@@ -46,10 +46,10 @@ def make_reflector(folder: Path, cfg: EngineConfig, threads: int) -> Reflector:
 
 
 def check_reflector_engine(cfg: EngineConfig, processes: int) -> None:
-    """What several processes of reinforcement learning cannot share.
+    """Refuse an engine that several processes of reinforcement learning cannot share.
 
     Raises:
-        UserError: vLLM, of which each process would load its own.
+        UserError: vLLM, since each process would load its own.
     """
     if isinstance(cfg, VllmEngineConfig) and processes > 1:
         raise UserError(
@@ -59,14 +59,14 @@ def check_reflector_engine(cfg: EngineConfig, processes: int) -> None:
 
 
 def shared_out(cfg: EngineConfig, processes: int) -> EngineConfig:
-    """An endpoint's concurrency, divided among the processes; other engines as they are."""
+    """The configuration with an endpoint's concurrency divided among the processes; unchanged for other engines."""
     if not isinstance(cfg, OpenAiEngineConfig):
         return cfg
     return cfg.model_copy(update={"concurrency": max(1, cfg.concurrency // processes)})
 
 
 def files_hash(folder: Path) -> str:
-    """Of a folder's files, their names and contents."""
+    """Hash of the names, sizes and contents of a folder's files."""
     digest = blake2b(digest_size=16)
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())

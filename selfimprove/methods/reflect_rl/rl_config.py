@@ -1,4 +1,4 @@
-"""Settings of reinforcement learning; the defaults follow the paper and its code (docs/reflect-rl.md, L50)."""
+"""Settings of reinforcement learning, whose defaults follow the paper and its code (docs/reflect-rl.md, L50)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConf
 
 
 class ActingParams(Section):
-    """How a policy chooses an action and how the reflection before it is made: the same in training and evaluation."""
+    """How a policy chooses actions, and how reflections are generated: the same in training and evaluation."""
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -36,7 +36,7 @@ class ActingParams(Section):
 
 
 class CriticParams(Section):
-    """V(s): a head on the last hidden state at the decision. The body gets no gradient from it."""
+    """V(s): a head on the last hidden state at the decision. No gradient flows from it into the body."""
 
     kind: Literal["linear", "mlp"] = "linear"
     shared: bool = Field(
@@ -50,7 +50,7 @@ class CriticParams(Section):
 
 
 class RLParams(ActingParams):
-    """Policy gradient or PPO on whole episodes. An iteration plays ``episodes`` tasks and learns from them, then from a
+    """Policy gradient or PPO on whole episodes. An iteration plays ``episodes`` tasks and trains on them, then on a
     sample of ``replay_episodes`` successes; each of the two counts as one step of gradient accumulation.
     """
 
@@ -114,7 +114,7 @@ class RLParams(ActingParams):
         return self
 
     def loading(self, max_length: int) -> FinetuneParams:
-        """How the model is loaded: as for finetuning."""
+        """Settings for loading the model, in the form that fine-tuning uses."""
         return FinetuneParams(
             max_length=max_length,
             dtype=self.dtype,

@@ -1,9 +1,9 @@
-"""The critic: a state's cost to go, from the hidden state at its decision (docs/reflect-rl.md, L19).
+"""The critic: estimates a state's cost to go from the hidden state at its decision (docs/reflect-rl.md, L19).
 
-A linear layer or a small MLP on the last hidden state; the body below gets no gradient. Trained every few updates of
-the policy on the decisions played since, by the MSE of (Q - V) / 100. Replayed successes are left out: V is of the
-present policy, and a critic that saw successes twice would expect too little cost. The decisions are dropped after the
-update; the original keeps them for ever, even without a critic.
+It is a linear layer or a small MLP on the last hidden state, without gradient to the body. It is trained every few
+policy updates on the decisions played since, by the MSE of (Q - V) / 100. Replayed successes are excluded: V is of the
+current policy, and a critic that saw successes twice would underestimate costs. The decisions are dropped after the
+update; the original keeps them forever, even without a critic.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from selfimprove.methods.reflect_rl.rl_config import CriticParams
 from selfimprove.methods.reflect_rl.rl_group import Group
 
 SCALE = 100.0
-"""The original's: errors are divided by 100."""
+"""Divisor of the errors, as in the original."""
 
 
 class Critic:
-    """V of hidden states [decisions, hidden]; begins at 0, as without a critic."""
+    """V of hidden states [decisions, hidden]; initially 0, as without a critic."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Critic:
         return self.head(hidden.float())[:, 0]
 
     def see(self, hidden: torch.Tensor, q: torch.Tensor) -> None:
-        """Keep decisions of an update of the policy (of this process's share) until the critic's own."""
+        """Keep the decisions of a policy update (this process's share) until the critic's next update."""
         self._seen.append((hidden.float(), q))
 
     def end_update(self, group: Group) -> float | None:
-        """Count an update of the policy; every few, train. Returns the mean loss, over all processes and passes.
+        """Count a policy update, and train every few. Returns the mean loss over all processes and passes.
 
-        None where nothing was seen since the last time.
+        Returns None if the critic was not trained, i.e. not yet due or without new decisions.
         """
         self._updates += 1
         if self._updates % self._params.every:
@@ -80,7 +80,7 @@ class Critic:
         return sum(losses) / len(losses)
 
     def state(self, group: Group) -> dict[str, Any]:
-        """All that an exact resume needs, every process's share of what was seen included."""
+        """The state for exact resumption, including every process's share of the kept decisions."""
         return {
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -1,4 +1,4 @@
-"""The processes of one run of reinforcement learning: each holds the same weights and sees the same episodes."""
+"""The processes of one run of reinforcement learning, which hold the same weights and see the same episodes."""
 
 import math
 from collections.abc import Iterable
@@ -11,18 +11,18 @@ T = TypeVar("T")
 
 
 class Group:
-    """This process among ``world`` that ``fork`` started; alone where it started none."""
+    """This process among the ``world`` processes started by ``fork``, or alone."""
 
     def __init__(self) -> None:
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     @property
     def first(self) -> bool:
-        """Whether this one writes files and logs."""
+        """Whether this process writes files and logs."""
         return self.rank == 0
 
     def gather(self, mine: T) -> list[T]:
-        """Everybody's, in order of rank."""
+        """The values of all processes, in order of rank."""
         if self.world == 1:
             return [mine]
         everybody: list[T | None] = [None] * self.world
@@ -30,11 +30,11 @@ class Group:
         return [one for one in everybody if one is not None]
 
     def total(self, mine: float) -> float:
-        """The sum of everybody's, rounded once."""
+        """The sum over all processes, rounded once."""
         return math.fsum(self.gather(mine))
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replace gradients by their sums, added in order of rank: the same bits in every process and every run."""
+        """Replace gradients by their sums, added in order of rank, so that all processes and runs get the same bits."""
         if self.world == 1:
             return
         trainable = list(parameters)

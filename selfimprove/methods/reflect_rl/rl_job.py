@@ -1,4 +1,4 @@
-"""The job of a run of reinforcement learning, and its report."""
+"""The job specification of a run of reinforcement learning, and its report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,10 @@ LOG = "log.jsonl"
 
 @dataclass(frozen=True)
 class RLJob:
-    """The job of a run. ``checkpoints``: a folder of its own, named by everything that decides the result.
+    """The specification of a run. ``checkpoints``: its own folder, named by everything that affects the result.
 
-    ``policy_engine``, ``reflector_engine``: how each model decodes. The policy's engine decodes over the weights that
-    are trained; the reflection model's may be any, and vLLM's in one process only. Slots are shared out to the
-    processes. ``threads`` are all processes' together.
+    ``policy_engine`` decodes with the weights that are trained. ``reflector_engine`` can be any engine, but vLLM only
+    with one process. Slots are divided among the processes. ``threads`` is the total over all processes.
     """
 
     model_dir: Path
@@ -38,18 +37,18 @@ class RLJob:
 
     @property
     def log(self) -> Path:
-        """One line an iteration."""
+        """The log, with one line per iteration."""
         return self.checkpoints / LOG
 
 
 class RLReport(BaseModel):
-    """The report of a run. Everything from ``seconds`` on differs between runs; ``generated_tokens``: since it was
-    resumed, labels and reflections.
+    """The report of a run. Values from ``seconds`` on differ between repeated runs. ``generated_tokens``: of labels and
+    reflections, since the run was resumed.
 
-    ``shortened_prompts``, ``cut_completions``: of ``decisions``, those whose prompt (or the reflector's) lost its left
-    side, or whose reflection the token limit ended. ``update_tokens``: read forwards and backwards, every pass;
-    ``rollout_tokens``: prompts read by both models in play. ``real_tokens``: what fine-tuning would read for as much
-    compute, a token in play being a third of a trained one.
+    ``shortened_prompts``, ``cut_completions``: number of ``decisions`` whose prompt (or the reflector's) was cut on the
+    left, and whose reflection reached the token limit. ``update_tokens``: tokens of forward and backward passes;
+    ``rollout_tokens``: prompt tokens of both models in play. ``real_tokens``: tokens that fine-tuning would process
+    with the same compute, where a token in play counts as a third of a trained one.
     """
 
     iterations: int

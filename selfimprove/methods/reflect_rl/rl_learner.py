@@ -1,8 +1,8 @@
-"""One update of a policy from the episodes just played, or from replayed successes (docs/reflect-rl.md, L15 to L21).
+"""One policy update from the episodes just played, or from replayed successes (docs/reflect-rl.md, L15 to L21).
 
-Each call of ``train`` is one step of gradient accumulation; the update itself is over all accumulated episodes, with N,
-the number of their decisions, as its divisor. How decisions are laid out in rows, micro-batches and processes changes
-speed and memory, never the loss.
+Each call of ``train`` is one step of gradient accumulation. The update itself is over all accumulated episodes, and its
+divisor N is the number of their decisions. The layout of decisions in rows, micro-batches and processes affects speed
+and memory, but not the loss.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Learner:
     """Optimiser, critic, and the episodes accumulated for the next update.
 
     Attributes:
-        tokens: that all updates have read so far, every pass counted.
+        tokens: number of tokens processed by all updates so far, counting every pass.
     """
 
     def __init__(
         self, policy: Policy, params: RLParams, group: Group, seed: int, critic_body: Policy | None = None
     ) -> None:
-        """``critic_body``: whose hidden states the critic reads; None: the policy's own."""
+        """``critic_body``: the model whose hidden states the critic reads; None: the policy's own."""
         self._policy, self._params, self._group, self._critic_body = policy, params, group, critic_body
         self._optimizer = torch.optim.Adam(
             policy.trainable, lr=params.lr, betas=params.betas, weight_decay=params.weight_decay, foreach=True
@@ -59,13 +59,13 @@ class Learner:
         self.tokens = 0
 
     def train(self, episodes: Sequence[RLTrajectory], *, iteration: int, fresh: bool) -> float | None:
-        """Learn from episodes; the update's loss, or None as long as episodes are still being accumulated.
+        """Train on episodes; returns the update's loss, or None while episodes are still being accumulated.
 
         Args:
-            fresh: they were just played; the critic learns from those only.
+            fresh: the episodes were just played. The critic is trained only on such episodes.
 
         Raises:
-            UserError: the loss, or its gradient's norm, is not finite.
+            UserError: the loss or the gradient norm is not finite.
         """
         self._waiting += [(episode, fresh) for episode in episodes]
         self._calls += 1
@@ -75,7 +75,7 @@ class Learner:
         return self._update(waiting, iteration)
 
     def check_weights(self) -> None:
-        """Refuse (``UserError``) to hand on weights that are not finite."""
+        """Raise a ``UserError`` if a weight is not finite."""
         for name, weight in self._policy.state().items():
             if not torch.isfinite(weight).all():
                 raise UserError(
@@ -84,7 +84,7 @@ class Learner:
                 )
 
     def end_iteration(self) -> float | None:
-        """The critic's loss, if it was trained since the last call."""
+        """The critic's loss if it was trained since the last call, else None."""
         loss, self._critic_loss = self._critic_loss, None
         return loss
 
@@ -104,7 +104,7 @@ class Learner:
             loss = 0.0
             for place, micro in enumerate(share):
                 logprob, hidden = self._policy.evaluate(micro, batch.decisions, batch.examples)
-                if epoch == 0:  # of the policy that acted, before it changes
+                if epoch == 0:  # advantages of the acting policy, before it is updated
                     advantages[place] = self._advantage(micro, batch, hidden)
                 part = self._loss(logprob, micro, batch, advantages[place])
                 part.backward()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class Learner:
         return clipped_surrogate(logprob, before, advantage, self._params.ppo_clip, len(batch.q))
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write weights and optimiser (by the first process; all call it); returns what else an exact resume needs."""
+        """Write weights and optimiser (by the first process; all call it); returns the rest of the state to save."""
         critic = None if self._critic is None else self._critic.state(self._group)
         if self._group.first:
             save_file({name: value.contiguous() for name, value in self._policy.state().items()}, folder / WEIGHTS)
@@ -154,7 +154,7 @@ class Learner:
         return {"calls": self._calls, "waiting": self._waiting, "tokens": self.tokens}
 
     def load(self, folder: Path, rest: dict[str, Any]) -> None:
-        """Go on from what ``save`` wrote and returned."""
+        """Restore the state that ``save`` wrote and returned."""
         device = self._params.device
         self._policy.restore(load_file(folder / WEIGHTS, device=device))
         self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location=device, weights_only=True))
@@ -165,7 +165,7 @@ class Learner:
 
 
 class _Batch:
-    """The decisions of accumulated episodes, one after another."""
+    """The decisions of accumulated episodes, concatenated."""
 
     def __init__(self, episodes: Sequence[tuple[RLTrajectory, bool]], beta: float) -> None:
         self.decisions: list[Decision] = [step for episode, _ in episodes for step in episode.decisions]

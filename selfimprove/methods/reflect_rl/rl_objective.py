@@ -1,7 +1,7 @@
-"""Policy gradient and PPO in the paper's costs, c = -r: what is minimised (docs/reflect-rl.md, L16 to L18).
+"""The objectives of policy gradient and PPO in the paper's costs, c = -r (docs/reflect-rl.md, L16 to L18).
 
-Of an episode with costs c_t and the policy's entropies H_t, Q_t = sum over k >= t of (c_k - beta H_k), undiscounted,
-and A_t = Q_t - V_t, where V is 0 without a critic. There is no baseline, normalisation, GAE or KL.
+For an episode with costs c_t and policy entropies H_t, Q_t = sum over k >= t of (c_k - beta H_k), undiscounted, and
+A_t = Q_t - V_t, where V is 0 without a critic. There is no baseline, normalisation, GAE or KL.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch  # which stages that play import only in their helper
+    import torch  # not at run time: stages that play import it only in their helper
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One action, as it was taken.
+    """One action as it was taken.
 
     Attributes:
-        prompt: token ids that the policy read.
-        token: the label's id; ``allowed``: the ids it was chosen among (None: the whole vocabulary).
-        logprob, entropy: of that choice, in nats, when it was taken.
-        cost: of the step that followed.
+        prompt: token ids of the policy's prompt.
+        token: the label's id; ``allowed``: the ids it was chosen from (None: the whole vocabulary).
+        logprob, entropy: of that choice, in nats, at that time.
+        cost: of the resulting step.
     """
 
     prompt: list[int]
@@ -36,7 +36,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RLTrajectory:
-    """An episode as the update reads it."""
+    """An episode in the form used by the update."""
 
     id: str
     success: bool
@@ -44,7 +44,7 @@ class RLTrajectory:
 
 
 def costs_to_go(costs: Sequence[float], entropies: Sequence[float], beta: float) -> list[float]:
-    """Q_t for every step of one episode; an entropy of 1 nat is worth ``beta`` of cost."""
+    """Q_t of every step of an episode; an entropy of 1 nat reduces the cost by ``beta``."""
     backwards = [cost - beta * entropy for cost, entropy in zip(costs, entropies, strict=True)][::-1]
     return list(accumulate(backwards))[::-1]
 
@@ -56,9 +56,9 @@ def targets(trajectory: RLTrajectory, beta: float) -> list[float]:
 
 
 def policy_gradient(logprob: torch.Tensor, advantage: torch.Tensor, steps: int) -> torch.Tensor:
-    """(1 / N) sum of A_t log pi(a_t): minimising it makes cheap actions likely.
+    """(1 / N) sum of A_t log pi(a_t), whose minimisation makes cheap actions likely.
 
-    ``logprob`` and ``advantage`` are [decisions] of a micro-batch; ``steps`` is N, of the whole update.
+    ``logprob`` and ``advantage`` are [decisions] of a micro-batch; ``steps`` is N of the whole update.
     """
     return (advantage * logprob).sum() / steps
 

@@ -1,7 +1,7 @@
-"""A policy in training: its model, its head of labels, log-probabilities of packed prompts (docs/reflect-rl.md, L6).
+"""A policy in training: model, head of labels and log-probabilities of packed prompts (docs/reflect-rl.md, L6).
 
-An engine may decode over the same parameters meanwhile. It keeps the whole output layer, which is frozen while the head
-is shrunk, so that both see one distribution (``engines.base.Choice``).
+An engine may decode with the same parameters at the same time. It keeps the whole output layer, which is frozen while
+the head is shrunk, so that both compute the same distribution (``engines.base.Choice``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,9 @@ from selfimprove.training.rows import render
 
 @contextmanager
 def shrunk_head(model: Any, ids: Sequence[int]) -> Iterator[torch.nn.Linear]:
-    """The model with a frozen, bias-free output layer of one row a label, copied from its own; switched back after.
+    """The model with a frozen, bias-free output layer of one row per label, copied from its own; restored on exit.
 
-    Its softmax is the full one renormalised over ``ids``: the labels' vocabulary ids, in the order of the rows.
+    Its softmax is the full one renormalised over ``ids``, the labels' vocabulary ids in the order of the rows.
     """
     whole = model.get_output_embeddings()
     rows = _weight(whole)[list(ids)]
@@ -42,11 +42,11 @@ def shrunk_head(model: Any, ids: Sequence[int]) -> Iterator[torch.nn.Linear]:
 
 
 class Policy:
-    """A model that takes one-token decisions and learns from them.
+    """A model that takes one-token decisions and is trained on them.
 
     Attributes:
-        model: as the library has it (with adapters: the model that they sit in).
-        trainable: the parameters that are trained.
+        model: the transformers model (with adapters: the base model that contains them).
+        trainable: the trained parameters.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Policy:
         labels: Sequence[int] | None,
         acting: ActingParams | None = None,
     ) -> None:
-        """``labels``: vocabulary ids of every label, for a shrunk head; None keeps the vocabulary.
+        """``labels``: vocabulary ids of all labels, for a shrunk head; None keeps the vocabulary.
 
-        ``acting``: how it plays; what is trained is the probability that it plays with.
+        ``acting``: sampling settings in play; the trained probability is the one that the policy plays with.
 
         Raises:
-            UserError: the model does not load, or its output layer has a bias, which a row a label would lose.
+            UserError: the model cannot be loaded, or its output layer has a bias, which a shrunk head would drop.
         """
         self._model_dir, self._params, self._acting = model_dir, params, acting or ActingParams()
         self._outer, _ = load_model(model_dir, params, seed)
-        if params.lora is None or params.lora.quantize == "none":  # quantised weights are on their device already
+        if params.lora is None or params.lora.quantize == "none":  # quantised weights are already on their device
             self._outer.to(params.device)
         else:
             in_training_dtype(self._outer, getattr(torch, params.dtype))
@@ -76,7 +76,7 @@ class Policy:
         if self._labels is not None:
             if getattr(head, "bias", None) is not None:
                 raise UserError(f"{model_dir}: the output layer has a bias; set shrink_head: false for this model.")
-            head.requires_grad_(False)  # a tied one is the embedding: frozen too, or the labels' rows would go stale
+            head.requires_grad_(False)  # also freezes a tied embedding, or the copied label rows would become stale
         without_dropout(self._outer)
         if params.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -90,7 +90,7 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities [decisions] with gradient, and hidden states [decisions, hidden] without.
 
-        ``examples``: ``example`` of each of ``decisions``. Both results are in the order of the rows: ``order(micro)``.
+        ``examples`` contains ``example`` of each decision. Both results are in the order of the rows, ``order(micro)``.
         """
         scales = dict.fromkeys(order(micro), 1.0)
         tensors = render(micro, examples, scales, self._pad, self._params.attention)
@@ -117,13 +117,13 @@ class Policy:
                 yield head
 
     def _only_decisions(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Before the output layer: keep the hidden states at which an action is chosen."""
+        """Pre-hook of the output layer that keeps only the hidden states at which an action is chosen."""
         chosen = inputs[0][self._wanted]
         self._hidden = chosen.detach()
         return (chosen,)
 
     def _logprobs(self, logits: torch.Tensor, taken: Sequence[Decision]) -> torch.Tensor:
-        """[decisions] of logits [decisions, rows of the head]: each among what was allowed then."""
+        """[decisions] from logits [decisions, rows of the head], each renormalised over its allowed choices."""
         device = logits.device
         row = {token: at for at, token in enumerate(self._labels)} if self._labels is not None else None
         tokens = torch.tensor([row[one.token] if row else one.token for one in taken], device=device)
@@ -140,23 +140,23 @@ class Policy:
             top_p = torch.full((len(taken),), cfg.top_p, device=device) if cfg.top_p < 1 else None
             top_k = torch.full((len(taken),), cfg.top_k, device=device) if cfg.top_k else None
             left_out = possible_by_id(logits, self._labels, scale, top_p, top_k) == -torch.inf
-            left_out.scatter_(1, tokens[:, None], False)  # a replayed choice that is left out by now keeps its own
+            left_out.scatter_(1, tokens[:, None], False)  # keep a replayed choice even if it is now excluded
         logs = torch.log_softmax(logits.masked_fill(left_out, -torch.inf) / scale, -1)
         return logs.gather(1, tokens[:, None])[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The trained parameters by name: what a checkpoint holds."""
+        """The trained parameters by name, as stored in checkpoints."""
         return {name: value.detach() for name, value in self._outer.named_parameters() if value.requires_grad}
 
     @torch.no_grad()
     def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Put a checkpoint's parameters in place (an engine that decodes over them follows)."""
+        """Copy a checkpoint's parameters in place, so that an engine that shares them is updated, too."""
         for name, value in self._outer.named_parameters():
             if value.requires_grad:
                 value.copy_(state[name])
 
     def write(self, out_dir: Path, scratch: Path) -> None:
-        """Write weights and config in the training dtype, the whole output layer in place; or the adapter alone."""
+        """Write weights (with the whole output layer) and config in the training dtype, or only the adapter."""
         if self._params.lora is not None:
             adapter = scratch / "adapter"
             self._outer.save_pretrained(str(adapter))
@@ -168,15 +168,15 @@ class Policy:
 
 
 def order(micro: MicroBatch) -> list[int]:
-    """Indices of a micro-batch's decisions as ``Policy.evaluate`` returns them."""
+    """Indices of a micro-batch's decisions in the order of ``Policy.evaluate``'s results."""
     return [index for row in micro for index in row]
 
 
 def in_training_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Bring a quantised model's other frozen weights (embeddings, norms, biases) to the training dtype.
+    """Cast a quantised model's other frozen weights (embeddings, norms, biases) to the training dtype.
 
-    peft's preparation makes them float32; what is computed from them, keys and values included, would be so too, and an
-    engine over the model would need twice the memory. Adapters stay as they are.
+    peft converts them to float32. Values computed from them, including keys and values, would then be float32 too, and
+    an engine over the model would need twice the memory. Adapters are not changed.
     """
     for parameter in model.parameters():
         if parameter.dtype == torch.float32 and not parameter.requires_grad:
@@ -184,7 +184,7 @@ def in_training_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def without_dropout(model: torch.nn.Module) -> None:
-    """Switch all dropout off, in training mode too: the update must see the probabilities of play (L22)."""
+    """Disable all dropout, also in training mode: the update must see the probabilities of play (L22)."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -193,7 +193,7 @@ def without_dropout(model: torch.nn.Module) -> None:
 
 
 def weights_hash(model: torch.nn.Module) -> str:
-    """Of all parameters and buffers, to the bit: a frozen model's must never change."""
+    """Hash of all parameters and buffers; that of a frozen model must never change."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -202,11 +202,11 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 
 def example(decision: Decision) -> EncodedExample:
-    """A decision as the trainer reads it: the prompt, and its token, whose likelihood is asked for."""
+    """A decision as a training example: the prompt, and the label's token with weight 1."""
     ids = [*decision.prompt, decision.token]
     return EncodedExample(ids, [0.0] * len(decision.prompt) + [1.0])
 
 
 def _weight(layer: Any) -> torch.Tensor:
-    """An output layer's weights; with adapters, those below them (which a fresh adapter doesn't change)."""
+    """An output layer's weights; with adapters, those of its base layer (which a new adapter doesn't change)."""
     return getattr(layer, "base_layer", layer).weight

@@ -1,4 +1,4 @@
-"""One process's part of a run of reinforcement learning: iterations, their log, checkpoints."""
+"""One process's part of a run of reinforcement learning: iterations, log, checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATE = "state.json"
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, float]:
-    """A row of the log as points of the curves."""
+    """The metrics of a log row, for the progress curves."""
     fresh, replayed = row["loss"]
     values = {"success": row["succ"], "cost": row["cost"], "entropy": row["entropy"]}
     values |= {"loss": fresh, "replay_loss": replayed, "critic_loss": row["critic_loss"], "decisions": row["steps"]}
@@ -86,7 +86,7 @@ class Run:
         return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": prefill_rows})
 
     def _make_reflector(self, threads: int) -> Reflector | None:
-        """The frozen model, whose weights must not change; this process's share of its engine."""
+        """The frozen reflection model on this process's share of the engine; None without one."""
         folder, cfg = self._job.reflector_dir, self._job.reflector_engine
         if folder is None:
             return None
@@ -95,8 +95,8 @@ class Run:
         return make_reflector(folder, shared_out(cfg, self._group.world), threads)
 
     def go(self) -> RLReport:
-        """All iterations from the newest whole checkpoint on; the model, and the report."""
-        with asyncio.Runner() as runner:  # one event loop for all iterations: engines keep connections and tasks in it
+        """Run all iterations from the newest complete checkpoint on, write the model and return the report."""
+        with asyncio.Runner() as runner:  # one event loop for all iterations, since engines keep connections in it
             try:
                 return self._go(runner)
             finally:
@@ -136,16 +136,16 @@ class Run:
         )
 
     def _real_tokens(self) -> int:
-        """What fine-tuning would read for as much compute; every process counts the tokens of all of them."""
+        """Tokens that fine-tuning would process with the same compute; totals are over all processes."""
         return self._learner.tokens + int(self._totals["rollout_tokens"]) // 3
 
     def _spent(self) -> bool:
-        """Whether the budget of tokens is read."""
+        """Whether the token budget is used up."""
         budget = self._params.max_train_tokens
         return budget is not None and self._real_tokens() >= budget
 
     def _iterate(self, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
-        """Play, learn, learn from the replay; a row of the log."""
+        """Play, train on the episodes, train on the replay; returns a row of the log."""
         params, phase = self._params, phase_at(self._schedule, iteration)
         if phase != self._phase:
             self._phase = phase
@@ -178,7 +178,7 @@ class Run:
         }
 
     async def _play(self, iteration: int, phase: Phase) -> list[_EpisodeSummary]:
-        """The iteration's episodes, each process a share; all of them, in order."""
+        """The iteration's episodes in order, of which each process plays a share."""
         job, params = self._job, self._params
         first = (iteration - phase.start) * params.episodes
         batch = key_bits(job.seed, "rl", iteration)
@@ -217,7 +217,7 @@ class Run:
         self._totals["cut_completions"] += sum(one.cut for one in played)
 
     def _save_if_due(self, log: IO[bytes]) -> None:
-        """A checkpoint every ``save_steps``, or sooner by the clock or if asked to end (all processes call it)."""
+        """Save every ``save_steps``, or sooner if the clock or a stop request demands it (all processes call it)."""
         if self._done == self._params.max_steps:
             return
         wish = max(self._group.gather(self._clock.wish(first=self._group.first)))
@@ -226,11 +226,11 @@ class Run:
             with self._clock.saving():
                 self._save()
         if wish == END:
-            self._group.gather(None)  # until the first process has written it all
+            self._group.gather(None)  # wait until the first process has written everything
             raise KeyboardInterrupt
 
     def _save(self) -> None:
-        """Write a checkpoint, whole or not at all, the log so far in it (all processes call it)."""
+        """Write a checkpoint atomically, including the log so far (all processes call it)."""
         folder = self._job.checkpoints / f"checkpoint-{self._done}"
         if self._group.first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -252,10 +252,10 @@ class Run:
         keep_newest(self._job.checkpoints, self._params.save_total_limit)
 
     def _resume(self) -> int:
-        """Load the newest whole checkpoint; returns how many iterations it had."""
+        """Load the newest complete checkpoint; returns its number of iterations."""
         checkpoint = newest_whole(self._job.checkpoints)
         log = self._job.log
-        self._group.gather(None)  # all have looked before the first one writes
+        self._group.gather(None)  # all have looked before the first process writes
         if checkpoint is None:
             if self._group.first:
                 log.unlink(missing_ok=True)
@@ -273,7 +273,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeSummary:
-    """What every process gets of an episode. ``trajectory`` None: it was blocked."""
+    """Summary of an episode that is sent to all processes. ``trajectory`` is None if it was blocked."""
 
     trajectory: RLTrajectory | None
     cost: float

@@ -1,7 +1,8 @@
-"""One episode: the frozen model reflects, the policy reads state, reflection and actions, one token acts
+"""One episode: the frozen model reflects, the policy reads state, reflection and actions, and one token is the action
 (docs/reflect-rl.md, L1 to L7). Used by reinforcement learning and by evaluation.
 
-Nothing here batches, writes or logs: hundreds of ``play`` run at once, and the engines batch whatever is waiting.
+This module does not batch, write or log. Hundreds of ``play`` calls run concurrently, and the engines batch all pending
+requests.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, cut_reflect
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 
 ADVICE = 1
-"""Sample index of the reflection's noise; the action's is 0."""
+"""Sample index of the reflection's noise (the action's is 0)."""
 
 
 async def play(
@@ -32,12 +33,12 @@ async def play(
     """Play a task to its end, on a copy of ``env``.
 
     Args:
-        key: names the episode's noise; episodes of one batch share ``key.run``, and with it the coins of
+        key: seeds the episode's noise. Episodes of one batch share ``key.run``, and with it the coin flips for
             ``cfg.reflect_prob``.
         episode: which of the task's draws (of labels and left-out files) to play.
 
     Raises:
-        UserError: the environment gave a cost that is no number.
+        UserError: the environment returned a non-finite cost.
     """
     env = env.copy()
 
@@ -65,7 +66,7 @@ def reflects(cfg: ActingParams, key: SeedKey) -> bool:
 
 
 class _Advice(NamedTuple):
-    """A reflection as the policy reads it; whether its prompt lost its left side; whether the token limit ended it."""
+    """A reflection as shown to the policy; whether its prompt was cut on the left; whether it reached max_tokens."""
 
     text: str
     shortened: bool
@@ -75,7 +76,7 @@ class _Advice(NamedTuple):
 async def _reflect(
     reflector: Engine, env: EnumeratedEnv, state: State, cfg: ActingParams, key: SeedKey, markers: Markers
 ) -> _Advice:
-    """The frozen model's analysis of a state, without its list of actions; "" where the coin says so."""
+    """The frozen model's analysis of a state, whose prompt excludes the actions; "" if the coin flip skips it."""
     if not reflects(cfg, key):
         return _Advice("", False, False)
     prompt = reflection_prompt(env.instruction, state, markers)
@@ -89,9 +90,9 @@ async def _reflect(
 
 
 def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, ...] | None:
-    """What the policy chooses among: the labels listed now, all labels (shrink_head), or (None) the vocabulary.
+    """The policy's choices: the labels listed now, all labels (shrink_head), or the whole vocabulary (None).
 
-    Where none is listed, all: a step is to pass.
+    If no label is listed, all labels are allowed, and the step passes.
     """
     if cfg.mask_invalid:
         return state.labels or env.labels

@@ -1,10 +1,10 @@
-"""What reinforcement learning may start from: a policy of this environment, with a reflection model if it needs one.
+"""Checks of the initial model of reinforcement learning: the policy must match the environment and its labels.
 
-A model folder with a policy names its environment and labels in ``environment.json``::
+The model folder of a policy names its environment and labels in ``environment.json``::
 
     {"env": "taxi", "labels": ["0", "1", "2", "3", "4", "5"]}
 
-which every model trained from it inherits, so that no checkpoint of another environment is taken by mistake.
+Models trained from it inherit the file, so that a checkpoint of another environment is never used by mistake.
 """
 
 import json
@@ -21,12 +21,12 @@ MARK = "environment.json"
 
 
 def mark_environment(folder: Path, env: EnumeratedEnv | Spelling) -> None:
-    """Write into a model folder which environment and labels its policy was trained on."""
+    """Record in a model folder the environment and labels that its policy was trained on."""
     write_json(folder / MARK, {"env": env.name, "labels": list(env.labels)})
 
 
 def check_environment(folder: Path, env: EnumeratedEnv) -> None:
-    """Refuse a policy of another environment, or of other labels; one without ``environment.json`` passes.
+    """Refuse a policy of another environment or with other labels; one without ``environment.json`` passes.
 
     Raises:
         UserError: names both.
@@ -47,10 +47,10 @@ def check_environment(folder: Path, env: EnumeratedEnv) -> None:
 
 
 def check_labels(folder: Path, env: EnumeratedEnv, template: str | None) -> dict[str, int]:
-    """The token of each of the environment's labels, by the policy's tokenizer.
+    """The token id of each of the environment's labels in the policy's tokenizer.
 
     Raises:
-        UserError: some label is not one token, or shares one (names them, and offers the smaller set).
+        UserError: some label is not one token, or shares one (names them, and suggests the smaller set).
     """
     chat = ChatFormat.load(folder, template)
     ids = label_ids(env.labels, lambda label: chat.content_ids(Message(role="assistant", content=label)))

@@ -11,7 +11,7 @@ from selfimprove.methods.rows import NONE
 from selfimprove.methods.summary import summarise
 
 SOLID = "reflect_rl"
-"""The row that is the method itself."""
+"""The row of the method itself."""
 
 _SAID = {
     "rl_only": "RL only, no supervised start",
@@ -30,7 +30,7 @@ _AGENTS = {
 
 
 def reflect_rl_rows(params: ReflectRLParams) -> dict[str, str]:
-    """Row -> what it is, in the table's order: agents, SFT only, controls, the runs."""
+    """Row name -> description, in the table's order: agents, SFT only, controls, runs."""
     rows = {name: f"agent: {_AGENTS[agent.kind]}" for name, agent in params.agents.items()}
     rows |= dict.fromkeys([name for name in params.rows if name in params.models], "SFT only")
     for name, control in params.controls.items():
@@ -42,12 +42,12 @@ def reflect_rl_rows(params: ReflectRLParams) -> dict[str, str]:
 
 
 def main_row(params: ReflectRLParams) -> str:
-    """The row that the others are compared with: ``reflect_rl``, or the last run."""
+    """The row that all others are compared with: ``reflect_rl``, or else the last run."""
     return SOLID if SOLID in params.iterations else next(reversed(params.iterations))
 
 
 def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, Any]:
-    """Every row's metrics, and the paired differences of Reflect-RL to every other row."""
+    """Metrics of every row, and the paired differences between Reflect-RL and every other row."""
     summary = summarise(
         params,
         reflect_rl_rows(params),
@@ -70,7 +70,7 @@ def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, An
 
 
 def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
-    """Run -> its curve, stitched to those of the runs that it goes on from, each point a centred mean."""
+    """Run -> its curve, stitched to those of the runs it continues and smoothed by a centred mean."""
     found = {}
     for name in params.iterations:
         lineage = params.lineage(name)
@@ -85,7 +85,7 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
 
 
 def _drawn(points: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The points of one metric, in the form that ``report.table`` draws."""
+    """The points of one metric, in the format that ``report.table`` draws."""
     return [
         {"row": point["row"], "step": point["step"], name: point[name], "se": 0.0}
         for point in points

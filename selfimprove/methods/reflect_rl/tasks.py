@@ -1,7 +1,7 @@
-"""Which tasks Reflect-RL sees: splits to train on, to choose settings by, and to test on (docs/reflect-rl.md, L45).
+"""Reflect-RL's tasks: splits to train on, to tune settings on, and to test on (docs/reflect-rl.md, L45).
 
-Splits are frozen lists of task ids, drawn by the run's seed, hashed and disjoint; AutoExplore's ids are places in the
-tasks.json beside them. Trajectories are made of the training split only, so no test task is ever trained on.
+Splits are frozen, hashed and disjoint lists of task ids, drawn by the run's seed. AutoExplore's ids are indices into
+the tasks.json beside them. Trajectories come from the training split only, so that no test task is ever trained on.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Split, list[int]]:
     """The three splits, disjoint, in an order drawn by the seed.
 
-    Without counts 7:2:1 of all, as round(.7 n), round(.2 n) and the rest (the original's draws are unseeded, and not of
-    one shuffle). Where the environment has splits of its own (ALFWorld), dev and test are drawn from ``valid``. Of
-    another that is acted in by text (``ListedText``), dev and test are those of the other methods, if as many are asked
-    for.
+    Without counts, all tasks are split 7:2:1, as round(.7 n), round(.2 n) and the rest (the original's draws are
+    unseeded and do not come from one shuffle). If the environment has its own splits (ALFWorld), dev and test are drawn
+    from ``valid``. Of other text environments (``ListedText``), dev and test are the same as for the other methods if
+    the counts are the same.
 
     Raises:
-        UserError: more tasks are asked for than there are, or a split would be empty.
+        UserError: there are too few tasks, or a split would be empty.
     """
     learn, judge = list(env.task_ids("train")), list(env.task_ids("valid"))
     splits: dict[Split, list[int]] = {}
@@ -58,7 +58,7 @@ def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Spli
 
 
 def _whole(ids: Sequence[int]) -> int:
-    """How many tasks are split 7:2:1: all, or where dev and test are held out as many as each part allows."""
+    """Number of tasks to split 7:2:1: all, or with held-out dev and test as many as each part allows."""
     if isinstance(ids, HeldOut):
         return min(10 * len(tasks) // {"train": 7, "dev": 2, "test": 1}[part] for part, tasks in ids.of.items())
     return len(ids)

@@ -1,6 +1,6 @@
-"""The teacher, who reflects and acts: the environment's scripted one, or a chat model (docs/reflect-rl.md, L8, L12).
+"""The teacher, which reflects and acts: the environment's scripted one, or a chat model (docs/reflect-rl.md, L8, L12).
 
-A chat model is asked in two turns a step, as the original asks GPT-4::
+A chat model is prompted in two turns per step, as the original prompts GPT-4::
 
     user       <the state>  Analyze the situation in at most 50 words. Do not choose a command yet.
     assistant  The task is about events, so the folder core is promising.
@@ -40,35 +40,35 @@ SPOILER = (
 )
 CHOOSE = "Choose one of them: answer with its label and nothing else."
 TELLING_TRIES = 3
-"""How often a teacher that revealed the spoiler is asked again before the step is left out."""
+"""Number of attempts of a teacher that reveals the spoiler before the step is left out."""
 
 _LAST_ACTION = re.compile(r"\baction[*`]*:(.*\d.*)\Z", re.IGNORECASE)
-"""What stands behind "action:" in the last line, with a number in it."""
+"""Text after "action:" at the end of an answer that contains a number."""
 LONGEST_COMMAND = 6
-"""Words of it: take apple 1 from fridge 1."""
+"""Maximum number of words of a command, such as take apple 1 from fridge 1."""
 
 _WHOLE = re.compile(r"(\w+)(?:\.(?!\d).*|:.*)?", re.DOTALL)
-"""An answer that is a label, alone or with a dot or colon and any text after it; 1.5 is no label 1."""
+"""An answer that is a label, alone or followed by a dot or colon and any text; 1.5 is not label 1."""
 _ACTION = re.compile(r"\baction\b", re.IGNORECASE)
 _LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n]*\w|['’-]\w)", re.IGNORECASE)
-"""A letter that "action:" is followed by, and not the first word of a sentence, as in "Action: I would go"."""
+"""A letter directly after "action:" that does not start a sentence, as it does in "Action: I would go"."""
 _INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|\.\d|,\d{3}(?!\d)|\.[a-z])")
-"""A whole number without a sign, and no part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py).
+"""An unsigned whole number that is not part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py).
 
-1,2 are two.
+1,2 is two numbers.
 """
 _STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
 _NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
-"""The number right behind "action:", and right behind the word."""
+"""The number directly after "action:", and directly after the word."""
 
 
 def read_label(text: str, labels: Collection[str]) -> str | None:
-    """The label that a chat model chose, None if it named none that is listed.
+    """The label that a chat model chose, or None if it named no listed one.
 
-    A letter right after "action:"; else the first whole number right after "action:", or right after the word "action";
-    else the answer itself, with a dot or colon and text after it; else the first whole number somewhere after "action";
-    only where there is none, the first that stands alone. Never a part of a number, never another one in the place of
-    one that is not listed (docs/reflect-rl.md, L38)::
+    The candidates, in order: a letter directly after "action:"; the first whole number directly after "action:" or
+    directly after the word "action"; the whole answer, ignoring text after a dot or colon; the first whole number
+    anywhere after "action"; the first whole number that stands alone. Parts of numbers are ignored, and a number that
+    is not listed is never replaced by another one (docs/reflect-rl.md, L38)::
 
         1. The passenger is north.\n2. Action: 3          ->  3
         Of the 6 moves, the best action is 3.              ->  3
@@ -87,19 +87,19 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
         return stated[1] if stated[1] in labels else None
     word = _ACTION.search(text)
     number = _INTEGER.search(text, word.end()) if word is not None else None
-    if number is None and letter is None:  # a letter that is not listed was the choice
+    if number is None and letter is None:  # an unlisted letter was the choice
         number = _INTEGER.search(text)
     return number[0] if number is not None and number[0] in labels else None
 
 
 def read_choice(text: str, env: EnumeratedEnv) -> str | None:
-    """The label that a chat model chose: that of a command which is the whole answer, with or without its label before
-    it; else as ``read_label``.
+    """The label that a chat model chose: that of the command that is the whole answer, with or without its label before
+    it, or otherwise as ``read_label``.
 
-    An answer in the form of a command that is not listed is no choice.
+    An answer in the form of an unlisted command is not a choice.
     """
     said = text.strip()
-    stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is no label either
+    stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is not a label
     forms = (said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else "")
     commands = env.commands()
     whole = next((x for x, command in commands.items() if command in forms or f"{x}. {command}" in forms), None)
@@ -109,7 +109,7 @@ def read_choice(text: str, env: EnumeratedEnv) -> str | None:
 
 
 def _names_a_thing(said: str, commands: Collection[str]) -> bool:
-    """Whether an answer is a command that is not listed, such as "go to fridge 1": its numbers are no labels."""
+    """Whether an answer is an unlisted command such as "go to fridge 1", whose numbers are not labels."""
     numbered = {name for command in commands for name, number in pairwise(command.split()) if number.isdecimal()}
     words = said.rstrip(".").split()
     short = 2 < len(words) <= LONGEST_COMMAND and words[0].isalpha()
@@ -118,7 +118,7 @@ def _names_a_thing(said: str, commands: Collection[str]) -> bool:
 
 @runtime_checkable
 class TellsRules(Protocol):
-    """An environment whose states and instruction are for trained models: chat models are told its rules besides."""
+    """An environment whose states and instruction suit trained models; chat models are also given its rules."""
 
     rules: str
 
@@ -129,14 +129,14 @@ def opening(env: EnumeratedEnv) -> Message:
 
 
 class Teacher(Protocol):
-    """Reflects on states and, for complete trajectories, acts."""
+    """Reflects on states and, in complete trajectories, acts."""
 
     @property
     def name(self) -> str:
-        """The data's author, by name."""
+        """The name of the data's author."""
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
-        """A reflection on the state; None: it revealed the spoiler every time.
+        """A reflection on the state, or None if it revealed the spoiler every time.
 
         Args:
             exploring: another player acts, and the last action may have been wrong.
@@ -145,17 +145,17 @@ class Teacher(Protocol):
     async def choose(
         self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
     ) -> str | None:
-        """The label of the action it takes after its reflection; None: it chose none that is listed.
+        """The label of the teacher's action after its reflection, or None if it is not listed.
 
-        The other arguments are those that it was asked for the reflection with.
+        The other arguments are those of the call that requested the reflection.
         """
 
 
 class ScriptedTeacher:
-    """The environment's own teacher: it knows a shortest path and explains it, in words drawn by the key.
+    """The environment's own teacher: it knows a shortest path and explains it, in wording drawn by the key.
 
     Args:
-        error_rate: share of its own actions that are another listed one, drawn by the key.
+        error_rate: share of its own actions that are replaced by another listed one, drawn by the key.
     """
 
     name = "scripted"
@@ -176,14 +176,14 @@ class ScriptedTeacher:
 
 
 class ChatTeacher:
-    """A chat model over any engine, usually an OpenAI-compatible endpoint. ``name``: the model's."""
+    """A chat model over any engine, usually an OpenAI-compatible endpoint. ``name``: the name of the model."""
 
     def __init__(self, engine: Engine, name: str, cfg: GenerateParams) -> None:
         self.name = name
         self._engine, self._cfg = engine, cfg
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
-        """See ``Teacher``; a teacher that tells the secret is asked again under another key."""
+        """See ``Teacher``; if the answer reveals the spoiler, the request is repeated with another key."""
         dialogue = analysis_request(env, last, exploring=exploring)
         for attempt in range(TELLING_TRIES):
             said = (await self._ask(dialogue, key.at(2 * attempt))).text.strip()
@@ -194,7 +194,7 @@ class ChatTeacher:
     async def choose(
         self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
     ) -> str | None:
-        """See ``Teacher``: the second turn of the dialogue that ``reflect`` began."""
+        """See ``Teacher``; this is the second turn of the dialogue that ``reflect`` started."""
         state = env.state()
         dialogue = [
             *analysis_request(env, last, exploring=exploring),
@@ -212,9 +212,9 @@ class ChatTeacher:
 
 
 def analysis_request(env: EnumeratedEnv, last: Last | None, *, exploring: bool) -> list[Message]:
-    """The first turn: the state without its actions, and what kind of analysis is wanted.
+    """The first turn: the state without its actions, and the kind of analysis requested.
 
-    The spoiler stands in this request only, which nothing is trained on.
+    Only this request contains the spoiler, and it is never trained on.
     """
     state: State = env.state()
     if not exploring:

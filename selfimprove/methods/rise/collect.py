@@ -1,7 +1,7 @@
-"""RISE's collection and evaluation of one problem (docs/rise.md, R12 to R17, R32 and R33).
+"""RISE's data collection and evaluation on one problem (docs/rise.md, R12 to R17, R32 and R33).
 
-Nothing here batches, retries, writes or logs: the runner plays hundreds of these at once, the engines batch whatever
-waits, and a journal around the engines makes finished work survive a kill.
+This module does not batch, retry, write or log. The runner plays hundreds of episodes concurrently, the engines batch
+all pending requests, and a journal around the engines preserves finished work if the process is killed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import Exchange, degenerate, feedback, limit_dialogue, opening, visible
 
 RESAMPLE_STRIDE = 1000
-"""Sample indices of a second draw start here, so that it has noise of its own."""
+"""Sample indices of the n-th redraw start at n times this number, so that each redraw has its own noise."""
 
 
 @dataclass(frozen=True)
 class Play:
-    """What every episode of a stage shares; ``run_seed`` seeds the stage's noise. A context: it releases the world."""
+    """Settings shared by all episodes of a stage. ``run_seed`` seeds the noise; leaving the context closes the env."""
 
     env: AnswerEnv
     few_shot: bool
@@ -39,11 +39,11 @@ class Play:
 
 
 async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, cfg: GenerateParams) -> Episode:
-    """One episode: model ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t; the best becomes the action.
+    """Collect one episode: ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t, and the best is the action.
 
-    Ends at the first right attempt or after ``max_turns``. Ties go to the earliest sample. An engine or environment
-    that fails for good ends the episode as ``blocked``; the turns before that stay. (A first turn that failed ended the
-    whole run in the released code.)
+    The episode ends at the first correct attempt or after ``max_turns``. The earliest sample wins ties. If an engine or
+    the environment fails permanently, the episode is ``blocked`` and keeps its earlier turns. (In the released code a
+    failure in the first turn ended the whole run.)
     """
     start = opening(problem.question, play.few_shot)
     pairs: list[Exchange] = []
@@ -75,12 +75,12 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
 
 
 async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluateParams) -> tuple[Episode, Episode]:
-    """The sequential run and the parallel one, which share the first attempt.
+    """The sequential and the parallel run, which share the first attempt.
 
-    Sequential: ``max_turns`` turns, one attempt each, the last ``context_window`` turns visible; without an oracle
-    every feedback says "incorrect" and nothing ends early, with one the run stops at the first right attempt.
-    Parallel: ``parallel_samples`` first attempts. The attempt that enters the history is the first sample, never the
-    one with the best reward: choosing by reward, as the released code does, uses the oracle.
+    Sequential: ``max_turns`` turns of one attempt each, with the last ``context_window`` turns visible. Without an
+    oracle every feedback is "incorrect" and no run ends early; with one the run ends at its first correct attempt.
+    Parallel: ``parallel_samples`` first attempts. The first sample always enters the history. Choosing the sample with
+    the best reward, as the released code does, would use the oracle.
     """
     start = opening(problem.question, play.few_shot)
     pairs: list[Exchange] = []
@@ -112,7 +112,7 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
 def _both(
     sequential: Episode, first: list[Attempt], problem: Problem, start: list[Message], play: Play
 ) -> tuple[Episode, Episode]:
-    """The sequential run, and the parallel one of these first attempts, each with its own status and its name."""
+    """The sequential run and the parallel run with these first attempts, each labelled and with its own status."""
     turns = [Turn(model="student", attempts=first, chosen=0, observation="")] if first else []
     status: Status = "solved" if any(attempt.reward == 1 for attempt in first) else "unsolved"
     parallel = (
@@ -124,10 +124,10 @@ def _both(
 
 
 def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -> dict[str, Any]:
-    """Metrics of a collection: first attempts right, unreadable; episodes solved, blocked; samples in all.
+    """Metrics of a collection: correct and unparsable first attempts, solved and blocked episodes, number of samples.
 
-    ``shortened_prompts``: share of turns whose prompt left out what ``window``, the ``context_window``, shows;
-    ``cut_completions``: share of samples that ``max_tokens`` ended.
+    ``shortened_prompts`` is the share of turns whose prompt left out messages that the context window ``window`` shows;
+    ``cut_completions`` is the share of samples that reached ``max_tokens``.
     """
     firsts = [episode.turns[0].attempt for episode in episodes if episode.turns]
     samples = [len(turn.attempts) for episode in episodes for turn in episode.turns]
@@ -146,7 +146,7 @@ def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -
 async def _draw(
     engine: Engine, dialogue: Sequence[Message], problem: Problem, turn: int, play: Play, cfg: GenerateParams
 ) -> list[Completion]:
-    """Samples of a turn without the degenerate ones; drawn anew, a bounded number of times, if none is left."""
+    """A turn's samples without degenerate ones; redrawn up to ``resamples`` times while all are degenerate."""
     drawn: list[Completion] = []
     for again in range(cfg.resamples + 1):
         key = SeedKey(play.run_seed, problem.id, turn, again * RESAMPLE_STRIDE)
@@ -155,7 +155,7 @@ async def _draw(
         kept = [completion for completion in drawn if not degenerate(completion.text)]
         if kept:
             return kept
-    return drawn[:1]  # if every draw is degenerate, the first is scored as it is
+    return drawn[:1]  # all draws are degenerate: the first one is scored
 
 
 def _request(
@@ -180,7 +180,7 @@ def _request(
 def _prompt(
     start: Sequence[Message], pairs: Sequence[Exchange], engine: Engine, cfg: GenerateParams | EvaluateParams
 ) -> list[Message]:
-    """The next turn's prompt: the opening, and the last pairs that window, limit and the engine's context allow."""
+    """The next prompt: the opening and the last pairs that fit the window, the limit and the engine's context."""
     fixed = len(start)
     dialogue = limit_dialogue(visible(start, pairs, cfg.context_window), opening=fixed, limit=cfg.dialogue_limit)
     while len(dialogue) > fixed and not engine.fits(dialogue, cfg.max_tokens):
@@ -193,7 +193,7 @@ def _omitted(start: Sequence[Message], pairs: Sequence[Exchange], dialogue: Sequ
 
 
 async def _score(completion: Completion, problem: Problem, env: AnswerEnv) -> tuple[Attempt, str | None]:
-    """The attempt with its grade; and what it led to, where the environment tells."""
+    """The graded attempt, and its outcome as text if the environment carries attempts out (otherwise None)."""
     if isinstance(env, CarriesOut):
         grade, told = await env.carry_out(completion.text, problem)
     else:

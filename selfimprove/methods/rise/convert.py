@@ -20,7 +20,7 @@ from selfimprove.methods.rise.params import ConvertParams, Criteria
 
 @dataclass(frozen=True)
 class Converted:
-    """The data set, counts and statistics of it, and its rewards' histogram (rows {reward, count}, by reward)."""
+    """The data set, its counts and statistics, and the histogram of rewards (rows {reward, count}, by reward)."""
 
     examples: list[Example]
     stats: dict[str, Any]
@@ -29,7 +29,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Sample:
-    """One kept attempt before it gets its weight: ``turns[-1]`` is trained on, the others came before it."""
+    """A kept attempt before it is weighted: ``turns[-1]`` is trained on, the earlier turns are context."""
 
     episode: Episode
     turns: tuple[Turn, ...]
@@ -37,19 +37,19 @@ class Sample:
 
     @property
     def index(self) -> int:
-        """The turn, from 0."""
+        """The turn of the final attempt, from 0."""
         return len(self.turns) - 1
 
     @property
     def reward(self) -> float:
-        """The final attempt's."""
+        """The final attempt's reward."""
         reward = self.turns[-1].attempt.reward
-        assert reward is not None  # unscored turns are left out before
+        assert reward is not None  # unscored turns were dropped before
         return reward
 
 
 def dedup(attempts: Sequence[str]) -> list[int]:
-    """Indices of the attempts to keep: those neither empty nor seen before, compared without outer whitespace."""
+    """Indices of attempts that are neither empty nor repeated, compared after stripping outer whitespace."""
     seen = {""}
     kept = []
     for index, text in enumerate(attempts):
@@ -60,14 +60,14 @@ def dedup(attempts: Sequence[str]) -> list[int]:
 
 
 def keep(rewards: Sequence[float], criteria: Criteria) -> list[int]:
-    """Indices of the attempts to train on; none after the first reward of 1.
+    """Indices of the attempts to train on; none follows the first reward of 1.
 
-    Attempt 0 is always kept except under ``success``. Of the others, ``all`` keeps each; ``better`` those above the
-    previous attempt; ``best`` those at least as good as every earlier one (a running maximum); ``success`` those of
-    reward 1.
+    Attempt 0 is always kept except under ``success``. For later attempts, ``all`` keeps every one, ``better`` those
+    with a higher reward than the previous attempt, and ``best`` those at least as good as every earlier one (a running
+    maximum). ``success`` keeps attempts of reward 1 only.
 
     Raises:
-        ValueError: an unknown criterion.
+        ValueError: unknown criterion.
     """
     if criteria not in ("all", "better", "best", "success"):
         raise ValueError(f"unknown criteria {criteria!r}")
@@ -89,12 +89,12 @@ def keep(rewards: Sequence[float], criteria: Criteria) -> list[int]:
 
 
 def scored_turns(episode: Episode) -> list[Turn]:
-    """The turns whose action was scored (a failed one has reward None)."""
+    """The turns whose action was scored (the reward is None if scoring failed)."""
     return [turn for turn in episode.turns if turn.attempt.reward is not None]
 
 
 def distinct_turns(episode: Episode, remove_duplication: bool) -> list[int]:
-    """Of ``scored_turns``, those that may be trained on: all, or without empty and repeated attempts."""
+    """Indices into ``scored_turns`` that may be trained on: all, or all but empty and repeated attempts."""
     texts = [turn.attempt.text for turn in scored_turns(episode)]
     return dedup(texts) if remove_duplication else list(range(len(texts)))
 
@@ -102,11 +102,11 @@ def distinct_turns(episode: Episode, remove_duplication: bool) -> list[int]:
 def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> list[Sample]:
     """One sample for each kept attempt of an episode, with every turn before it.
 
-    Empty and repeated attempts are no samples, and the criteria do not look at them. They stay in what comes before a
-    later attempt, since the model saw them there; only of an episode that was imported from a log of the release, which
-    has no seed, they are dropped there too, as the release does. Where duplicates are removed, a kept attempt's text is
-    stripped, as the release's are: so it stands in the data set that ``export`` makes. Its token ids stay as generated,
-    and training reads these where there are any.
+    With ``remove_duplication``, empty and repeated attempts yield no sample and are ignored by the criteria. They stay
+    in the context of later attempts, because the model saw them there. Only in episodes imported from logs of the
+    release, which have no seed, are they dropped from the context too, as the release does. The text of a kept attempt
+    is then stripped, as in the release; ``export`` writes that text. Its token ids stay as generated, and training
+    reads the ids if there are any.
     """
     turns, left = scored_turns(episode), distinct_turns(episode, remove_duplication)
     if remove_duplication and not episode.seed:
@@ -120,10 +120,10 @@ def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> li
 
 
 def example(sample: Sample) -> Example:
-    """The training example: the prompt that the model saw, and the final attempt with the weight. Ids are kept.
+    """The training example: the prompt that the model saw, and the weighted final attempt, with their token ids.
 
     Raises:
-        UserError: the turn left out other messages than there were.
+        UserError: the turn's count of omitted messages is inconsistent with its earlier turns.
     """
     opening = [message.model_copy(update={"weight": 0.0}) for message in sample.episode.prompt]
     earlier: list[Message] = []
@@ -150,14 +150,14 @@ def convert(
     earlier: Sequence[Example] = (),
     may_be_empty: bool = False,
 ) -> Converted:
-    """The whole conversion: select, count, weight, shuffle, number (``identity_0`` …).
+    """The whole conversion: select, count, weight, shuffle and number the examples (``identity_0`` …).
 
-    ``chat``: count tokens with it; samples longer than ``max_length`` tokens are counted, never dropped here.
-    ``earlier``: parent iterations' examples (``accumulate``), added as they are before the shuffle. The
-    order without shuffling is that of the episodes.
+    With ``chat``, tokens are counted; samples longer than ``max_length`` tokens are counted but not dropped.
+    ``earlier`` are the parent iterations' examples (``accumulate``), which are added unchanged before the shuffle.
+    Without the shuffle, examples are in the order of the episodes.
 
     Raises:
-        UserError: nothing is left to train on, where that may not be, or the temperature is unusable.
+        UserError: no example is left and ``may_be_empty`` is false, or the temperature is unusable.
     """
     counts: Counter[str] = Counter(episodes=len(episodes))
     samples: list[Sample] = []
@@ -213,14 +213,14 @@ _COUNTS = (
 def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True) -> list[Example]:
     """Control B: the same correct answers to the same problems, each as a first attempt, weight 1.
 
-    One example for each solved episode: its opening and its first right action (in distillation the teacher's, in
-    self-distillation the model's own best of n, or the student's when it was right at once).
+    One example per solved episode: its opening and its first correct action. In distillation that is the teacher's
+    attempt; in self-distillation, the model's own best of n. If the first attempt was correct, it is the student's.
     """
     examples = []
     for episode in episodes:
         right = next((turn for turn in episode.turns if turn.attempt.reward == 1), None)
         if right is not None:
-            first = right.model_copy(update={"omitted": 0})  # here nothing comes before it
+            first = right.model_copy(update={"omitted": 0})  # no turn comes before it here
             examples.append(example(Sample(episode, (first,))))
     if shuffle:
         rng("single_turn", seed).shuffle(examples)
@@ -228,15 +228,15 @@ def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True)
 
 
 def number(examples: Iterable[Example]) -> list[Example]:
-    """The examples with ids ``identity_0``, ``identity_1``, … in their order."""
+    """The examples in the same order, with ids ``identity_0``, ``identity_1``, …."""
     return [one.model_copy(update={"id": f"identity_{i}"}) for i, one in enumerate(examples)]
 
 
 def token_statistics(examples: Sequence[Example], chat: ChatFormat, max_length: int | None = None) -> dict[str, Any]:
-    """Mean and population variance of prompt and response lengths in tokens; how many samples exceed ``max_length``.
+    """Mean and population variance of prompt and response lengths in tokens; number of samples over ``max_length``.
 
-    The prompt is everything before the final attempt's first token; the response is that attempt and the token that
-    ends it.
+    The prompt is everything before the first token of the final attempt; the response is that attempt with its end
+    token.
     """
     prompts, responses, over = [], [], 0
     for one in examples:

@@ -1,16 +1,16 @@
 """The metrics of a RISE evaluation (docs/rise.md, R34 and R35).
 
-Per problem there are two episodes: the *sequential* one (several turns of one attempt each, feedback always
-"incorrect") and the *parallel* one (a single turn of k independent attempts, the first of them being the sequential
-run's first). Every metric is a mean over all problems of the split; a problem that a failed engine left without
-attempts counts as wrong.
+Each problem has two episodes: the *sequential* one (several turns of one attempt each, with feedback that is always
+"incorrect") and the *parallel* one (a single turn of k independent attempts, the first of which is also the first
+attempt of the sequential run). Every metric is a mean over all problems of the split. A problem without attempts,
+because an engine failed, counts as wrong.
 
 =============  ====================================================================
-m1@t1          the first attempt is right
-m5@t1          the majority of 5 independent first attempts is right
-p5@t1          any of 5 independent first attempts is right
-m1@t5          the majority over the 5 attempts of one run without oracle is right
-p1@t5          any of those 5 attempts is right (an oracle would have stopped there)
+m1@t1          the first attempt is correct
+m5@t1          the majority of 5 independent first attempts is correct
+p5@t1          any of 5 independent first attempts is correct
+m1@t5          the majority over the 5 attempts of one run without an oracle is correct
+p1@t5          any of those 5 attempts is correct (an oracle would have stopped there)
 =============  ====================================================================
 """
 
@@ -28,10 +28,10 @@ Equivalent = Callable[[str, str], bool]
 
 
 def majority(answers: Sequence[str | None], equivalent: Equivalent) -> int | None:
-    """Index of the first member of the largest class of equivalent answers; None when none could be read.
+    """Index of the first member of the largest class of equivalent answers; None if no answer could be parsed.
 
-    Unreadable answers (None) have no vote. A tie goes to the class seen first. An answer joins the first class whose
-    first member it is equivalent to.
+    Unparsable answers (None) do not vote. The class seen first wins ties. An answer joins the first class whose first
+    member it is equivalent to.
     """
     classes: list[list[int]] = []
     for index, answer in enumerate(answers):
@@ -44,11 +44,11 @@ def majority(answers: Sequence[str | None], equivalent: Equivalent) -> int | Non
                 break
         else:
             classes.append([index])
-    return max(classes, key=len)[0] if classes else None  # max keeps the first of equals
+    return max(classes, key=len)[0] if classes else None  # max returns the first of equals
 
 
 def majority_right(attempts: Sequence[Attempt], equivalent: Equivalent) -> bool:
-    """Whether the majority answer of these attempts is right; no readable answer is wrong."""
+    """Whether the majority answer of these attempts is correct; False if no answer could be parsed."""
     winner = majority([attempt.answer for attempt in attempts], equivalent)
     return winner is not None and attempts[winner].reward == 1
 
@@ -61,11 +61,11 @@ def actions(episode: Episode) -> list[Attempt]:
 def outcome(
     sequential: Episode, parallel: Episode, equivalent: Equivalent, *, turns: int, samples: int, oracle: bool = False
 ) -> Outcome:
-    """One problem's values (0 or 1; differences -1 to 1).
+    """Metrics of one problem (0 or 1; differences from -1 to 1).
 
-    A turn that was not reached counts as wrong, so a run that an engine's failure cut short has no right majority over
-    more turns than it played. With ``oracle`` the run stopped at its first right attempt, so a majority over turns is
-    not defined and is left out.
+    A turn that was not reached counts as wrong, so a run cut short by a failed engine has no correct majority over more
+    turns than it played. With ``oracle`` the run ended at its first correct attempt, so majorities over turns are
+    undefined and left out.
     """
     run = actions(sequential)
     first = parallel.turns[0].attempts[:samples] if parallel.turns else []
@@ -98,10 +98,10 @@ def outcomes(
     samples: int | None = None,
     oracle: bool = False,
 ) -> list[Outcome]:
-    """Every problem's ``outcome``. ``turns``, ``samples``: of a full run (default: of the longest ones seen).
+    """The ``outcome`` of every problem. ``turns`` and ``samples`` describe a full run (default: the longest ones seen).
 
     Raises:
-        UserError: the two runs are not over the same problems.
+        UserError: the two runs cover different problems.
     """
     by_id = {episode.id: episode for episode in parallel}
     if len(by_id) != len(parallel) or sorted(by_id) != sorted(episode.id for episode in sequential):
@@ -121,14 +121,14 @@ def evaluate_metrics(
     oracle: bool = False,
     window: int | None = None,
 ) -> dict[str, Estimate]:
-    """Every metric as {mean, se, n}: the outcomes averaged, and the rates over attempts and over changes of turn.
+    """Every metric as {mean, se, n}: averaged outcomes, and rates over attempts and over transitions between turns.
 
     ``m1@t1``, ``m5@t1``, ``p5@t1``, ``m1@tk``, ``p1@tk``, ``accuracy@tk`` and the paired gains ``m1@t5-m1@t1``,
-    ``p1@t5-m1@t1`` and, where both count as many attempts, ``p1@t5-p5@t1``; ``right_to_wrong``: of the right attempts
-    that had a successor, how many were followed by a wrong one; ``wrong_to_right`` likewise; ``unparsable``: of all
-    attempts of the sequential run, how many hold no answer; ``blocked``: problems that an engine failed on;
-    ``shortened_prompts``: turns of the sequential run whose prompt left out what ``window``, the ``context_window``,
-    shows; ``cut_completions``: attempts of both runs that ``max_tokens`` ended.
+    ``p1@t5-m1@t1`` and, if there are as many turns as samples, ``p1@t5-p5@t1``; ``right_to_wrong``: share of correct
+    attempts with a successor that were followed by a wrong one; ``wrong_to_right``: likewise; ``unparsable``: share of
+    the sequential run's attempts without an answer; ``blocked``: share of problems on which an engine failed;
+    ``shortened_prompts``: share of the sequential run's turns whose prompt left out messages that the context window
+    ``window`` shows; ``cut_completions``: share of both runs' attempts that reached ``max_tokens``.
     """
     metrics = average(outcomes(sequential, parallel, equivalent, turns=turns, samples=samples, oracle=oracle))
     runs = [actions(episode) for episode in sequential]
@@ -137,16 +137,16 @@ def evaluate_metrics(
     metrics["unparsable"] = ratio((sum(attempt.answer is None for attempt in run), len(run)) for run in runs)
     metrics["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in sequential)
     metrics["shortened_prompts"] = shortened_prompts(sequential, window)
-    # The first attempt stands in both runs and counts once.
+    # The first attempt is part of both runs but counts once.
     later = [run.model_copy(update={"turns": run.turns[1:]}) for run in sequential]
     metrics["cut_completions"] = cut_completions([*later, *parallel])
     return metrics
 
 
 def by_turn(metrics: Mapping[str, Estimate]) -> list[Estimate]:
-    """The metric of each turn, first turn first: the accuracy of that turn's attempt.
+    """The metric of each turn in order: the accuracy of that turn's attempt.
 
-    A run with an oracle ends at its first right attempt, so it has no accuracy of later turns; there the metric is the
+    A run with an oracle ends at its first correct attempt, so later turns have no accuracy. The metric is then the
     share of problems solved by that turn.
     """
     named = "accuracy@t" if "accuracy@t1" in metrics else "p1@t"
@@ -156,9 +156,9 @@ def by_turn(metrics: Mapping[str, Estimate]) -> list[Estimate]:
 
 
 def accuracy_rows(metrics: Mapping[str, Estimate]) -> list[dict[str, Any]]:
-    """Rows {turn, accuracy, se, majority, any} for the accuracy-by-turn plot; ``accuracy``: see ``by_turn``.
+    """Rows {turn, accuracy, se, majority, any} for the accuracy-by-turn plot; for ``accuracy`` see ``by_turn``.
 
-    A run with an oracle has no majority over turns: the cell is empty from the second turn on.
+    A run with an oracle has no majority over turns, so that cell is empty from the second turn on.
     """
     rows = []
     first = metrics["m1@t1"]
@@ -177,7 +177,7 @@ def accuracy_rows(metrics: Mapping[str, Estimate]) -> list[dict[str, Any]]:
 
 
 def _changes(run: Sequence[Attempt], *, was_right: bool) -> tuple[int, int]:
-    """(changes, chances): attempts that were right (or wrong) and had a successor; those whose successor differs."""
+    """(changes, chances): the attempts with a successor that were correct (or wrong), and how many then changed."""
     pairs = [(a.reward == 1, b.reward == 1) for a, b in pairwise(run)]
     chances = [after for before, after in pairs if before == was_right]
     return sum(after != was_right for after in chances), len(chances)

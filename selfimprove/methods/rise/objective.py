@@ -1,14 +1,14 @@
 """RISE's objective: reward-weighted regression on the collected attempts (docs/rise.md, R21 and R26).
 
-An attempt y_i of reward r_i, made in the state s_i (the problem, and the earlier attempts with their feedback), is
-weighted by the exponential of its reward over a temperature tau::
+An attempt y_i with reward r_i, generated in state s_i (the problem and the earlier attempts with their feedback), is
+weighted by the exponential of its reward divided by a temperature tau::
 
     minimise  mean_i  w_i * NLL_i,    w_i = exp((r_i - b_i) / tau),    NLL_i = -1/|y_i| * sum_t log p(y_it | s_i, y_i<t)
 
-with b = 0 unless a baseline is asked for, and the mean over the optimiser step's examples. ``convert`` writes w_i into
-each example as the weight of its last message, the only one that is trained on. From there on it is weighted SFT, which
-all methods share: ``training.objective.example_scales`` divides by |y_i| and by the number of examples (reduction
-``example_mean``), and ``weighted_nll`` sums over tokens. ``weight_normalization: batch`` divides by the step's mean w.
+with b = 0 unless a baseline is configured, and the mean over the examples of an optimiser step. ``convert`` stores w_i
+as the weight of each example's last message, the only one trained on. The rest is weighted SFT, shared by all methods:
+``training.objective.example_scales`` divides by |y_i| and by the number of examples (reduction ``example_mean``), and
+``weighted_nll`` sums over tokens. ``weight_normalization: batch`` divides by the mean w of the step.
 """
 
 import math
@@ -22,7 +22,7 @@ Baseline = Literal["none", "problem_mean", "turn_mean"]
 
 
 def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[float] | None = None) -> list[float]:
-    """w_i = exp((r_i - b_i) / temperature); without baselines b = 0 (RISE: 1, 0, -1 -> 12.1825, 1, 0.0821 at 0.4).
+    """w_i = exp((r_i - b_i) / temperature), with b = 0 by default (RISE: 1, 0, -1 -> 12.1825, 1, 0.0821 at 0.4).
 
     Raises:
         UserError: the temperature is not above 0, or so small that a weight overflows.
@@ -39,9 +39,9 @@ def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[fl
 
 
 def reward_baselines(attempts: Sequence[tuple[str, int, float]], kind: Baseline) -> list[float]:
-    """b of each attempt (problem, turn, reward): 0, or the mean reward of its problem, or of its turn in the whole set.
+    """b of each attempt (problem, turn, reward): 0, the mean reward of its problem, or that of its turn.
 
-    Means are over the attempts given, that is over those that are trained on.
+    Means are over the given attempts, i.e. those that are trained on.
     """
     if kind == "none":
         return [0.0] * len(attempts)
@@ -54,7 +54,7 @@ def reward_baselines(attempts: Sequence[tuple[str, int, float]], kind: Baseline)
 
 
 def unweighted(examples: Iterable[Example]) -> list[Example]:
-    """The same examples with every trained message at weight 1: plain SFT on the same data."""
+    """The same examples with weight 1 on every trained message: plain SFT on the same data."""
     return [
         one.model_copy(
             update={"messages": [m.model_copy(update={"weight": 1.0}) if m.weight else m for m in one.messages]}
@@ -64,7 +64,7 @@ def unweighted(examples: Iterable[Example]) -> list[Example]:
 
 
 def weight_statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, extremes, effective number of examples (sum w)^2 / sum w^2: the mean weight scales the learning rate."""
+    """Mean (which scales the learning rate), extremes and effective number of examples, (sum w)^2 / sum w^2."""
     if not values:
         return {"mean": 0.0, "min": 0.0, "max": 0.0, "effective_examples": 0.0}
     total, squares = math.fsum(values), math.fsum(w * w for w in values)

@@ -20,7 +20,7 @@ from selfimprove.training.config import FinetuneParams
 
 
 class TaskParams(Section):
-    """Which problems: how many demonstrations for the first SFT, and the splits to collect, choose and test on."""
+    """Sizes and sources of the splits: demonstrations for the first SFT, and problems to collect, tune and test on."""
 
     source: Source = "embedded"
     files: dict[Literal["train", "test"], str] | None = Field(
@@ -66,10 +66,10 @@ class GenerateParams(Section):
     resamples: int = Field(default=3, ge=0, description="number of redraws when every sample of a turn is degenerate")
 
     def select(self, split: Sequence[Problem]) -> list[Problem]:
-        """The part of the split that is collected on.
+        """The part of the split that data are collected on.
 
         Raises:
-            UserError: the split is shorter.
+            UserError: the split is too short.
         """
         end = self.offset + self.tasks
         if end > len(split):
@@ -90,7 +90,7 @@ Criteria = Literal["all", "better", "best", "success"]
 
 
 class ConvertParams(Section):
-    """Episodes to weighted examples: w = exp(reward / reward_temperature)."""
+    """Conversion of episodes to weighted examples: w = exp(reward / reward_temperature)."""
 
     criteria: Criteria = "all"
     reward_temperature: float = Field(
@@ -105,7 +105,7 @@ class ConvertParams(Section):
 
 
 class EvaluateParams(Section):
-    """Sequential and parallel evaluation without an oracle; the oracle's metric follows from the same episodes."""
+    """Sequential and parallel evaluation, by default without an oracle; p1@tk gives the result with one."""
 
     split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
@@ -144,7 +144,7 @@ class RiseRow(TrainedRow):
 
 
 class RiseParams(Iterated):
-    """The whole section."""
+    """All parameters of the method."""
 
     tasks: TaskParams
     env: AnswerSection

@@ -1,8 +1,8 @@
 """The texts of a RISE dialogue, and how much of it a model sees (docs/rise.md, R2 to R4).
 
-A dialogue is an *opening* (the worked example, then the problem) followed by *pairs*: an attempt and the feedback on
-it. The three protocol strings are the released code's, to the letter; the worked example is our own, and so is
-``TOLD``, for environments that carry attempts out.
+A dialogue is an *opening* (the worked example, then the problem) followed by *pairs*, each an attempt and the feedback
+on it. The three protocol strings are the released code's, verbatim. The worked example is our own, and so is ``TOLD``,
+for environments that carry attempts out.
 """
 
 from collections import Counter
@@ -40,11 +40,11 @@ def opening(question: str, few_shot: bool = True) -> list[Message]:
 
 
 def feedback(reward: float | None, question: str, *, forced_negative: bool = False, told: str | None = None) -> str:
-    """The feedback on an attempt: success at reward 1, else failure (wrong and unreadable alike).
+    """The feedback on an attempt: success if the reward is 1, otherwise failure (for wrong and unparsable answers).
 
     Args:
-        forced_negative: evaluation without an oracle, which says "incorrect" to right attempts too.
-        told: what the attempt led to, where the environment carries it out; the question is then not repeated.
+        forced_negative: evaluation without an oracle: correct attempts are called incorrect too.
+        told: the outcome of an attempt that the environment carried out, which replaces the repeated question.
     """
     if reward == 1 and not forced_negative:
         return SUCCESS
@@ -54,10 +54,10 @@ def feedback(reward: float | None, question: str, *, forced_negative: bool = Fal
 
 
 def visible(opening: Sequence[Message], pairs: Sequence[Exchange], window: int | None = None) -> list[Message]:
-    """The prompt of the next turn when ``window`` turns may be seen, the current one included (None: all).
+    """The prompt of the next turn with a window of ``window`` turns, the current one included (None: all turns).
 
-    At turn t (0-based, t = len(pairs)): the opening, then the last min(t, window - 1) pairs. Window 1 shows no earlier
-    attempt; in the released code it showed all of them.
+    At turn t (0-based, t = len(pairs)): the opening, then the last min(t, window - 1) pairs. A window of 1 shows no
+    earlier attempt; in the released code it showed all of them.
 
     Raises:
         ValueError: ``window`` is below 1.
@@ -71,12 +71,12 @@ def visible(opening: Sequence[Message], pairs: Sequence[Exchange], window: int |
 def limit_dialogue(messages: Sequence[Message], opening: int, limit: int) -> list[Message]:
     """Keep at most ``limit`` messages after the worked example by dropping whole pairs, the oldest first.
 
-    ``opening`` is the number of messages before the first attempt (3 with the worked example, else 1). The problem
-    message is one of the ``limit`` and always stays; roles keep alternating whatever the limit. (In the released code
-    an even limit left an assistant message first.)
+    ``opening`` is the number of messages before the first attempt (3 with the worked example, otherwise 1). The problem
+    message counts towards ``limit`` and is never dropped. Roles alternate for every limit. (In the released code an
+    even limit left an assistant message first.)
 
     Raises:
-        ValueError: ``limit`` is below 1, or what follows the opening is not whole pairs.
+        ValueError: ``limit`` is below 1, or the opening is not followed by whole pairs.
     """
     if limit < 1:
         raise ValueError(f"a dialogue limit of {limit} messages")
@@ -88,7 +88,7 @@ def limit_dialogue(messages: Sequence[Message], opening: int, limit: int) -> lis
 
 
 def degenerate(text: str, *, repeats: int = 150, longest: int = 300) -> bool:
-    """Whether an attempt is degenerate: a lower-cased whitespace token occurs more than ``repeats`` times, or is
-    longer than ``longest`` characters."""
+    """Whether a lower-cased, whitespace-separated token of an attempt occurs more than ``repeats`` times or is longer
+    than ``longest`` characters."""
     counts = Counter(text.lower().split())
     return any(count > repeats or len(token) > longest for token, count in counts.items())

@@ -12,7 +12,7 @@ from selfimprove.methods.summary import summarise
 
 
 def rise_rows(rise: RiseParams) -> dict[str, str]:
-    """Row name -> what it is, in the table's order: base, controls, iterations."""
+    """Row name -> description, in the table's order: base, controls, iterations."""
     rows = {"base": "first SFT on demonstrations"}
     said = {
         "examples": "more SFT on the demonstrations",
@@ -31,7 +31,7 @@ def rise_rows(rise: RiseParams) -> dict[str, str]:
 
 
 def headline(rise: RiseParams) -> tuple[str, ...]:
-    """The paper's four columns, named for the params' turn and sample counts, and p{k}@t1 beside p1@t{k}."""
+    """The paper's four columns, named after the configured numbers of turns and samples, and p{k}@t1 beside p1@t{k}."""
     turns, samples = rise.evaluate.max_turns, rise.evaluate.parallel_samples
     together = [f"m{samples}@t1", f"p{samples}@t1"] if samples > 1 else []
     majority = [] if rise.evaluate.oracle else [f"m1@t{turns}"]
@@ -40,7 +40,7 @@ def headline(rise: RiseParams) -> tuple[str, ...]:
 
 
 def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
-    """Every row's metrics and gains over turns, and the paired differences of the last iteration to every other row."""
+    """Metrics and gains over turns of every row, and paired differences between the last iteration and other rows."""
     summary = summarise(
         rise,
         rise_rows(rise),
@@ -55,7 +55,7 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
     columns: list[str] = summary["columns"]
     best = (name for start in ("m1@t", "p1@t", "m") for name in columns if name.startswith(start))
     summary["headline"] = next((name for name in best if name != "m1@t1"), "m1@t1")
-    # p1@tk is at least m1@t1 by definition: the fair comparison is with k independent attempts, where there are any.
+    # p1@tk is at least m1@t1 by definition; the fair comparison, if available, is with k independent attempts.
     fair = [name for name in first if re.fullmatch(r"p1@t(\d+)-p\1@t1", name)]
     gains = [name for name in first if name.endswith("-m1@t1")]
     summary["gains"] = [name for name in gains if not (fair and name.startswith("p"))] + fair
@@ -70,7 +70,7 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
 
 
 def _window(rise: RiseParams) -> str:
-    """What the evaluation's context window hides, which is the same for every row; nothing where it hides nothing."""
+    """Describes what the evaluation's context window hides (the same for every row); empty if it hides nothing."""
     turns, window = rise.evaluate.max_turns, rise.evaluate.context_window
     if window >= turns:
         return ""
@@ -78,7 +78,7 @@ def _window(rise: RiseParams) -> str:
 
 
 def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot, all rows in one table (``metrics.by_turn``)."""
+    """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot for all table rows (``metrics.by_turn``)."""
     return [
         {"row": name, "turn": turn, "accuracy": metric["mean"], "se": metric["se"]}
         for name in summary["order"]

@@ -1,6 +1,6 @@
-"""Which problems RISE uses: demonstrations for the first SFT, a training split to collect on, a dev and a test split.
+"""RISE's problems: demonstrations for the first SFT, a training split to collect on, a dev and a test split.
 
-The splits are frozen lists of problems, hashed, disjoint by content (docs/rise.md, R11; ``envs/problems.py``).
+The splits are frozen, hashed lists of problems with disjoint content (docs/rise.md, R11; ``envs/problems.py``).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ def build_splits(
     """The four splits.
 
     Raises:
-        UserError: the source can't be had or is malformed, holds too few problems, or overlaps.
+        UserError: the source is unavailable or malformed, has too few problems, or its splits overlap.
     """
     return problem_splits(
         tasks.source,
@@ -42,7 +42,7 @@ def build_splits(
 
 
 def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) -> list[Example]:
-    """Single-turn training examples of the gold solutions, weight 1."""
+    """Single-turn training examples of the gold solutions, with weight 1."""
     return [
         Example(
             id=f"demonstration_{index}",
@@ -57,9 +57,9 @@ def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) 
 
 
 def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, Any]]:
-    """Texts that the small tokenizer is trained on: each problem as it is asked, asked again, and solved.
+    """Training texts of the small tokenizer: each problem's question, its feedback on a wrong attempt, its solution.
 
-    What the questions of an environment that carries attempts out begin with, its instruction, is one token.
+    If the environment carries attempts out, the common start of its questions (the instruction) becomes one token.
     """
     asked = [opening(problem.question, few_shot=False)[-1].content for problem in problems]
     if not isinstance(env, CarriesOut):
@@ -79,7 +79,7 @@ def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, Any]]:
 
 
 async def _told(problems: Sequence[Problem], env: CarriesOut) -> list[str | None]:
-    """What the demonstrations lead to: the words of the feedback on attempts."""
+    """The outcomes of the demonstrations, whose vocabulary is that of the feedback on attempts."""
     try:
         return [(await env.carry_out(problem.answer, problem))[1] for problem in problems]
     finally:

@@ -1,4 +1,4 @@
-"""The scripted teacher: the environment's own expert, wrong at a declared rate, named by the request's seed key."""
+"""The scripted teacher: the environment's own expert, which errs at a configured rate."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,9 +10,10 @@ from selfimprove.envs.interface import AnswerEnv, Problem, Teaches
 def scripted_teacher(
     problems: Sequence[Problem], env: AnswerEnv, *, embedded: bool, error_rate: float
 ) -> Callable[[Request, int], str]:
-    """(request, sample index) -> the expert's attempt at the problem that the request's seed key names.
+    """(request, sample index) -> the expert's attempt at the problem identified by the request's seed key.
 
-    Embedded problems: the environment's own teacher, where it has one. Else: the gold solution, or a slip.
+    With ``embedded``, the environment's own teacher answers if there is one. Otherwise the attempt is the gold solution
+    or, with probability ``error_rate``, a slip.
     """
     by_id = {problem.id: problem for problem in problems}
 

@@ -1,6 +1,6 @@
-"""SPIN in an environment that is acted in: its tasks with the expert's trajectories, and one episode (docs/spin.md).
+"""SPIN in interactive environments: their tasks with the expert's trajectories, and one episode (docs/spin.md).
 
-An episode of TextCraft, in the form in which SPIN for agents writes one; the environment answers in the tools' place ::
+An episode of TextCraft in the format of SPIN for agents, with the environment in the role of the tools ::
 
     You craft items. You are given crafting commands and a goal. …        the environment's instruction
     Crafting commands: … Goal: craft marble stair.                        the first observation
@@ -10,7 +10,7 @@ An episode of TextCraft, in the form in which SPIN for agents writes one; the en
     Thought: Now I can craft the marble stair.
     Action: craft 1 marble stair using 2 marble step
 
-It ends where the environment ends it, or after ``max_turns`` rounds. Its reward is the environment's.
+The episode ends when the environment ends it or after ``max_turns`` rounds. Its reward is the environment's.
 """
 
 import re
@@ -30,16 +30,16 @@ from selfimprove.methods.spin.prompts import NEUTRAL, Format, cue, observed, ope
 from selfimprove.methods.spin.tasks import SPLITS, Material
 
 SILENT = Parsed("failed", "", None, "")
-"""The action of a round whose replies all lack one; it ends the episode."""
+"""The action of a round in which no reply had one; it ends the episode."""
 
 _ROUND = re.compile(r"\s*\n\s*(?=(?:Thought|Action|Observation):)")
 
 
 def gather_acted(tasks: TasksParams, env: AgentEnv, *, seed: int) -> Material:
-    """Splits of the environment's tasks, and the expert's trajectory of each task of the training split.
+    """Splits of the environment's tasks, with the expert's trajectory for each training task.
 
     Raises:
-        UserError: too few tasks, or an expert's path that does not end with reward 1.
+        UserError: too few tasks, or an expert's path does not end with reward 1.
     """
     counts: dict[str, int] = {name: getattr(tasks, name) for name in SPLITS}
     drawn = draw_splits(env.name, env.task_ids(), counts, seed=seed, where="spin.tasks")
@@ -49,7 +49,7 @@ def gather_acted(tasks: TasksParams, env: AgentEnv, *, seed: int) -> Material:
 
 
 def question_of(env: AgentEnv, task: int) -> Question:
-    """A task as a question: the instruction and the first observation."""
+    """A task as a question, which consists of the instruction and the first observation."""
     text = f"{env.instruction.strip()}\n\n{env.reset(task).strip()}"
     return Question(id=f"{env.name}-{task}", task=env.name, question=text, gold="")
 
@@ -89,7 +89,7 @@ async def act(
     iteration: str = "",
     run: int = 0,
 ) -> SpinEpisode:
-    """One episode; arguments and result as of ``play``. ``em`` is reward 1, ``f1`` the reward."""
+    """One episode; arguments and result as for ``play``. ``em`` means reward 1, and ``f1`` is the reward."""
     name = f"{question.id}#{run}" if run else question.id
     episode = SpinEpisode(
         id=name, task=question.task, index=index, question=question.question, gold=question.gold,
@@ -136,11 +136,11 @@ async def act(
 
 
 def _seen(step: Step) -> str:
-    """The observation. Its lines are kept, as a map is none without them; none of them can look like a round's."""
+    """The observation with its line breaks (a map needs them), unless the next line looks like part of a round."""
     return _ROUND.sub(" ", step.observation.strip()) or NEUTRAL
 
 
 def _verb(action: str) -> tuple[str, str]:
-    """An action's first word, for the counts of actions, and the rest."""
+    """An action's first word, for the counts of actions, and the rest of the action."""
     verb, _, rest = action.replace("[", " ", 1).partition(" ")
     return re.sub(r"\W", "", verb).lower(), rest.removesuffix("]").strip()

@@ -1,4 +1,4 @@
-"""Plain SPIN on questions with one right answer: a prompt is a problem, the expert's reply its demonstration."""
+"""Plain SPIN on problems with one correct answer: the prompt is a problem, the expert's reply its demonstration."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +13,10 @@ from selfimprove.methods.spin.tasks import SPLITS, Material
 
 
 def gather_answers(tasks: TasksParams, env: AnswerEnv, *, seed: int, download: Path, mirror: Path | None) -> Material:
-    """Splits of the environment's problems, with the demonstration of each problem of the training split.
+    """Splits of the environment's problems, with the demonstration of each training problem.
 
     Raises:
-        UserError: there are none, or too few.
+        UserError: there are no problems, or too few.
     """
     source: Source = "math" if tasks.source == "math" else "gsm8k" if tasks.source == "gsm8k" else "embedded"
     counts: dict[str, int] = {name: getattr(tasks, name) for name in SPLITS}
@@ -35,18 +35,18 @@ def gather_answers(tasks: TasksParams, env: AnswerEnv, *, seed: int, download: P
 
 
 def question_of(problem: Problem, env_name: str) -> Question:
-    """A problem as a question; its ``gold`` is the answer in full."""
+    """A problem as a question; ``gold`` is the complete answer."""
     return Question(id=problem.id, task=env_name, question=problem.question, gold=problem.answer)
 
 
 def scorer(env: AnswerEnv) -> Callable[[str, Question], Score]:
-    """(reply, question) -> its score: exact match is reward 1, and F1 the reward."""
+    """(reply, question) -> its score, in which exact match means reward 1 and F1 is the reward."""
 
     def score(reply: str, question: Question) -> Score:
         asked = Problem(question.id, question.question, question.gold, "")
         (problem,) = env.load([(1, to_row(asked, env))], Path(question.id))
         grade = env.grade(reply, problem)
-        reward = max(0.0, grade.reward)  # an unreadable answer has -1 in RISE
+        reward = max(0.0, grade.reward)  # RISE gives an unparsable answer -1
         return Score(reward, grade.reward == 1, reward, grade.answer or "", problem.gold)
 
     return score

@@ -1,11 +1,11 @@
-"""Plain SPIN's rows: chats cut to a prompt and its answer, with the opponent's answer (docs/spin.md, S45).
+"""Rows of plain SPIN: chats cut to a prompt and its answer, with the opponent's answer (docs/spin.md, S45).
 
 A row, before generation::
 
     {"real": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": "You …"}],
      "generated": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": ""}]}
 
-Files are parquet, as the original's, or JSONL.
+Files are parquet, like the original's, or JSONL.
 """
 
 import json
@@ -29,26 +29,26 @@ Row = dict[str, Any]
 STEM = "{split}_prefs-00000-of-00001"
 READ = (".jsonl", ".json", ".parquet")
 SEED = 42
-"""The original's, of every order."""
+"""The original's seed for every shuffle."""
 TULU_TEST = 0.1
-"""Share of tulu-v2, which has no test split, that is held out."""
+"""Share of tulu-v2, which has no test split, to hold out."""
 
 
 class Reformatted(Record):
-    """Counts of a data set's chats, kept and left out."""
+    """Counts of a data set's chats, kept and dropped."""
 
     train: int = 0
     test: int = 0
     malformed: int = 0
-    """left out: fewer than two messages, or not a user's followed by an assistant's with text"""
+    """dropped: not a user message followed by an assistant message, both with text"""
     ranking_files: int = 0
-    """left out: files of ultrachat_200k's other two splits, train_gen and test_gen, which are for ranking"""
+    """dropped: files of ultrachat_200k's other splits, train_gen and test_gen, which are for ranking"""
 
 
 def first_exchange(chat: Mapping[str, Any]) -> Row | None:
-    """The row of a chat ``{"messages": […]}``: its first two messages; None if they are no prompt and answer.
+    """The row of a chat ``{"messages": […]}``, from its first two messages; None if they are not prompt and answer.
 
-    A system message before them is left out, as plain SPIN's own system turn is empty.
+    A system message before them is dropped, because plain SPIN's own system turn is empty.
     """
     messages = chat.get("messages")
     if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
@@ -63,7 +63,7 @@ def first_exchange(chat: Mapping[str, Any]) -> Row | None:
 
 
 def make_row(prompt: str, real: str, generated: str) -> Row:
-    """A row of the two answers to a prompt."""
+    """The row of a prompt and its two answers."""
     asked = {"role": "user", "content": prompt}
     return {
         "real": [asked, {"role": "assistant", "content": real}],
@@ -72,10 +72,10 @@ def make_row(prompt: str, real: str, generated: str) -> Row:
 
 
 def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Split, list[Row]], Reformatted]:
-    """Rows of a folder of chats. Ultrachat's files say which split they are of; a tenth of tulu-v2 becomes the test.
+    """Rows of a folder of chats. Ultrachat's file names give the split; of tulu-v2, a tenth becomes the test split.
 
     Raises:
-        UserError: no such folder, or no usable file or chat in it.
+        UserError: the folder does not exist or has no usable file or chat.
     """
     counts = Reformatted()
     rows: dict[Split, list[Row]] = {"train": [], "test": []}
@@ -105,17 +105,17 @@ def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Sp
 
 
 def fractions(count: int, length: int) -> int:
-    """How many fractions of ``length`` rows hold ``count`` rows: ceil(n/L); length 0 is the whole set."""
+    """The number of fractions of ``length`` rows that ``count`` rows make, ceil(n/L); length 0 means the whole set."""
     return 1 if length == 0 else -(-count // length)
 
 
 def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Row]]:
-    """(place, row) of fraction ``index``: the shuffled rows [index * length, (index + 1) * length); the last is short.
+    """(place, row) of fraction ``index``: shuffled rows [index * length, (index + 1) * length); the last may be short.
 
-    The order is the original's, so that its fractions and ours hold the same rows.
+    The shuffle is the original's, so that its fractions and ours contain the same rows.
 
     Raises:
-        UserError: there are not so many fractions; the original writes an empty one, which breaks gathering.
+        UserError: there is no such fraction; the original writes an empty one, which breaks gathering.
     """
     count = fractions(len(rows), length)
     if not 0 <= index < count:
@@ -128,7 +128,7 @@ def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Ro
 
 
 def fraction_name(index: int, split: Split) -> str:
-    """The file of one fraction's rows."""
+    """File name of one fraction's rows."""
     return f"loser_{index}.jsonl" if split == "train" else f"loser_{index}_test.jsonl"
 
 
@@ -136,7 +136,7 @@ def gathered(folder: Path, count: int, split: Split) -> list[Row]:
     """The rows of all ``count`` fractions, in order.
 
     Raises:
-        UserError: a fraction is missing or empty, a row has no answer, or there is a fraction beyond ``count``.
+        UserError: a fraction is missing or empty, a row has no answer, or a fraction beyond ``count`` exists.
     """
     missing = [index for index in range(count) if not (folder / fraction_name(index, split)).is_file()]
     if missing:
@@ -155,12 +155,12 @@ def gathered(folder: Path, count: int, split: Split) -> list[Row]:
 
 
 def read_chats(folder: Path, split: Split) -> list[Expert]:
-    """A reformatted split as experts of one round: the prompt as the question, the answer as what to imitate.
+    """A reformatted split as experts of one round: the prompt is the question, the answer the demonstration.
 
-    Every row is kept: those that repeat a prompt have ids that end with -2, -3 and so on.
+    Every row is kept. Rows that repeat a prompt get ids that end with -2, -3 and so on.
 
     Raises:
-        UserError: as ``reformatted``, or a row of another shape.
+        UserError: as ``reformatted``, or a row has another format.
     """
     questions = []
     for place, row in read_rows_of(reformatted(folder, split)):
@@ -173,10 +173,10 @@ def read_chats(folder: Path, split: Split) -> list[Expert]:
 
 
 def reformatted(folder: Path, split: Split) -> Path:
-    """The file that ``reformat`` wrote of a split.
+    """The file that ``reformat`` wrote for a split.
 
     Raises:
-        UserError: there is none, or one in each of two formats, of which one may be old.
+        UserError: there is none, or one in each format, of which one may be outdated.
     """
     named = STEM.format(split=split)
     found = [path for path in _files(folder) if path.stem == named and path.parent == folder]
@@ -190,10 +190,10 @@ def reformatted(folder: Path, split: Split) -> Path:
 
 
 def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
-    """(place, object) of a JSON, JSONL or parquet file.
+    """(place, object) of each row of a JSON, JSONL or parquet file.
 
     Raises:
-        UserError: as ``read_records``; or it is no parquet file, or a damaged one.
+        UserError: as ``read_records``, or the parquet file is invalid or damaged.
     """
     if path.suffix != ".parquet":
         yield from read_records(path)
@@ -202,20 +202,20 @@ def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
 
     try:
         rows = parquet.read_table(path).to_pylist()
-    except (ArrowException, OSError, ValueError) as fault:  # what is damaged decides which
+    except (ArrowException, OSError, ValueError) as fault:  # the type depends on what is damaged
         raise UserError(f"{path} is no readable parquet file ({first_line(fault)}); fetch it again.") from None
     for number, row in enumerate(rows):
         yield f"{path}, row {number}", row
 
 
 def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
-    """Write a JSONL or parquet file, whichever the name says."""
+    """Write a JSONL or parquet file, depending on the suffix."""
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
 
         turn = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
-        columns = pyarrow.schema([(side, pyarrow.list_(turn)) for side in ("real", "generated")])  # of no rows, too
+        columns = pyarrow.schema([(side, pyarrow.list_(turn)) for side in ("real", "generated")])  # if empty, too
         parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), path)
         return
     with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -233,7 +233,7 @@ def content(row: Row, place: str, index: int) -> str:
     """The prompt (``index`` 0) or the answer (1) of a row.
 
     Raises:
-        UserError: it has none (names ``place``).
+        UserError: it is missing or empty (names ``place``).
     """
     try:
         text = row["real"][index]["content"]

@@ -1,13 +1,14 @@
-"""Trajectories to Alpaca rows (docs/spin.md, S43).
+"""Converts trajectories to Alpaca rows (docs/spin.md, S43).
 
-Of the README's sample, in the two modes ::
+The two modes, for the README's sample ::
 
     parity     {"instruction": "What movie did …?", "input": "", "output": "Thought: … reward = False\\n"}
     self_play  {"instruction": "What movie did …?", "input": "", "output": "Thought: … Action: finish[The Fugitive]"}
 
-``parity`` is the original's, byte for byte. ``self_play`` drops the terminal observation and its newline: it says True
-on every expert and False on every failure, so a model could win on that word alone. The instruction is the text between
-the markers, on however many lines; the original counts lines, which breaks MMLU's questions.
+``parity`` equals the original's output byte for byte. ``self_play`` drops the terminal observation and its newline: it
+is True for every expert and False for every failure, so a model could tell the sides apart by that word alone. The
+instruction is the text between the markers, on any number of lines; the original counts lines, which breaks MMLU's
+questions.
 """
 
 from typing import Literal
@@ -24,7 +25,7 @@ def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:
     """The row of one trajectory text.
 
     Raises:
-        ValueError: the text has no instruction and response marker.
+        ValueError: the text lacks the instruction or response marker.
     """
     start = traj.find(_INSTRUCTION)
     middle = traj.find(RESPONSE, start)
@@ -37,7 +38,7 @@ def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:
 
 
 def without_terminal(output: str) -> str:
-    """The text up to its last action, if terminal observations follow it; else without a newline at its end."""
+    """The text up to its last action if terminal observations follow it; otherwise without a trailing newline."""
     kept, seen = output.rstrip("\r\n"), False
     while kept[kept.rfind("\n") + 1 :].startswith(_TERMINAL):
         kept, seen = kept.rpartition("\n")[0].rstrip("\r\n"), True

@@ -1,6 +1,6 @@
-"""Pairs to token ids, the same for policy and opponent.
+"""Encodes pairs as token ids, in the same way for policy and opponent.
 
-Of the pair ::
+In the pair ::
 
     prompt     user       "Question: Which river crosses Ostrava?"
     real       assistant  "Thought: ... Action: search[Ostrava]"   weight 1
@@ -8,8 +8,8 @@ Of the pair ::
                assistant  "Thought: ... Action: finish[Oder]"      weight 1
     generated  assistant  "Thought: ... Action: finish[Elbe]"      weight 1
 
-the policy's own messages and the end-of-turn tokens after them are scored, on both sides; prompt and observations are
-context (docs/spin.md, S13 and S32).
+the policy's own messages and their end-of-turn tokens are scored on both sides; prompt and observations are context
+(docs/spin.md, S13 and S32).
 """
 
 import json
@@ -27,30 +27,30 @@ from selfimprove.training.report import PairCounters
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """Both sides from the first token of the prompt; a token's weight is 1 where it is scored, else 0."""
+    """Both sides, each including the prompt. The weight of scored tokens is 1, of all others 0."""
 
     real: EncodedExample
     generated: EncodedExample
 
     @property
     def identical(self) -> bool:
-        """Whether the sides are equal, so that the pair has no gradient."""
+        """Whether the sides are equal, in which case the pair has no gradient."""
         return self.real == self.generated
 
     @property
     def key(self) -> str:
-        """Names the pair by all that a score depends on."""
+        """Hash of everything that the pair's scores depend on."""
         sides = [[side.ids, side.token_weights] for side in (self.real, self.generated)]
         return blake2b(json.dumps(sides).encode(), digest_size=16).hexdigest()
 
 
 def lengths_of(pairs: Sequence[EncodedPair]) -> list[int]:
-    """Tokens of each pair, both sides."""
+    """Number of tokens of each pair, both sides together."""
     return [len(pair.real.ids) + len(pair.generated.ids) for pair in pairs]
 
 
 def sequences_of(pairs: Sequence[EncodedPair]) -> list[EncodedExample]:
-    """The sides of all pairs in a row: real, generated, real, generated."""
+    """The sides of all pairs as one list: real, generated, real, generated, …."""
     return [side for pair in pairs for side in (pair.real, pair.generated)]
 
 
@@ -60,7 +60,7 @@ def pairs_of(sequences: Sequence[EncodedExample]) -> list[EncodedPair]:
 
 
 def encode_pairs(pairs: Sequence[Pair], chat: ChatFormat, cfg: PairParams) -> tuple[list[EncodedPair], PairCounters]:
-    """Encode all pairs, in order; those that cannot be trained on are left out and counted."""
+    """Encode all pairs, in order. Pairs that cannot be trained on are dropped and counted."""
     counters = PairCounters()
     encoded = []
     for pair in pairs:
@@ -76,15 +76,15 @@ def encode_pairs(pairs: Sequence[Pair], chat: ChatFormat, cfg: PairParams) -> tu
 
 
 def encode_pair(pair: Pair, chat: ChatFormat, cfg: PairParams, counters: PairCounters) -> EncodedPair | None:
-    """Encode one pair, or None (counted) if it is too long or a side has nothing to score.
+    """Encode one pair, or return None (counted) if it is too long or a side has no scored token.
 
-    Over-long with ``truncate``: the prompt is cut to ``max_prompt_length``, equally for both sides; then each response
-    to what ``max_length`` leaves beside the prompt as it is, and a response that is cut ends without its end of turn.
-    The original leaves each response ``max_length`` minus ``max_prompt_length``, however short the prompt is.
+    With ``truncate``, an overlong pair's prompt is cut to ``max_prompt_length``, equally for both sides. Each response
+    is then cut to the rest of ``max_length``, and a cut response has no end-of-turn token. The original always cuts
+    responses to ``max_length`` minus ``max_prompt_length``, however short the prompt is.
 
     Raises:
-        UserError: the chat template refuses the dialogue, a side begins with no assistant's message, or another
-            role's message has a weight.
+        UserError: the chat template refuses the dialogue, a side does not start with an assistant message, or a
+            message of another role has a weight.
     """
     prompt = chat.encode(pair.prompt, add_generation_prompt=True).ids
     sides = [_response(pair.prompt, prompt, side, chat) for side in (pair.real, pair.generated)]
@@ -102,7 +102,7 @@ def encode_pair(pair: Pair, chat: ChatFormat, cfg: PairParams, counters: PairCou
         sides = [(ids[:budget], weights[:budget]) for ids, weights in sides]
     encoded = [EncodedExample(prompt + ids, [0.0] * len(prompt) + weights) for ids, weights in sides]
     for side in encoded:
-        side.token_weights[0] = 0.0  # nothing comes before the first token that could predict it
+        side.token_weights[0] = 0.0  # no token precedes the first one, so it can't be predicted
     if not all(side.trained for side in encoded):
         counters.dropped_empty += 1
         return None
@@ -113,7 +113,7 @@ def encode_pair(pair: Pair, chat: ChatFormat, cfg: PairParams, counters: PairCou
 def _response(
     prompt: Sequence[Message], opening: list[int], messages: Sequence[Message], chat: ChatFormat
 ) -> tuple[list[int], list[float]]:
-    """Ids and weights of one side, from after the prompt's ids ``opening`` to the last that is scored."""
+    """Ids and weights of one side, after the prompt's ids ``opening`` and up to the last scored token."""
     if not messages or messages[0].role != "assistant":
         raise UserError("a side must begin with a message of the assistant; fix the stage that made the pair.")
     if any(message.weight and message.role != "assistant" for message in messages):
@@ -135,7 +135,7 @@ def _response(
 
 
 def _without_end(message: Message, chat: ChatFormat) -> Message:
-    """Exactly one end of turn closes a message: the template's. Those that its text or ids bring along are left out."""
+    """Strip end-of-turn tokens from a message's text or ids, so that the template's is the only one."""
     if message.role != "assistant":
         return message
     if message.token_ids is not None:

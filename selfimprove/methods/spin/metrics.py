@@ -1,19 +1,19 @@
 """SPIN's metrics of evaluation and self-play (docs/spin.md, S40).
 
 ============  =========================================================================================================
-em            exact match after the task's normaliser: a share; 0 for an episode that never finished
+em            exact match after the task's normaliser: a share; an episode that never finished has 0
 f1            overlap of words, in [0, 1]
 reward        the task's own rule: em for HotpotQA, the first word or letter for StrategyQA and MMLU
 steps         rounds of an episode
 finished      share of episodes that the policy ended with ``finish``
-invalid       share of rounds without an action that exists
+invalid       share of rounds without an existing action
 failed        share of episodes with a round in which no reply had an action
 cramped       share of episodes that did not fit the engine's context
-cut_completions  share of rounds whose reply ``max_tokens`` ended
+cut_completions  share of rounds whose reply reached ``max_tokens``
 ============  =========================================================================================================
 
-Every mean is over the questions that were asked for, blocked episodes included. The original's files lack unfinished
-episodes, which raises the scores (one of them has 465 of 500 questions).
+Every mean is over all configured questions, including blocked episodes. The original's files lack unfinished episodes,
+which raises the scores (one of them has 465 of 500 questions).
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from selfimprove.methods.spin.play import PlayedRound, SpinEpisode
 
 
 def is_invalid(entry: PlayedRound) -> bool:
-    """Whether a round held no action that there is."""
+    """Whether a round had no existing action."""
     return entry.tool is None or entry.failed
 
 
 def outcome(episode: SpinEpisode) -> Outcome:
-    """One question's share in every average; ``em``, ``f1`` and ``reward`` are left out where nothing was scored."""
+    """One question's values of the averaged metrics; ``em``, ``f1`` and ``reward`` are omitted if it was not scored."""
     scores = {} if episode.reward is None else {"em": float(episode.em), "f1": episode.f1, "reward": episode.reward}
     values = {
         **scores,
@@ -45,12 +45,12 @@ def outcome(episode: SpinEpisode) -> Outcome:
 
 
 def outcomes(episodes: Iterable[SpinEpisode]) -> list[Outcome]:
-    """Every question's outcome, for tests of paired differences."""
+    """Every question's outcome, for paired tests."""
     return [outcome(episode) for episode in episodes]
 
 
 def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
-    """Every metric as {mean, se, n}; ``kinds``: exact match of each kind of question, where the data set has kinds."""
+    """Every metric as {mean, se, n}; ``kinds``: exact match by kind of question, if the data set has kinds."""
     metrics: dict[str, Any] = dict(average(outcomes(episodes)))
     metrics["invalid"] = ratio((sum(map(is_invalid, one.rounds)), len(one.rounds)) for one in episodes)
     metrics["attempts"] = mean_and_error(float(entry.attempts) for one in episodes for entry in one.rounds)
@@ -65,10 +65,10 @@ def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
 
 
 def tool_figures(stats: Mapping[str, int], faults: Mapping[str, int]) -> dict[str, Any]:
-    """The tools' counters, in an order that does not depend on who called first."""
+    """The tools' counters, sorted so that their order does not depend on the order of calls."""
     return {"tools": dict(sorted(stats.items())), "tool_faults": dict(sorted(faults.items()))}
 
 
 def actions(episodes: Sequence[SpinEpisode]) -> dict[str, int]:
-    """How often each tool was called; "" counts what was none."""
+    """Number of calls of each tool; "" counts invalid actions."""
     return dict(sorted(Counter(entry.tool or "" for one in episodes for entry in one.rounds).items()))

@@ -1,13 +1,13 @@
 """The opponent's log-probabilities: the frozen model scores each pair once (docs/spin.md, S36).
 
-The original computes them at every step. Scores are kept in journals in the run's scratch folder, under the names of
-opponent, tokenizer and pair; a run that is called again, also with other settings, computes only what is missing.
+The original computes them at every step. Here scores are kept in journals in the run's scratch folder, keyed by
+opponent, tokenizer and pair. A repeated run, even with other settings, computes only the missing ones.
 
-The opponent is loaded like the model that is trained, and computes in the same precision. There are two ways to score
-pairs. In float32 on a CPU every pair goes through the model by itself: its score then
-depends on nothing but the opponent and the pair, to the last bit, whatever its neighbours and the number of processes,
-as reproducible results need. On a GPU, and in bfloat16, pairs share micro-batches as in training: many times as fast,
-and the neighbours change the last bits, as they do in every step of training there.
+The opponent is loaded like the trained model and computes in the same precision. Pairs are scored in one of two ways.
+In float32 on a CPU every pair is a forward pass of its own. Its score is then bitwise determined by the opponent and
+the pair, independently of other pairs and of the number of processes, as reproducibility requires. On a GPU and in
+bfloat16, pairs share micro-batches as in training. This is many times faster, but the other pairs of a micro-batch
+change the low-order bits, as they do in every training step there.
 """
 
 import os
@@ -31,14 +31,14 @@ from selfimprove.training.rows import END_TO_END, MODEL_INPUTS, render
 from selfimprove.training.stopping import asked
 
 Score = tuple[float, float]
-"""Sum of the log-probabilities of the scored tokens, in nats: of the real side, of the generated one."""
+"""Sums of the log-probabilities, in nats, of the scored tokens of the real and of the generated side."""
 
 ALONE: MicroBatch = ((0,), (1,))
-"""Both sides of one pair."""
+"""Rows of a micro-batch with the two sides of one pair."""
 
 TOLD_EVERY = 32
 GROUP = 256
-"""Pairs that are laid out in micro-batches at a time."""
+"""Number of pairs laid out in micro-batches at a time."""
 
 
 def score(
@@ -51,10 +51,10 @@ def score(
     world: int = 1,
     progress: Progress | None = None,
 ) -> int:
-    """Score this process's share of the pairs that ``folder`` does not hold yet; returns how many it scored.
+    """Score those pairs of this process's share that are not in ``folder`` yet, and return their number.
 
-    The model is loaded as for training (precision, quantisation, attention) without adapters and without dropout, and
-    only if something is missing.
+    The model is loaded as for training (precision, quantisation, attention), but without adapters and dropout, and only
+    if scores are missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     share = pairs[rank::world]
@@ -81,15 +81,15 @@ def score(
 
 
 def read_scores(folder: Path, pairs: Sequence[EncodedPair], rank: int = 0) -> list[Score]:
-    """The scores of ``pairs``, in order, when all processes have scored their shares."""
+    """The scores of ``pairs``, in order, after all processes have scored their shares."""
     with _journal(folder, rank) as journal:
         return [(journal[pair.key][0], journal[pair.key][1]) for pair in pairs]
 
 
 def score_pairs(model: torch.nn.Module, pairs: Sequence[EncodedPair], rows: MicroBatch, job: RunJob) -> list[Score]:
-    """Log-probability of either side's scored tokens, in float32 whatever the model computes in.
+    """Log-probabilities of both sides' scored tokens, summed in float32 even if the model computes in bfloat16.
 
-    ``rows`` lay out the sides of ``pairs``, numbered as ``sequences_of`` does, for one forward pass.
+    ``rows`` is the layout of the sides of ``pairs``, numbered as in ``sequences_of``, for one forward pass.
     """
     params, sides = job.params, sequences_of(pairs)
     order = [side for row in rows for side in row]
@@ -97,7 +97,7 @@ def score_pairs(model: torch.nn.Module, pairs: Sequence[EncodedPair], rows: Micr
     device = next(model.parameters()).device
     inputs = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
     trained = trained_positions(inputs["coefficients"])
-    autocast = params.dtype == "bfloat16" and params.launcher.kind != "deepspeed"  # as the trainer
+    autocast = params.dtype == "bfloat16" and params.launcher.kind != "deepspeed"  # as in the trainer
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = _logits(model, {key: inputs[key] for key in MODEL_INPUTS if key in inputs}, trained, params)
     values = token_log_probs(logits, inputs["input_ids"][:, 1:][trained[:, :-1]])
@@ -109,11 +109,11 @@ def score_pairs(model: torch.nn.Module, pairs: Sequence[EncodedPair], rows: Micr
 def _logits(
     model: torch.nn.Module, inputs: dict[str, Any], trained: torch.Tensor, params: FinetuneParams
 ) -> torch.Tensor:
-    """[scored tokens, vocabulary]: what predicts them, in row order."""
+    """[scored tokens, vocabulary] logits that predict the scored tokens, in row order."""
     if not _packed(params):
         logits: torch.Tensor = model(**inputs, use_cache=False).logits
         return logits[trained]
-    # The logits of a whole micro-batch would need gigabytes; fewer rows in a product may change its last bits.
+    # All logits of a micro-batch would need gigabytes. (A product of fewer rows may differ in its low-order bits.)
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: (hidden[0][trained],))  # type: ignore[operator]
     try:
         logits = model(**inputs, use_cache=False).logits
@@ -129,11 +129,11 @@ def _packed(params: FinetuneParams) -> bool:
 def _micro_batches(
     pairs: Sequence[EncodedPair], params: FinetuneParams
 ) -> Iterator[tuple[Sequence[EncodedPair], MicroBatch]]:
-    """Pairs that go through the model together, and the rows of their sides."""
+    """Batches of pairs for one forward pass each, with the rows of their sides."""
     if not _packed(params):
         yield from (([pair], ALONE) for pair in pairs)
         return
-    pairs = sorted(pairs, key=lambda pair: -len(pair.real.ids) - len(pair.generated.ids))  # alike ones need no padding
+    pairs = sorted(pairs, key=lambda pair: -len(pair.real.ids) - len(pair.generated.ids))  # minimises padding
     lengths, filled = lengths_of(pairs), params.attention not in END_TO_END
     for start in range(0, len(pairs), GROUP):
         group = range(start, min(start + GROUP, len(pairs)))
@@ -146,7 +146,7 @@ def _micro_batches(
 
 
 def scores_folder(job: RunJob, opponent: str, scratch: Path) -> Path:
-    """Where the scores of this opponent lie: named by its weights, its tokenizer, and how it computes."""
+    """Folder of the opponent's scores, named by a hash of its weights, its tokenizer and its numerical settings."""
     params = job.params
     digest = blake2b(digest_size=12)
     how = (params.dtype, params.attention, params.tf32, params.device, params.launcher.kind == "deepspeed")
@@ -160,7 +160,7 @@ def scores_folder(job: RunJob, opponent: str, scratch: Path) -> Path:
 
 
 def _journal(folder: Path, rank: int) -> Journal:
-    """A process writes to its own file and reads everybody's."""
+    """A process writes to its own file and reads those of all processes."""
     own = folder / f"{rank}.jsonl"
     return Journal(own, [file for file in sorted(folder.glob("*.jsonl")) if file != own])
 

@@ -10,7 +10,7 @@ from selfimprove.training.config import FinetuneParams
 
 
 class PairParams(FinetuneParams):
-    """Self-play against the opponent, the model that training starts from. ``batch_size`` counts pairs."""
+    """Self-play against the opponent, which is the initial model of the training. ``batch_size`` counts pairs."""
 
     backend: Literal["trainer"] = "trainer"
     loss: Literal["sigmoid", "hinge"] = Field(default="sigmoid", description="-logsigmoid(beta h), or relu(1 - beta h)")

@@ -1,4 +1,4 @@
-"""Self-play training: the training loop with SPIN's objective. Both sides of a pair go through one forward pass."""
+"""Self-play training: the training loop with SPIN's objective. Both sides of a pair share one forward pass."""
 
 import math
 import os
@@ -34,15 +34,15 @@ from selfimprove.training.report import PairReport, PairTiming
 from selfimprove.training.rows import render
 
 TOKEN_ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
-"""How far, in nats, a token's log-probability may be from the one that the same model gave when it was the opponent."""
+"""Tolerance, in nats, for the difference between a token's log-probabilities in scoring and in the first step."""
 
 
 ROUNDING = 1e-6
-"""Relative error of a float32 sum over a sequence."""
+"""Relative error of the float32 sum over a sequence."""
 
 
 class PairJob(RunJob):
-    """Training on pairs, as it is handed to a training process."""
+    """Training on pairs, as passed to a training process."""
 
     params: PairParams
     opponent_dir: Path
@@ -52,16 +52,16 @@ class PairJob(RunJob):
 
 
 def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Progress | None = None) -> PairReport:
-    """As ``trainer.train``, for the sides of pairs in a row (``pairs.sequences_of``).
+    """As ``trainer.train``, for the sides of pairs as one list (``encode.sequences_of``).
 
     Raises:
-        UserError: the model cannot be loaded, ids that it does not know, or a first loss that is not that of a model
-            against itself.
+        UserError: the model cannot be loaded, it has no embeddings for some ids, or the first loss is not that of a
+            model against itself.
     """
     params = job.params
     pairs = pairs_of(sequences)
     with own_threads(job):
-        # Before the process group: a ZeRO-3 run would shard the opponent as it is loaded.
+        # Before the process group exists, since a ZeRO-3 run would shard the opponent while loading it.
         folder = opponent.scores_folder(job, job.opponent, job.scores)
         started = time.monotonic()
         rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
@@ -80,7 +80,7 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
 
 
 class PairTrainer(PlannedTrainer):
-    """The mean over a step's pairs of SPIN's loss; its metrics are ``objective.METRICS``."""
+    """Trains on the mean of SPIN's loss over a step's pairs; its metrics are ``objective.METRICS``."""
 
     _job: PairJob
     metrics = METRICS
@@ -100,27 +100,27 @@ class PairTrainer(PlannedTrainer):
         super().__init__(model, arguments, job, lengths_of(pairs), plan, progress)
 
     def read_opponent(self, folder: Path) -> None:
-        """Take the opponent's scores from ``folder`` when every process has scored its share."""
+        """Read the opponent's scores from ``folder`` after every process has scored its share."""
         self.accelerator.wait_for_everyone()
         self._opponent = opponent.read_scores(folder, self._pairs, self.args.process_index)
 
     def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
-        """Tensors, and which pairs they hold."""
+        """Input tensors of each micro-batch, with the indices of its pairs."""
         return [self._render(micro, batch) for micro in share]
 
     def _render(self, micro: MicroBatch, batch: Sequence[int]) -> dict[str, Any]:
-        """A row of pairs is a row of their sides, real before generated; none sees another."""
+        """Replace each pair of a row by its sides, real before generated; attention does not cross sides."""
         rows = tuple(tuple(side for index in row for side in (2 * index, 2 * index + 1)) for row in micro)
         scales = {side: 1.0 for row in rows for side in row}
         inputs: dict[str, Any] = render(rows, self._sequences, scales, self._pad_id, self._job.params.attention)
-        # Numbers, not tensors: on their way DeepSpeed would round those to bfloat16.
+        # Python numbers, because DeepSpeed would cast tensors to bfloat16.
         inputs["pairs"] = [index for row in micro for index in row]
         inputs["batch"] = len(batch)
         inputs["batch_tokens"] = sum(self._scored[index][0] for index in batch)
         return inputs
 
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """SPIN's loss of the micro-batch's pairs, with its metrics."""
+        """SPIN's loss of the micro-batch's pairs, and its metrics."""
         params, held = self._job.params, inputs["pairs"]
         logits = self.logits_of_trained(model, inputs)
         predicting = trained_positions(inputs["coefficients"])[:, :-1]
@@ -129,12 +129,12 @@ class PairTrainer(PlannedTrainer):
         def numbers(of: Any) -> torch.Tensor:
             return torch.tensor(of, dtype=torch.float32, device=values.device)
 
-        scored = [self._scored[index] for index in held]  # none, if a step has fewer pairs than there are processes
+        scored = [self._scored[index] for index in held]  # empty if a step has fewer pairs than processes
         lengths = torch.tensor(scored, dtype=torch.long, device=values.device).view(-1, 2)
         sums = over_sequences(values, lengths.flatten()).view(-1, 2)
         reference = numbers([self._opponent[index] for index in held]).view(-1, 2)
         scores, against = (sums / lengths, reference / lengths) if params.average else (sums, reference)
-        # Rounding tells equal sides apart, and an optimiser that scales gradients would blow it up to a whole step.
+        # Rounding makes equal sides differ, which an optimiser that normalises gradients would amplify to a full step.
         different = numbers([not self._pairs[index].identical for index in held])
         h = gap(scores, against, reference_free=params.reference_free) * different
         tokens = inputs["batch_tokens"] if params.reduction == "token_mean" else inputs["batch"] * lengths[:, 0]
@@ -147,7 +147,7 @@ class PairTrainer(PlannedTrainer):
             rewards = implicit_rewards(scores, against, params.beta)
             means = over_sequences(logits.float().mean(-1), lengths.flatten()).view(-1, 2) / lengths
             drift = (sums - reference).abs().sum(1) / lengths.sum(1)
-            # Strictly more, beyond rounding: a model against itself has accuracy 0.
+            # Strictly greater, beyond rounding: a model against itself has accuracy 0.
             won = (rewards[:, 0] - rewards[:, 1] > params.beta * ROUNDING * against.abs().sum(1)).float()
             columns = [*rewards.T, rewards[:, 0] - rewards[:, 1], won, *scores.T, *means.T]
             shares = torch.stack(columns).sum(1) / inputs["batch"]
@@ -157,7 +157,7 @@ class PairTrainer(PlannedTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """As for every objective; before the first step changes anything, its loss must be a model's against itself."""
+        """As for every objective; also checks that the first loss, before any update, is a model's against itself."""
         total = super().training_step(model, inputs, num_items_in_batch)
         if self.state.global_step == 0:
             self.settle()
@@ -168,7 +168,7 @@ class PairTrainer(PlannedTrainer):
         return total
 
     def report(self, seconds: float, rope_factor: float | None, opponent_seconds: float, scored: int) -> PairReport:
-        """What was trained, and the curves of its metrics."""
+        """Report on the training, with the curves of its metrics."""
         read = [index for step in self._plan.steps for index in step.examples]
         return PairReport(
             **self.told(rope_factor),
@@ -181,17 +181,18 @@ class PairTrainer(PlannedTrainer):
 
 
 def check_first(metrics: dict[str, float], tokens: float, pairs: int, job: PairJob) -> None:
-    """The first step's metrics must be those of a model against itself: every reward 0, and the loss that follows.
+    """Check that the first step's metrics are those of a model against itself: rewards 0 and the corresponding loss.
 
-    What rounding explains: in bfloat16 the tokens' errors are independent, so they add up to the square root of the
-    number of tokens, and their mean over pairs shrinks with the square root of the pairs; four standard deviations are
-    allowed. (Errors that all had one sign would allow a loss of 1.7 in place of 0.69, for 500 tokens and beta 0.1.)
+    Tolerance for rounding: in bfloat16 the errors of tokens are independent. Their sum grows with the square root of
+    the number of tokens, and its mean over pairs shrinks with the square root of the number of pairs. Four standard
+    deviations are allowed. (Assuming errors of equal sign would allow a loss of 1.7 instead of 0.69, for 500 tokens and
+    beta 0.1.)
 
     Args:
-        tokens: scored in a pair, on the mean; pairs: of the step.
+        tokens: mean number of scored tokens of a pair; pairs: number of pairs of the step.
 
     Raises:
-        UserError: they are not, beyond what rounding explains.
+        UserError: the deviation exceeds rounding errors.
     """
     params = job.params
     coarse = params.dtype == "bfloat16" or params.tf32

@@ -1,7 +1,7 @@
 """Pairs of two continuations of one prompt (docs/spin.md, S2, S5 and S6).
 
-SPIN's: the expert's trajectory and the opponent's own episode, joined on the question, whatever their rewards. Outcome
-pairs (the DPO option): two of the model's own episodes on the same question, one of them rewarded.
+SPIN's pairs are the expert's trajectory and the opponent's own episode on the same question, whatever their rewards.
+Outcome pairs (the DPO option) are two of the model's own episodes on the same question, one of them rewarded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,29 +15,29 @@ from selfimprove.methods.spin.prompts import is_flat, written
 
 
 class PairAudit(Record):
-    """Counts of one iteration's episodes, paired and left out; ``kept`` is the number of pairs."""
+    """Counts of one iteration's episodes, paired and dropped; ``kept`` is the number of pairs."""
 
     episodes: int = 0
     kept: int = 0
     identical: int = 0
-    """the policy wrote what the expert wrote: no gradient (kept unless ``drop_identical``)"""
+    """the policy's text equals the expert's, so there is no gradient (kept unless ``drop_identical``)"""
     rewarded: int = 0
-    """the policy was right; its episode is the negative side nevertheless, as in the paper"""
+    """the policy was right; its episode is the generated side nevertheless, as in the paper"""
     unfinished: int = 0
     failed: int = 0
     """no reply with an action after all retries"""
     blocked: int = 0
-    """left out: the engine failed for good"""
+    """dropped: the engine failed permanently"""
     silent: int = 0
-    """left out: the prompt alone filled the context, so the policy wrote nothing"""
+    """dropped: the prompt alone filled the context, so the policy generated nothing"""
     without_expert: int = 0
-    """left out: no expert answered this question"""
+    """dropped: there is no expert for this question"""
 
 
 def spin_pairs(
     experts: Sequence[Expert], episodes: Sequence[SpinEpisode], cfg: ConvertParams, source: str
 ) -> tuple[list[Pair], PairAudit]:
-    """G_k: a pair for every question's first run, in the episodes' order; and what was left out."""
+    """G_k: a pair for the first run of every question, in the episodes' order, and the counts of dropped episodes."""
     by_question = {expert.question.id: expert for expert in experts}
     audit = PairAudit()
     pairs = []
@@ -76,7 +76,7 @@ def spin_pairs(
 
 
 def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
-    """A pair for every question whose runs differ in reward: the first rewarded one, the first that was not."""
+    """A pair for every question whose runs differ in reward: the first rewarded and the first unrewarded run."""
     runs: dict[str, list[SpinEpisode]] = {}
     for episode in episodes:
         if episode.status != "blocked" and any(message.weight for message in episode.messages):
@@ -100,11 +100,11 @@ def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
 
 
 def continuation(episode: SpinEpisode) -> list[Message]:
-    """An episode's messages as a side of a pair: without an end token that the policy did not write.
+    """An episode's messages as a side of a pair, without an end token that the policy did not generate.
 
-    A failed round may have ended at the stop string, which its text then lost, as its ids did (docs/spin.md, S13).
-    Turns lose their ids: both sides are tokenised alike, as a tokenizer may put a space before a text that it is given,
-    which a model does not write, so that the first token alone would tell the sides apart.
+    A failed round may have ended at the stop string, which was then removed from its text and ids (docs/spin.md, S13).
+    Turns lose their token ids, so that both sides are tokenised in the same way. A tokenizer may put a space before
+    given text, which a model does not generate, so that the first token alone would tell the sides apart.
     """
     messages = list(episode.messages)
     if not is_flat(episode.form):
@@ -120,21 +120,21 @@ def continuation(episode: SpinEpisode) -> list[Message]:
 
 
 def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]:
-    """G_k and G_(k-1): of each the first int(fraction * n), joined, shuffled. Never an older generation.
+    """G_k and G_(k-1): the first int(fraction * n) of each, concatenated and shuffled; never an older generation.
 
-    Shuffled as by ``datasets.Dataset.shuffle(seed=mix.seed)``, the original's mixer.
+    The shuffle is that of ``datasets.Dataset.shuffle(seed=mix.seed)``, as in the original's mixer.
     """
     joined = [*own[: int(mix.own * len(own))], *previous[: int(mix.previous * len(previous))]]
     return [joined[index] for index in datasets_order(len(joined), mix.seed)]
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """The whole continuation as text."""
+    """The text of the whole continuation."""
     return "".join(message.content for message in messages)
 
 
 def unwritten(pairs: Sequence[Pair]) -> Mapping[str, list[str]]:
-    """What neither policy nor expert wrote, by side: where a difference would reveal the side."""
+    """Text that neither policy nor expert wrote, by side: a difference in it would reveal the side."""
     return {
         side: [message.content for pair in pairs for message in getattr(pair, side) if not message.weight]
         for side in ("real", "generated")

@@ -25,7 +25,7 @@ from selfimprove.training.config import FinetuneParams
 
 SOURCES = ("encyclopedia", "hotpotqa", "chat")
 PROBLEMS = ("gsm8k", "math")
-"""Sources of problems with one right answer."""
+"""Sources of problems with one correct answer."""
 QUESTIONS = "questions"
 
 
@@ -38,13 +38,13 @@ class OtherTask(Section):
 
 
 class QuestionsParams(EnvParams):
-    """The questions of ``spin.tasks.source``, with the tools to look up their answers."""
+    """The questions of ``spin.tasks.source``, with tools to look up their answers."""
 
     name: Literal["questions"] = "questions"
 
 
 def _kind(value: Any) -> str:
-    """Which of the three kinds of environment ``name`` names."""
+    """The tag of the environment's kind: questions, acted or answers."""
     if isinstance(value, list):
         return f"{CHOICE}acted"
     name = value.get("name", QUESTIONS) if isinstance(value, Mapping) else value.name
@@ -55,7 +55,7 @@ def _kind(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """Refuse what names no environment."""
+    """Refuse a value that does not name an environment."""
     if isinstance(value, EnvParams | list):
         return value
     if not isinstance(value, Mapping):
@@ -75,14 +75,14 @@ SpinEnv = Annotated[
     Discriminator(_kind),
     BeforeValidator(_named),
 ]
-"""questions; an environment that is acted in; or one of problems with one right answer, for plain SPIN."""
+"""Questions with tools, an interactive environment, or, for plain SPIN, problems with one correct answer."""
 
 
 class TasksParams(Section):
-    """Where questions, experts and paragraphs come from, and how many a split has.
+    """Source of questions, experts and paragraphs, and the sizes of the splits.
 
-    ``encyclopedia`` is made from a seed; ``hotpotqa`` is real, with FireAct's experts (``data/sources.yaml`` or
-    DATA_MIRROR); ``chat`` is plain SPIN: prompts and the answers that people gave, no tools.
+    ``encyclopedia`` is generated from a seed; ``hotpotqa`` is real, with FireAct's experts (``data/sources.yaml`` or
+    DATA_MIRROR); ``chat`` is plain SPIN: prompts with human answers, without tools.
     """
 
     source: str = Field(
@@ -120,7 +120,7 @@ class TasksParams(Section):
 
 
 class PromptParams(Section):
-    """How a question is written (docs/spin.md, S11 and S12)."""
+    """The format of questions (docs/spin.md, S11 and S12)."""
 
     format: Format = Field(
         default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat; reply"
@@ -136,7 +136,7 @@ class PromptParams(Section):
 
 
 class PlayParams(Section):
-    """How the policy plays an episode, and which questions: shuffled by the original's seed, then from start to end."""
+    """How the policy plays, and on which questions: shuffled with the original's seed, then cut from start to end."""
 
     start: int = Field(default=0, ge=0)
     end: int | None = Field(default=None, ge=1, description="null: to the end of the split")
@@ -157,7 +157,7 @@ class PlayParams(Section):
 
 
 class GenerateParams(PlayParams):
-    """Self-play: the opponent answers the training split. More than one run a question gives outcome pairs as well."""
+    """Self-play: the opponent plays the training split. With several runs per question there are outcome pairs, too."""
 
     runs: int = Field(
         default=1, ge=1, le=10_000, description="episodes per question; SPIN uses the first, outcome pairs use all"
@@ -165,7 +165,7 @@ class GenerateParams(PlayParams):
 
 
 class EvaluateParams(PlayParams):
-    """The policy plays a split it never saw."""
+    """The policy plays a held-out split."""
 
     split: Literal["dev", "test"] = "test"
     temperature: float = Field(default=0.0, ge=0)
@@ -178,9 +178,9 @@ class EvaluateParams(PlayParams):
 
 
 class Mix(Section):
-    """Training data: the pairs of this iteration and of the one before it, never older ones (docs/spin.md, S2).
+    """Training data: the pairs of this iteration and of the previous one, never older ones (docs/spin.md, S2).
 
-    Of each the first int(fraction * n) pairs, joined, then shuffled with ``seed``.
+    The first int(fraction * n) pairs of each are concatenated and shuffled with ``seed``.
     """
 
     own: float = Field(default=1.0, gt=0, le=1)
@@ -189,7 +189,7 @@ class Mix(Section):
 
 
 class ConvertParams(Section):
-    """Episodes and experts to pairs."""
+    """Conversion of episodes and experts to pairs."""
 
     drop_identical: bool = Field(
         default=False, description="drop pairs of identical texts, which have no gradient; they are counted either way"
@@ -198,7 +198,7 @@ class ConvertParams(Section):
 
 
 class Iteration(Section):
-    """One round of self-play. ``init`` is the opponent: it generates, and training starts from it."""
+    """One round of self-play. ``init`` is the opponent, which generates and is the initial model of the training."""
 
     init: str
     generate: GenerateParams
@@ -206,14 +206,14 @@ class Iteration(Section):
 
 
 class ExpertRow(TrainedRow):
-    """A row that learns the experts' trajectories."""
+    """A row trained on the experts' trajectories."""
 
     data: Literal["examples"]
     train: FinetuneParams = FinetuneParams()
 
 
 class PairRow(TrainedRow):
-    """A row that learns from pairs."""
+    """A row trained on pairs."""
 
     data: Literal["pairs", "outcome"] = Field(
         description="pairs: expert against opponent, the data of the iterations; outcome: of the model's own "
@@ -226,7 +226,7 @@ SpinRow = Annotated[ExpertRow | PairRow, Field(discriminator="data")]
 
 
 class SpinParams(Iterated):
-    """The whole section."""
+    """All parameters of the method."""
 
     env: SpinEnv = QuestionsParams()
     tasks: TasksParams
@@ -298,7 +298,7 @@ class SpinParams(Iterated):
 
     @model_validator(mode="after")
     def _fits(self) -> SpinParams:
-        """Refuse slices beyond their split, and replies for which the engine's context has no room."""
+        """Refuse slices that exceed their split, and replies that do not fit the engine's context."""
         for key, split, play in (
             ("evaluate", self.evaluate.split, self.evaluate),
             *((f"iterations.{key}.generate", "train", one.generate) for key, one in self.iterations.items()),
@@ -338,10 +338,10 @@ class SpinParams(Iterated):
         return self
 
     def asked(self, split: Split) -> tuple[str, str]:
-        """(task, prefix): which data set a split's questions are of, and what is put before each of them.
+        """(task, prefix): the data set of a split's questions, and the text put before each of them.
 
-        With ``tasks.other`` the test split is that task's, and ``prompt.question_prefix`` is for it alone: warm start
-        and self-play ask the source's questions as they are.
+        With ``tasks.other`` the test split is that task's, and ``prompt.question_prefix`` applies only to it; warm
+        start and self-play use the source's questions unchanged.
         """
         other, prefix = self.tasks.other, self.prompt.question_prefix
         if not isinstance(self.env, QuestionsParams):

@@ -6,16 +6,16 @@
     Action: search[The Silver Gate [novel]]       tool      search
     Observation: hallucinated …                   argument  The Silver Gate [novel]
 
-The argument ends at the line's last ``]``. The original split at every bracket, which cut arguments short, and repeated
-an action without brackets until the cap on rounds.
+The argument ends at the line's last ``]``. The original splits at every bracket, which cuts arguments short, and
+repeats an action without brackets until the cap on rounds.
 """
 
 from dataclasses import dataclass
 
 STOP = "\nObservation:"
-"""Where generation stops: the tool answers next."""
+"""Stop string of generation: the tool answers next."""
 ASKED = "Action: "
-"""A reply without it is asked for again."""
+"""A reply without this text is requested again."""
 
 _CUE = "Thought:"
 _ACTION = "Action:"
@@ -23,7 +23,7 @@ _ACTION = "Action:"
 
 @dataclass(frozen=True)
 class Parsed:
-    """One reply. ``action``: its line as it is written into the trajectory; ``tool``: None where there is none."""
+    """A parsed reply. ``action``: its line as written into the trajectory; ``tool``: None if there is none."""
 
     thought: str
     action: str
@@ -32,15 +32,15 @@ class Parsed:
 
 
 def cut(reply: str) -> str:
-    """The reply up to the first place where a tool would speak."""
+    """The reply up to the first observation."""
     return reply.partition(STOP)[0]
 
 
 def parse(reply: str) -> Parsed:
-    """Parse a reply; any text can be parsed.
+    """Parse a reply, which can be any text.
 
-    ``tool`` is lower-cased. It is None where the reply has no ``Action:``, its line no ``[``, or the name is empty;
-    the tools know which names exist.
+    ``tool`` is in lower case. It is None if the reply has no ``Action:``, the action's line has no ``[``, or the name
+    is empty. Whether the tool exists is not checked here.
     """
     before, _, after = cut(reply).partition(_ACTION)
     line = after.partition("\n")[0].strip()

@@ -1,4 +1,4 @@
-"""One episode: the policy thinks and acts, tools answer, at most ``max_turns`` rounds (docs/spin.md, S8 to S16).
+"""One episode: the policy thinks and acts, and tools answer, for up to ``max_turns`` rounds (docs/spin.md, S8 to S16).
 
 ::
 
@@ -8,8 +8,8 @@
     Thought: She was born in Tolma.
     Action: finish[Tolma]
 
-Nothing here batches, limits tools, writes or logs. Hundreds of episodes run at once, and none depends on the others,
-since an episode's noise is named by run, question, round and attempt.
+This module does not batch, limit tools, write or log. Hundreds of episodes run concurrently, and each is independent of
+the others, because its noise is seeded by run, question, round and attempt.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one
 
 FINISH = "finish"
 FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")
-"""The action of a round whose replies all lack one."""
+"""The action of a round in which no reply had one."""
 
 
 class PlayedRound(Record):
-    """One round as the trajectory has it. ``tool`` None: no action that there is; ``attempts``: replies asked for."""
+    """One round of the trajectory. ``tool`` None: no existing action; ``attempts``: number of replies requested."""
 
     thought: str
     action: str
@@ -45,13 +45,12 @@ class PlayedRound(Record):
 
 
 class SpinEpisode(Record):
-    """One question, played to its end.
+    """One complete episode on a question.
 
-    ``prompt`` holds the messages before the first round; ``messages`` those after it, up to the last thing the policy
-    wrote, with the token ids as generated and the weights that training gives them. ``finished``: the policy itself
-    said finish; a round without any action ends the episode, too, but it is not finished.
-    ``cramped``: it ended because the next round did not fit the engine's context. ``reward`` is None where
-    nothing was scored.
+    ``prompt`` contains the messages before the first round, ``messages`` those after it up to the policy's last text,
+    with token ids as generated and the weights used in training. ``finished``: the policy itself called finish; a round
+    without an action also ends the episode, but does not finish it. ``cramped``: the episode ended because the next
+    round did not fit the engine's context. ``reward`` is None if the episode was not scored.
     """
 
     id: str
@@ -98,13 +97,13 @@ async def play(
 
     Args:
         index: place of the question in its split.
-        prefix: put before the question (``Yes or no: ``, for example).
-        run: which of several episodes on the same question this is; each has its own noise.
+        prefix: text before the question (``Yes or no: ``, for example).
+        run: number of this episode among several on the same question; each has its own noise.
         score: scores an answer.
 
     Returns:
-        The episode. An unfinished one has answer "" and no reward; ``blocked``: the engine failed for good, and the
-        rounds before that stay.
+        The episode. An unfinished one has answer "" and is scored with it. ``blocked``: the engine failed permanently;
+        earlier rounds are kept.
 
     Raises:
         UserError: the engine or a tool can't work at all.
@@ -148,17 +147,17 @@ async def play(
 
 
 def end_with_policy(episode: SpinEpisode) -> None:
-    """Drop a last observation: nothing of the policy's comes after it."""
+    """Drop a final observation, since no text of the policy follows it."""
     if episode.messages and episode.messages[-1].role == "user":
         episode.messages.pop()
-        if is_flat(episode.form):  # what it wrote last was not the end of its turn
+        if is_flat(episode.form):  # the policy's last text did not end its turn
             episode.messages[-1].finish = "length"
 
 
 async def _reply(
     episode: SpinEpisode, dialogue: Sequence[Message], policy: Engine, cfg: PlayParams, key: SeedKey
 ) -> None:
-    """Plain SPIN: the policy's one answer is the whole episode, in the format that training uses."""
+    """Plain SPIN: the policy's single answer is the whole episode, in the format used in training."""
     (reply,) = await policy.generate(
         Request(messages=dialogue, seed=key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
     )
@@ -173,7 +172,7 @@ async def _reply(
 async def ask(
     policy: Engine, dialogue: Sequence[Message], cfg: PlayParams, key: SeedKey, form: Format
 ) -> tuple[Completion, int]:
-    """A reply with an action, or the last one without, and how many were asked for (docs/spin.md, S10).
+    """A reply with an action, or the last one without, and the number of replies requested (docs/spin.md, S10).
 
     Every attempt has the same prompt, cue and stop string; the original drops the last two.
     """
@@ -195,11 +194,11 @@ async def ask(
 
 
 def spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, failed: bool) -> list[Message]:
-    """The policy's words as messages: the ids as generated wherever the text is the one generated.
+    """The policy's text as messages, with token ids as generated if the text is unchanged.
 
-    The trajectory has the text as it was parsed, without surplus lines or an ``Observation:`` after the last action;
-    where that differs from the generated text, it is tokenised anew. A literal ``Observation:`` that the policy did not
-    write itself has no weight. A failed round keeps the policy's own text, which training makes less likely.
+    The trajectory contains the text as parsed, without extra lines or an ``Observation:`` after the last action. If it
+    differs from the generated text, it is tokenised again. A literal ``Observation:`` that the policy did not generate
+    has no weight. A failed round keeps the policy's own text, which training makes less likely.
     """
     body = cut(reply.text) if failed else said(parsed.thought, parsed.action, form)
     wrote_stop = STOP in reply.text

@@ -1,4 +1,4 @@
-"""Where a policy plays: questions with their tools, an environment that is acted in, or problems of one answer."""
+"""What a policy plays: questions with tools, an interactive environment, or problems with one correct answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def material(spin: SpinParams, *, seed: int, download: Path, mirror: Path | None
     """Splits, experts and paragraphs.
 
     Raises:
-        UserError: they can't be had, or are too few.
+        UserError: they are unavailable, or too few.
     """
     if isinstance(spin.env, QuestionsParams):
         return gather(spin.tasks, spin.tools, seed=seed, download=download, mirror=mirror, play_tools=spin.play_tools)
@@ -38,7 +38,7 @@ def material(spin: SpinParams, *, seed: int, download: Path, mirror: Path | None
 
 @dataclass(frozen=True)
 class Player:
-    """A context, in which episodes are played; ``world`` None: with tools."""
+    """Plays episodes with tools, or in ``world`` unless it is None; a context manager that closes both on exit."""
 
     form: Format
     few_shot: str
@@ -49,10 +49,10 @@ class Player:
 
     @classmethod
     def of(cls, spin: SpinParams, tools: ToolsParams, split: Split, folder: Path, corpus: Path) -> Player:
-        """Of the params. ``split``: that is played; ``folder``: the data stage's; ``corpus``: what is searched.
+        """A player with the params' settings for ``split``. ``folder``: the data stage's; ``corpus``: for search.
 
         Raises:
-            UserError: as ``open_tools``, or the environment lacks what it needs.
+            UserError: as ``open_tools``, or the environment lacks a requirement.
         """
         task, prefix = spin.asked(split)
         few_shot, env = few_shot_text(spin.prompt.few_shot, task), spin.env
@@ -66,7 +66,7 @@ class Player:
     async def play(
         self, game: tuple[int, Question], policy: Engine, cfg: PlayParams, seed: int, iteration: str, run: int = 0
     ) -> SpinEpisode:
-        """One episode of ``game``, a question and its place in the split."""
+        """One episode of ``game``, which is a question with its place in the split."""
         index, question = game
         if self.world is not None:
             return await act(
@@ -84,11 +84,11 @@ class Player:
         return tool_figures(self.tools.stats, self.tools.faults)
 
     def timing(self) -> dict[str, float]:
-        """Counts of a world by replay."""
+        """Replay counters of a world; empty without one."""
         return replay_counts(self.world) if self.world is not None else {}
 
     def diverged(self) -> int:
-        """Replays of a world that saw something else than the first time."""
+        """Number of replays of a world whose observations differed from the first time."""
         return diverged(self.world) if self.world is not None else 0
 
     async def __aenter__(self) -> Player:

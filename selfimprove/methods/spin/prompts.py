@@ -1,7 +1,7 @@
-"""How a question and the rounds after it are written, in generation and training (docs/spin.md, S11 to S13).
+"""The format of a question and its rounds, in generation and training (docs/spin.md, S11 to S13).
 
 ``alpaca`` is one growing text in pieces. The policy's text, the cue and the literal ``Observation:`` have weight 1 in
-the loss mask, a tool's answer has none ::
+the loss mask, and a tool's answer has weight 0 ::
 
     user       Below is an instruction … ### Instruction:\\nIn which town …?\\n\\n### Response:\\n
     assistant  Thought:                                                                             weight 1
@@ -10,7 +10,7 @@ the loss mask, a tool's answer has none ::
     assistant  \\nThought:                                                                           weight 1
     assistant   She was born in Tolma.\\nAction: finish[Tolma]                                       weight 1, then EOS
 
-``question`` is the same behind the bare question and a newline; ``chat`` alternates whole turns:
+``question`` is the same after the bare question and a newline. ``chat`` alternates whole turns:
 ``Thought: …\\nAction: …`` by the assistant, ``Observation: …`` by the user. ``reply`` is plain SPIN: an empty system
 turn, a prompt, one answer.
 """
@@ -36,19 +36,19 @@ CUE = "Thought:"
 NEUTRAL = "No result."
 """The observation after an unknown action, and after a tool that found nothing or failed (failures are counted)."""
 FEW_SHOT = Path(__file__).with_name("few_shot")
-"""One file a task: worked episodes for a policy that was not fine-tuned."""
+"""One file per task with worked episodes, for a policy that was not fine-tuned."""
 
 
 def is_flat(form: Format) -> bool:
-    """Whether an episode is one growing text rather than turns of a chat."""
+    """Whether an episode is one growing text rather than a sequence of chat turns."""
     return form in ("alpaca", "question")
 
 
 def check_template(model_dir: Path, form: Format) -> None:
-    """Refuse a chat template under which an episode of this format would be written otherwise than it is played.
+    """Refuse a chat template that is incompatible with the episode format.
 
     Raises:
-        UserError: pieces of one text that the template would part, or turns that it would not.
+        UserError: the template adds text between the pieces of one text, or none between turns.
     """
     one_text = ChatFormat.load(model_dir).one_text
     if is_flat(form) and not one_text:
@@ -65,15 +65,15 @@ def check_template(model_dir: Path, form: Format) -> None:
 
 
 def alpaca(question: str) -> str:
-    """The Alpaca wrapper without input: the text before the response.
+    """The Alpaca wrapper without input, i.e. the text before the response.
 
-    Without white space after the question, as in FireAct's files: one in twenty of HotpotQA's ends with some.
+    Whitespace after the question is stripped, as in FireAct's files; one in twenty of HotpotQA's questions has some.
     """
     return f"{WRAPPER}{question.rstrip()}{RESPONSE}"
 
 
 def heading(question: str, form: Format) -> str:
-    """What stands before the first round, few-shot examples left out."""
+    """The text before the first round, without few-shot examples."""
     return {"alpaca": alpaca(question), "question": f"{question}\n"}.get(form, question)
 
 
@@ -90,31 +90,31 @@ def opening(question: str, form: Format, few_shot: str = "") -> list[Message]:
 
 
 def cue(form: Format, rounds: int) -> list[Message]:
-    """What the loop writes before it asks; retries are asked with it too. ``rounds``: how many came before."""
+    """The text that the loop appends before each request and retry. ``rounds``: number of earlier rounds."""
     return [Message(role="assistant", content=f"\n{CUE}" if rounds else CUE, weight=1)] if is_flat(form) else []
 
 
 def said(thought: str, action: str, form: Format) -> str:
-    """One round's words, from after the cue to the end of the action's line; a reply has no action."""
+    """The text of one round, from after the cue to the end of the action's line; a ``reply`` has no action."""
     if form == "reply":
         return thought
     return f" {thought}\nAction: {action}" if is_flat(form) else f"{CUE} {thought}\nAction: {action}"
 
 
 def observed(observation: str, form: Format) -> Message:
-    """A tool's answer: never trained on (weight 0)."""
+    """A tool's answer, which is never trained on (weight 0)."""
     return Message(role="user", content=f" {observation}" if is_flat(form) else f"Observation: {observation}")
 
 
 def one_line(observation: str | None) -> str:
-    """A tool's answer as policies read it: no paragraph of it can look like another round."""
+    """A tool's answer as shown to policies: on one line, so that no part of it can look like another round."""
     return " ".join((observation or "").split()) or NEUTRAL
 
 
 def written(rounds: Sequence[Round], form: Format) -> list[Message]:
-    """The messages of rounds that are already known: an expert's.
+    """The messages of given rounds, such as an expert's.
 
-    They end with the last action: the terminal line after it would tell the expert from the policy.
+    They end with the last action: the terminal line after it would distinguish the expert from the policy.
     """
     messages: list[Message] = []
     for number, known in enumerate(rounds):
@@ -127,10 +127,10 @@ def written(rounds: Sequence[Round], form: Format) -> list[Message]:
 
 
 def few_shot_text(choice: str, task: str) -> str:
-    """The worked episodes that open a prompt: ``off`` none, ``default`` the task's own, else a file.
+    """The worked episodes at the start of a prompt: none for ``off``, the task's own for ``default``, or a file.
 
     Raises:
-        UserError: no such file, or it is not UTF-8 text.
+        UserError: the file is missing or not UTF-8 text.
     """
     if choice == "off":
         return ""

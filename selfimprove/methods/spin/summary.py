@@ -10,7 +10,7 @@ from selfimprove.methods.summary import iteration_curve, summarise
 
 
 def spin_rows(spin: SpinParams) -> dict[str, str]:
-    """Row name -> what it is, in the table's order: SFT, controls, iterations."""
+    """Row name -> description, in the table's order: SFT, controls, iterations."""
     rows = {"base": f"SFT on {spin.tasks.train} expert trajectories"}
     for name, control in spin.controls.items():
         what = {
@@ -25,9 +25,9 @@ def spin_rows(spin: SpinParams) -> dict[str, str]:
 
 
 def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
-    """Every row's metrics, and the paired differences of the last iteration to every other row.
+    """Metrics of every row, and the paired differences between the last iteration and every other row.
 
-    Rows that were opponents have ``told_apart``; the last has ``told_apart_fall``, from the first opponent to the last.
+    Rows that were opponents have ``told_apart``. The last has ``told_apart_fall``, from the first opponent to the last.
     """
     summary = summarise(
         spin,
@@ -55,7 +55,7 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
         first, last = played[0], played[-1]
         summary["rows"][summary["last"]]["metrics"]["told_apart_fall"] = {
             "mean": first["mean"] - last["mean"],
-            "se": math.hypot(first["se"], last["se"]),  # on different questions
+            "se": math.hypot(first["se"], last["se"]),  # independent: the questions differ
             "n": min(first["n"], last["n"]),
         }
         summary["gains"] = ["told_apart_fall"]

@@ -1,7 +1,8 @@
-"""Which questions SPIN sees: a training split with an expert for each, a dev and a test split, and what is searched.
+"""SPIN's questions: a training split with an expert for each, a dev and a test split, and the searched paragraphs.
 
-Splits are frozen, in the data set's order, so that a place in a split is the task index; disjoint by their questions'
-words. Each stage plays ``chosen`` places of a split: shuffled by the original's seed, then cut (docs/spin.md, S15).
+Splits are frozen and in the data set's order, so that a question's place in its split is its task index. No question
+occurs in two splits. Each stage plays the ``chosen`` places of a split: shuffled with the original's seed, then cut
+(docs/spin.md, S15).
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, Format, is_
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SNIPPETS = "snippets.jsonl"
 SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}")
-"""The fixed text of every episode."""
+"""The fixed pieces of text in every episode."""
 ACTED = (CUE, f"\n{CUE}", "\nAction:", STOP)
-"""That of episodes in an environment that is acted in."""
+"""The fixed pieces of text in episodes of interactive environments."""
 
 
 @dataclass
 class Material:
-    """The output of the data stage. ``experts`` has one for every question of the training split, in its order."""
+    """The output of the data stage. ``experts`` has one for every question of the training split, in order."""
 
     splits: dict[Split, list[Question]]
     experts: list[Expert]
@@ -59,10 +60,10 @@ def gather(
     mirror: Path | None,
     play_tools: ToolsParams | None = None,
 ) -> Material:
-    """Splits, experts and paragraphs of the source. ``play_tools``: those of self-play, where it has its own.
+    """Splits, experts and paragraphs of the source. ``play_tools``: the tools of self-play, if it has its own.
 
     Raises:
-        UserError: the source can't be had or is malformed, has too few questions, or a question stands in two splits.
+        UserError: the source is unavailable or malformed, has too few questions, or a question is in two splits.
     """
     if tasks.source == "encyclopedia":
         material = _encyclopedia(tasks, tools, seed)
@@ -81,7 +82,7 @@ def gather(
 
 
 def check_disjoint(splits: Mapping[Split, Sequence[Question]]) -> None:
-    """Refuse a question that stands in two splits or twice in one.
+    """Refuse a question that occurs in two splits or twice in one.
 
     Raises:
         UserError: names the first such question and its splits.
@@ -98,19 +99,19 @@ def check_disjoint(splits: Mapping[Split, Sequence[Question]]) -> None:
 def _once_each(
     splits: Mapping[Split, Sequence[Question]], repeating: Sequence[Split]
 ) -> dict[Split, Sequence[Question]]:
-    """The splits, those of ``repeating`` without what they repeat within themselves.
+    """The splits, with duplicates removed within those of ``repeating``, for ``check_disjoint``.
 
-    Chats repeat prompts, and plain SPIN keeps every row; other data sets repeat questions, which are asked as often.
+    Chats repeat prompts, and plain SPIN keeps every row. Other data sets repeat questions, which are played each time.
     """
     once = {name: list({folded(one.question): one for one in splits[name]}.values()) for name in repeating}
     return {**splits, **once}
 
 
 def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:
-    """(task index, question) of the part of a split that is played, in playing order.
+    """(task index, question) of the played part of a split, in playing order.
 
     Raises:
-        UserError: the split has fewer questions than are asked for: rates would silently be of fewer.
+        UserError: the split has too few questions; rates would otherwise silently be over fewer.
     """
     order = task_order(len(split), shuffled=cfg.shuffled)
     end = len(order) if cfg.end is None else cfg.end
@@ -122,12 +123,12 @@ def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Questi
 
 
 def expert_messages(expert: Expert, form: Format, *, few_shot: str = "", prefix: str = "") -> list[Message]:
-    """A whole expert episode, in the form in which the policy plays; what the policy would write has weight 1."""
+    """A whole expert episode in the policy's format; text that the policy would write has weight 1."""
     return [*opening(f"{prefix}{expert.question.question}", form, few_shot), *written(expert.rounds, form)]
 
 
 def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", prefix: str = "") -> list[Example]:
-    """The warm start's training examples, with loss on what the policy writes alone."""
+    """The warm start's training examples, with loss only on text that the policy writes."""
     return [
         Example(
             id=expert.id,
@@ -139,7 +140,7 @@ def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", pre
 
 
 def texts(made: Sequence[Example], form: Format, scaffold: Sequence[str] = SCAFFOLD) -> list[dict[str, Any]]:
-    """Texts that the small tokenizer is trained on; each piece of an episode's fixed text is one token."""
+    """Training texts of the small tokenizer; each piece of an episode's fixed text is one token."""
     pieces = [*((WRAPPER, RESPONSE) if form == "alpaca" else ()), *(scaffold if is_flat(form) else ())]
     fixed = [{"text": text, "fixed": True} for text in pieces]
     rows = []
@@ -159,7 +160,7 @@ def _encyclopedia(tasks: TasksParams, tools: ToolsParams, seed: int) -> Material
 
 
 def _own(tasks: TasksParams, tools: ToolsParams) -> Material:
-    """A person's own questions."""
+    """Questions from a user's own source."""
     source: QuestSource = make_own(tasks.source, QuestSource)
     counts: dict[Split, int] = {"train": tasks.train, "dev": tasks.dev, "test": tasks.test}
     splits = {name: _first(source.quests(name, count), count, name) for name, count in counts.items()}
@@ -169,7 +170,7 @@ def _own(tasks: TasksParams, tools: ToolsParams) -> Material:
 def _planned(
     quests: Mapping[Split, Sequence[Quest]], paragraphs: Sequence[Paragraph], tools: ToolsParams, file: str
 ) -> Material:
-    """Questions with plans: their experts search as the policy will."""
+    """Questions with plans; their experts search with the policy's search tool."""
     search = LocalSearch(paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
     experts = [demonstrate(quest, search) for quest in quests["train"]]
     splits = {name: [quest.question for quest in quests[name]] for name in SPLITS}
@@ -177,7 +178,7 @@ def _planned(
 
 
 def _chat(tasks: TasksParams) -> Material:
-    """Plain SPIN's prompts and answers: dev and test from the folder's test rows, training from its others."""
+    """Plain SPIN's prompts and answers: dev and test from the folder's test rows, training from its train rows."""
     folder = Path(tasks.file or "")
     train, test = (read_chats(folder, split) for split in ("train", "test"))
     experts = _first(train, tasks.train, "train")
@@ -193,11 +194,11 @@ def _chat(tasks: TasksParams) -> Material:
 def _hotpotqa(
     tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Path | None, *, searched: bool
 ) -> Material:
-    """Real questions: FireAct's experts, or scripted ones on questions whose paragraphs are known, and dev questions.
+    """Real questions: FireAct's experts, or scripted ones on questions with known paragraphs, and dev questions.
 
-    The test split is dev 0..499, whose paragraphs are in the corpus; FireAct's own sample (the first 500 of the
-    shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (docs/spin.md, S40).
-    Paragraphs, which no server has, are asked for only where a split, an expert or a tool (``searched``) needs them.
+    The test split is dev 0..499, whose paragraphs are in the corpus. FireAct's own sample (the first 500 of the
+    shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (docs/spin.md, S40). Paragraphs,
+    which no server offers, are required only if a split, an expert or a tool (``searched``) needs them.
     """
     if searched or tasks.other is None or tasks.dev or tasks.experts != "gpt-4":
         known = _Contexts.read(fetch("hotpotqa_contexts", download, mirror=mirror))
@@ -227,7 +228,7 @@ def _hotpotqa(
 
 @dataclass(frozen=True)
 class _Contexts:
-    """HotpotQA's questions whose paragraphs are known: dev 0 to 499, hard ones of dev beyond them, some of train."""
+    """HotpotQA's questions with known paragraphs: dev 0 to 499, hard ones of dev beyond them, some of train."""
 
     dev: list[Question]
     hard: list[dict[str, Any]]
@@ -236,7 +237,7 @@ class _Contexts:
 
     @classmethod
     def read(cls, files: Sequence[Path]) -> _Contexts:
-        """From the files of the source ``hotpotqa_contexts``."""
+        """Read the files of the source ``hotpotqa_contexts``."""
         found = {path.name: path for path in files}
         path = found["dev500_questions.jsonl"]
         dev = [read_question(row, f"{path}, line {line}") for line, row in read_rows(path)]
@@ -250,10 +251,10 @@ class _Contexts:
 
 
 def _other(other: OtherTask, download: Path, mirror: Path | None) -> list[Question]:
-    """Another data set's questions, from a folder of the user's or from its declared source.
+    """Another data set's questions, from a user's folder or from its declared source.
 
     Raises:
-        UserError: neither has them.
+        UserError: neither is available.
     """
     folder = Path(other.folder) if other.folder else download
     if other.folder is None:
@@ -265,29 +266,29 @@ def _other(other: OtherTask, download: Path, mirror: Path | None) -> list[Questi
 
 
 def bring_snippets(tools: Sequence[ToolsParams | None], folder: Path, *, download: Path, mirror: Path | None) -> None:
-    """Put FireAct's search snippets into ``folder`` if a tool replays and names no file of its own."""
+    """Copy FireAct's search snippets to ``folder`` if a tool replays them and has no file of its own."""
     if any(_replays(one) for one in tools if one is not None):
         (snippets,) = fetch("fireact_snippets", download, mirror=mirror)
         copyfile(snippets, folder / SNIPPETS)
 
 
 def open_tools(cfg: ToolsParams, form: Format, folder: Path, corpus: Path) -> Tools:
-    """The tools of an episode; replay finds the snippets that ``bring_snippets`` put into ``folder``.
+    """The tools of an episode; a replaying tool reads the snippets that ``bring_snippets`` copied to ``folder``.
 
     Raises:
         UserError: as ``make_tools``.
     """
-    if form == "reply":  # plain SPIN has none
+    if form == "reply":  # plain SPIN has no tools
         return Tools({}, concurrency=1, timeout=1, longest=1)
     return make_tools(cfg.model_copy(update={"snippets": str(folder / SNIPPETS)}) if _replays(cfg) else cfg, corpus)
 
 
 def tool_modules(cfg: ToolsParams) -> list[str]:
-    """Files of the modules of a user's own tools, which params name as module:function."""
+    """Files of the modules with a user's own tools, which params name as module:function."""
     files: list[str] = []
     for behind in cfg.use.values():
         module, own, _ = behind.partition(":")
-        with suppress(ImportError):  # opening the tools says what is wrong with it
+        with suppress(ImportError):  # reported when the tools are opened
             spec = importlib.util.find_spec(module) if own else None
             files += [spec.origin] if spec and spec.origin else []
     return files

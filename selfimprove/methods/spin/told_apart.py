@@ -1,13 +1,13 @@
-"""How well a classifier tells a model's episodes from the experts': what SPIN brings down to chance (docs/spin.md).
+"""How well a classifier tells a model's episodes from the experts', which SPIN should reduce to chance (docs/spin.md).
 
-A two-sample test by a classifier: trained on some pairs, it says of each other pair which side is the expert's, and is
-right in half of them where nothing tells the sides apart. It is naive Bayes on the runs of one to three words that the
-policy wrote. In place of a number or a word with a capital letter it sees only whether that had been read before, in
-the question or an observation::
+This is a classifier two-sample test. A classifier trained on some pairs predicts which side of each other pair is the
+expert's. Its accuracy is one half if the sides are indistinguishable. It is naive Bayes on the policy's n-grams of one
+to three words. A number or capitalised word is replaced by whether it had occurred before, in the question or an
+observation::
 
     She was born in Tolma in 1712.   ->   <new> was born in <read> in <read> .
 
-so a miscopied name is noticed, and no pair is told by the names that it is about.
+This detects a miscopied name, but no pair can be classified by the names that it is about.
 """
 
 import math
@@ -25,9 +25,9 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def told_apart(pairs: Sequence[Pair]) -> Estimate:
-    """The share of pairs whose expert side a classifier finds that was trained on other pairs; a tie counts a half.
+    """The share of pairs whose expert side is found by a classifier trained on other pairs; ties count one half.
 
-    Pairs of equal ids fall into the same one of five folds, so neither order nor number of the others matters.
+    A pair's fold (of five) depends only on its id, and so not on the order or number of the other pairs.
     """
     sides = [(_features(pair, pair.real), _features(pair, pair.generated)) for pair in pairs]
     folds = [key_bits("told apart", pair.id) % FOLDS for pair in pairs]
@@ -43,7 +43,7 @@ def told_apart(pairs: Sequence[Pair]) -> Estimate:
 
 
 def _weights(real: Iterable[set[str]], generated: Iterable[set[str]]) -> dict[str, float]:
-    """Run of words -> log of how much more often experts' episodes have it, with one added to each count."""
+    """n-gram -> log ratio of its add-one counts in experts' and in generated episodes."""
     ours, theirs = (Counter(name for one in side for name in one) for side in (real, generated))
     names = ours.keys() | theirs.keys()
     return {name: math.log((ours[name] + 1) / (theirs[name] + 1)) for name in names}
@@ -54,7 +54,7 @@ def _score(weight: dict[str, float], features: set[str]) -> float:
 
 
 def _features(pair: Pair, messages: Sequence[Message]) -> set[str]:
-    """The runs of words that the policy wrote, of which none crosses an observation."""
+    """The n-grams of the policy's text; none spans an observation."""
     read = {word for message in pair.prompt for word in _WORD.findall(message.content)}
     features: set[str] = set()
     for message in messages:

@@ -1,4 +1,4 @@
-"""``finetune_pairs``: self-play training as one call. Imports nothing heavy until training starts, as ``launch``."""
+"""``finetune_pairs``: self-play training in one call. Like ``launch``, it imports heavy modules only to train."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,13 +32,13 @@ def finetune_pairs(
 ) -> PairReport:
     """Train ``model_dir`` to tell the experts' responses from the opponent's, and write a model folder.
 
-    Checkpoints, launchers and exact resume are ``launch.finetune``'s. The opponent's log-probabilities are computed
-    once a pair and kept under ``scratch``; a run that is called again finds them there.
+    Checkpoints, launchers and exact resumption are as in ``launch.finetune``. The opponent's log-probabilities are
+    computed once per pair and kept under ``scratch``, where a repeated run finds them.
 
     Args:
-        opponent_dir: the model that the generated sides come from: the one that training starts from.
-        out_dir: appears whole; must not hold files yet.
-        cluster: as ``launch.finetune``.
+        opponent_dir: the model that generated one side of the pairs, which is also the initial model.
+        out_dir: is created atomically; must not contain files yet.
+        cluster: as for ``launch.finetune``.
 
     Raises:
         UserError: as ``launch.finetune``; or the opponent is another model, or the first loss is not that of a model
@@ -63,7 +63,7 @@ def finetune_pairs(
             f"{counters.dropped_empty} with nothing to score, {len(held_out)} held out); look at convert's output or "
             "raise train.max_length."
         )
-    # Only now: this imports torch and transformers.
+    # Imported late, because it imports torch and transformers.
     from selfimprove.methods.spin.pair_trainer import PairJob, train_pairs
 
     trained = [pair for index, pair in enumerate(encoded) if index not in held_out]

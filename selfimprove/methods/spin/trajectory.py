@@ -1,4 +1,4 @@
-"""Episodes in the original's trajectory JSON, which its README shows, and back (docs/spin.md, S42).
+"""Converts episodes to and from the original's trajectory JSON, as shown in its README (docs/spin.md, S42).
 
 ::
 
@@ -6,8 +6,8 @@
               "traj": "Below is an instruction … reward = False\\n", "traj_by_line": ["Below is …", …, ""],
               "finished": true, "steps": 2, "iteration": "iter0"}}
 
-``finished``, ``steps`` and ``iteration`` are ours. An episode that never finished is written with reward false and
-pred "", where the original loses it; without evaluation the reward is null.
+``finished``, ``steps`` and ``iteration`` are our additions. An unfinished episode is written with reward false and pred
+"", whereas the original loses it. Without evaluation the reward is null.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from selfimprove.methods.spin.prompts import CUE, heading, is_flat
 
 
 def few_shot_of(episode: SpinEpisode) -> str:
-    """The worked episodes that opened the prompt; "" if there were none."""
+    """The worked episodes at the start of the prompt, or ""."""
     if not is_flat(episode.form):
         return episode.prompt[0].content if len(episode.prompt) > 1 else ""
     return episode.prompt[0].content.removesuffix(heading(episode.question, episode.form)).rstrip()
 
 
 def trajectory(episode: SpinEpisode) -> str:
-    """Wrapper or question line, then all rounds; the terminal observation says what was earned."""
+    """Wrapper or question line, then all rounds; the terminal observation contains the reward."""
     form = episode.form if is_flat(episode.form) else "question"
     lines = [heading(episode.question, form).removesuffix("\n")]
     for number, entry in enumerate(episode.rounds):
@@ -40,7 +40,7 @@ def trajectory(episode: SpinEpisode) -> str:
 
 
 def reward_of(episode: SpinEpisode) -> bool | None:
-    """True or False, or None where nobody scored."""
+    """True or False, or None if the episode was not scored."""
     return None if episode.reward is None else episode.reward == 1
 
 
@@ -66,7 +66,7 @@ def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     """The trajectory file of one run, keyed by task index, in playing order.
 
     Raises:
-        UserError: two episodes have one task index (several runs, or splits joined), or one is plain SPIN's.
+        UserError: two episodes have the same task index (several runs or joined splits), or one is plain SPIN's.
     """
     entries: dict[str, Any] = {}
     for episode in episodes:
@@ -82,10 +82,10 @@ def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
 
 
 def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
-    """Any trajectory file: key -> entry.
+    """Read any trajectory file: key -> entry.
 
     Raises:
-        UserError: missing, not JSON, without an episode, or an entry has no ``traj``.
+        UserError: the file is missing, is not JSON or has no episode, or an entry has no ``traj``.
     """
     value = load_json(path)
     if not isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""The ``xtuner`` backend: Agent-R's trainer in an environment of its own, under ``finetune``'s contract.
+"""The ``xtuner`` backend: Agent-R's trainer in an environment of its own, with the same contract as ``finetune``.
 
-Its pins are years older than ours, so it is another process with another Python. What it learns is decided here: the
-plan of steps is that of our own trainer, and each of XTuner's micro-batches is one conversation, never cut, as ids and
-labels. With what transformers 4.48 divides the summed token loss by, every step's loss is our objective's, to the last
-partial step: steps are filled up to the fixed number of micro-batches that XTuner accumulates. Rows are not shared, so
-``row_tokens`` and ``micro_batch_tokens`` change nothing. XTuner's own ways remain: the learning rate follows its recipe
-(``config``), and weight decay, if there is any, falls on norms too.
+XTuner pins package versions years older than ours, so it runs in another process with another Python. The training data
+are determined here: the plan of steps is our own trainer's, and each of XTuner's micro-batches is one conversation,
+never split, as ids and labels. By setting the divisor of transformers 4.48's summed token loss, every step's loss
+equals our objective's, including the last partial step: steps are padded to the fixed number of micro-batches that
+XTuner accumulates. Rows are not shared, so ``row_tokens`` and ``micro_batch_tokens`` have no effect. Two differences
+remain: the learning rate follows XTuner's recipe (``config``), and weight decay, if any, also applies to norms.
 """
 
 import json
@@ -30,7 +30,7 @@ from selfimprove.training.xtuner.config import XtunerRun, accumulation, config_t
 from selfimprove.training.xtuner.models import WEIGHTS, read_trained, write_start
 
 ENVIRONMENT = Path(".venvs/xtuner")
-"""Where ``make env-xtuner`` puts it, below the repository's root; its ``.ready-*`` says that it is whole."""
+"""Created by ``make env-xtuner`` below the repository's root; its ``.ready-*`` marks it as complete."""
 
 LAUNCHER = "selfimprove.training.xtuner.launch"
 FILLING_TOKENS = 2
@@ -38,10 +38,10 @@ FILLING_TOKENS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """Micro-batches in the order in which XTuner's sampler deals them to the processes.
+    """Micro-batches in the order in which XTuner's sampler distributes them to the processes.
 
-    ``order`` holds for each one the index of its example, -1 for padding; ``divisors`` what the sum of its token
-    losses is divided by.
+    ``order`` contains the index of each micro-batch's example (-1 for padding) and ``divisors`` the number that the sum
+    of its token losses is divided by.
     """
 
     order: list[int]
@@ -52,11 +52,11 @@ class Layout:
 def train_with_xtuner(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
     """Train in XTuner's environment and write the model's weights and config to ``job.out_dir``.
 
-    Goes on from the newest whole checkpoint in ``job.checkpoints``.
+    Continues from the newest complete checkpoint in ``job.checkpoints``.
 
     Raises:
-        UserError: the environment is missing, ids that the model does not know, an example with messages of
-            different weights, or training failed (with the log's last words).
+        UserError: the environment is missing, ids are outside the model's vocabulary, an example's messages have
+            different weights, or training failed (with the end of the log).
     """
     started = time.monotonic()
     python = environment_python()
@@ -91,7 +91,7 @@ def environment_python() -> Path:
     """The Python of XTuner's environment.
 
     Raises:
-        UserError: it has not been made, or not been finished.
+        UserError: the environment is missing or incomplete.
     """
     folder = _root() / ENVIRONMENT
     python = folder / "bin" / "python"
@@ -104,10 +104,10 @@ def environment_python() -> Path:
 
 
 def lay_out(plan: PackingPlan, examples: Sequence[EncodedExample], job: SftJob) -> Layout:
-    """Deal each step's examples to processes and micro-batches, longest first, so that those of a moment are alike.
+    """Distribute each step's examples to processes and micro-batches, longest first, so that concurrent ones are alike.
 
     Raises:
-        UserError: an example's trained tokens have different weights: XTuner's labels are only a mask.
+        UserError: an example's trained tokens have different weights, which XTuner's labels (a mask) cannot express.
     """
     processes = job.params.launcher.processes
     count = accumulation(job.params, max((len(step.examples) for step in plan.steps), default=1))
@@ -133,7 +133,7 @@ def lay_out(plan: PackingPlan, examples: Sequence[EncodedExample], job: SftJob) 
 
 
 def _write_run(run: XtunerRun, examples: Sequence[EncodedExample], layout: Layout) -> int:
-    """Write everything that the launcher reads; returns how many steps an earlier call has done."""
+    """Write all files that the launcher reads; returns the number of steps completed by an earlier call."""
     import numpy as np
 
     save_encoded(run.folder / "examples.npz", examples)
@@ -152,13 +152,13 @@ def _command(python: Path, run: XtunerRun) -> list[str]:
     if run.params.launcher.processes == 1:
         return [str(python), "-m", LAUNCHER, str(run_file)]
     command = worker_command(run_file, run.params.launcher)
-    # The torch of XTuner's GPU environment, 2.5, does not know the option.
+    # Torch 2.5, in XTuner's GPU environment, does not have this option.
     options = [option for option in command[1:-2] if not option.startswith("--shutdown-timeout")]
     return [str(python), *options, LAUNCHER, str(run_file)]
 
 
 def _environment(job: SftJob) -> dict[str, str]:
-    # This repository and nothing of the main environment's packages.
+    # Only this repository, without the main environment's packages.
     alone = {"PYTHONPATH": str(_root()), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     return worker_environment(job) | alone
 

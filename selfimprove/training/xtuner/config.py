@@ -1,6 +1,6 @@
-"""XTuner's configuration from our params: the recipe's settings, our data, our checkpoints. Plain text, no torch.
+"""XTuner's configuration from our params: the recipe's settings, our data, our checkpoints. Plain text, without torch.
 
-Agent-R seems to be trained with a copy of XTuner's stock full-parameter recipe (docs/agent-r.md, A28). As params ::
+Agent-R appears to be trained with a copy of XTuner's stock full-parameter recipe (docs/agent-r.md, A28). As params ::
 
     finetune:
       backend: xtuner
@@ -14,8 +14,8 @@ Agent-R seems to be trained with a copy of XTuner's stock full-parameter recipe 
       warmup_ratio: 0.03
       launcher: {kind: deepspeed, zero_stage: 2}
 
-XTuner brings the loop, the model, the optimiser, the schedule, mixed precision, ZeRO-2 and the checkpoints. What it
-reads is ours (``parts``), and so it is not told of epochs, shuffling, templates or packing.
+XTuner provides the loop, model, optimiser, schedule, mixed precision, ZeRO-2 and checkpoints. Its input data are ours
+(``parts``), so its options for epochs, shuffling, templates and packing are not used.
 """
 
 import json
@@ -29,18 +29,18 @@ from selfimprove.training.config import FinetuneParams
 from selfimprove.training.zero import zero_config
 
 START_FACTOR = 1e-5
-"""Share of the learning rate that the recipe's warm-up starts from."""
+"""Share of the learning rate at which the recipe's warm-up starts."""
 
 
 class XtunerRun(BaseModel):
-    """One run as the launcher reads it from ``run.json``; paths are absolute.
+    """One run, as stored in ``run.json`` for the launcher; paths are absolute.
 
-    ``iterations`` counts the micro-batches that each process computes, padding included; ``accumulation`` of them make
-    one optimiser step, the same number in every step.
+    ``iterations`` is the number of micro-batches that each process computes, padding included. Every optimiser step
+    accumulates ``accumulation`` of them.
     """
 
     folder: Path
-    """holds config.py, zero.json, the data, the model to start from, the checkpoints and at last the trained weights"""
+    """contains config.py, zero.json, the data, the initial model, the checkpoints and finally the trained weights"""
     params: FinetuneParams
     seed: int
     threads: int
@@ -49,19 +49,19 @@ class XtunerRun(BaseModel):
 
     @property
     def model(self) -> Path:
-        """The model to start from, as transformers 4.48 reads it."""
+        """The initial model in the format of transformers 4.48."""
         return self.folder / "start"
 
     @property
     def trained(self) -> Path:
-        """Where the launcher leaves the trained weights (or adapters), in float32."""
+        """Folder of the trained float32 weights or adapters, written by the launcher."""
         return self.folder / "trained"
 
 
 def schedulers(params: FinetuneParams, iterations: int) -> list[dict[str, Any]]:
-    """The recipe's learning rates, which change with every micro-batch: linear warm-up, then down to 0.
+    """The recipe's learning rate schedule, updated after every micro-batch: linear warm-up, then decay to 0.
 
-    A warm-up of fewer than two micro-batches is left out: mmengine would stay at its start for ever.
+    A warm-up of fewer than two micro-batches is omitted, because mmengine would stay at its start value forever.
     """
     warm = round(params.warmup_ratio * iterations)
     warm = warm if warm > 1 else 0
@@ -71,7 +71,7 @@ def schedulers(params: FinetuneParams, iterations: int) -> list[dict[str, Any]]:
     if params.schedule == "cosine":
         stages.append({"type": "CosineAnnealingLR", "eta_min": 0.0, "begin": warm, "end": iterations})
     elif params.schedule == "linear":
-        # One further than the last, which would else be trained at a rate of 0.
+        # One more than the last iteration, which would otherwise have a learning rate of 0.
         stages.append(
             {"type": "LinearLR", "start_factor": 1.0, "end_factor": 0.0, "begin": warm, "end": iterations + 1}
         )
@@ -79,14 +79,14 @@ def schedulers(params: FinetuneParams, iterations: int) -> list[dict[str, Any]]:
 
 
 def accumulation(params: FinetuneParams, largest_step: int) -> int:
-    """Micro-batches that each process adds up in a step of at most ``largest_step`` examples."""
+    """Number of micro-batches that each process accumulates in a step of at most ``largest_step`` examples."""
     return math.ceil(largest_step / params.launcher.processes)
 
 
 def zero2_text(params: FinetuneParams) -> str:
-    """DeepSpeed's file: our own ZeRO-2 settings, and float16 with a dynamic loss scale where it is asked for.
+    """DeepSpeed's configuration file: our ZeRO-2 settings, and float16 with a dynamic loss scale if configured.
 
-    XTuner fills in the micro-batch, accumulation and clipping, but not the whole batch.
+    XTuner fills in the micro-batch size, accumulation and clipping, but not the total batch size.
     """
     config = zero_config(params)
     del config["train_batch_size"]
@@ -95,7 +95,7 @@ def zero2_text(params: FinetuneParams) -> str:
 
 
 def config_text(run: XtunerRun) -> str:
-    """The config file (Python, as mmengine reads it); values are written as literals, never as code."""
+    """The config file (Python, for mmengine); values are written as literals, never as code."""
     params = run.params
     wrapper, precision = "OptimWrapper", ""
     if params.dtype != "float32":

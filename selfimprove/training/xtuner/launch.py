@@ -1,8 +1,8 @@
 """Runs XTuner's own ``train`` in XTuner's environment; started as ``python -m selfimprove.training.xtuner.launch``.
 
-In this process rather than by the ``xtuner`` command, which exits 0 whatever happened. Two gaps of XTuner are bridged
-where there is no GPU: it calls ``torch.cpu.is_bf16_supported``, which torch does not have, and imports torchvision for
-data sets of images, of which no build for CPUs exists.
+It runs in this process rather than through the ``xtuner`` command, which always exits with 0. Without a GPU, two gaps
+are bridged: XTuner calls ``torch.cpu.is_bf16_supported``, which torch does not have, and imports torchvision for image
+data sets, of which there is no build for CPUs.
 """
 
 import enum
@@ -27,7 +27,7 @@ from selfimprove.training.zero import read_tensors_only
 
 
 def main(run_file: Path) -> int:
-    """Train, or go on training, and leave the trained weights in ``run.trained``. Returns the exit code."""
+    """Start or resume training, and write the trained weights to ``run.trained``. Returns the exit code."""
     leave_with_launcher()
     compile_apart(run_file.parent)
     run = XtunerRun.model_validate_json(run_file.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def main(run_file: Path) -> int:
 
 
 def train(run: XtunerRun) -> None:
-    """XTuner's ``train`` from the newest whole checkpoint."""
+    """Run XTuner's ``train`` from the newest complete checkpoint."""
     import torch
 
     if run.params.device == "cuda" and not torch.cuda.is_available():
@@ -72,12 +72,12 @@ def train(run: XtunerRun) -> None:
 
 
 def export(run: XtunerRun) -> None:
-    """Write the last checkpoint's weights as safetensors in float32, under the names that transformers gives them.
+    """Write the last checkpoint's weights as float32 safetensors, with transformers' names.
 
-    XTuner's ``pth_to_hf`` is not used: it reads ZeRO's checkpoints in float16 whatever it is asked for.
+    XTuner's ``pth_to_hf`` is not used: it reads ZeRO checkpoints in float16, whatever dtype is requested.
 
     Raises:
-        UserError: training ended before its last checkpoint, or with numbers that are not finite.
+        UserError: training ended before its last checkpoint, or with weights that are not finite.
     """
     import torch
     from safetensors.torch import save_file
@@ -96,7 +96,7 @@ def export(run: XtunerRun) -> None:
     tensors: dict[str, torch.Tensor] = {}
     places = set()
     for name, tensor in state.items():
-        if tensor.data_ptr() not in places:  # a tied output layer is the embedding: written once
+        if tensor.data_ptr() not in places:  # a tied output layer is the embedding and is written once
             places.add(tensor.data_ptr())
             if not torch.isfinite(tensor).all():
                 raise UserError(
@@ -111,7 +111,7 @@ def export(run: XtunerRun) -> None:
 
 
 def bridge() -> None:
-    """Put in what XTuner misses on a machine without GPU; changes nothing where it is there."""
+    """Provide stubs for what XTuner lacks on a machine without a GPU; existing functions are not replaced."""
     import torch
 
     if not hasattr(torch.cpu, "is_bf16_supported"):
@@ -120,7 +120,7 @@ def bridge() -> None:
         return
     from transformers.utils.import_utils import is_torchvision_available
 
-    is_torchvision_available()  # transformers remembers that there is none
+    is_torchvision_available()  # transformers caches that it is missing
     modes = enum.Enum("modes", ["NEAREST", "BILINEAR", "BICUBIC"])
     functional = _module("torchvision.transforms.functional", InterpolationMode=modes)
     transforms = _module("torchvision.transforms", functional=functional, InterpolationMode=modes)
@@ -135,9 +135,9 @@ def _module(name: str, **contents: Any) -> types.ModuleType:
 
 
 def _meet_alone() -> None:
-    """What DeepSpeed asks of its environment, for a group of one process, which needs no helper for shared memory.
+    """Set DeepSpeed's environment variables for a group of one process, without its shared-memory helper.
 
-    (On a CPU it would compile one first, for a minute or two.)
+    On a CPU it would otherwise compile the helper first, for a minute or two.
     """
     import deepspeed
 

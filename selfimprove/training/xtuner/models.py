@@ -1,9 +1,9 @@
-"""A model folder on its way to XTuner's transformers 4.48 and back.
+"""Converts a model folder to the format of XTuner's transformers 4.48, and its trained weights back.
 
-There: transformers 5 writes the base of its rotary positions, and how they are stretched, under ``rope_parameters``.
-4.48 does not know the name and would silently take the base for 10,000, so config and tokenizer are written
-anew; the weights are linked, not copied. Back: the trained weights are read by the main environment's transformers and
-saved as our own trainer saves them; tokenizer files never travel.
+transformers 5 stores the base and scaling of rotary positions under ``rope_parameters``. 4.48 ignores that key and
+would silently use a base of 10,000. Config and tokenizer files are therefore rewritten; weights are linked, not copied.
+Afterwards, the main environment's transformers loads the trained weights and saves them as our own trainer does.
+Tokenizer files are not converted back.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NEW_TOKENIZER_KEYS = ("backend", "is_local", "local_files_only")
 
 
 def write_start(model_dir: Path, folder: Path, rope: Mapping[str, Any] | None) -> None:
-    """Write ``folder``: the model as transformers 4.48 reads it.
+    """Write the model to ``folder`` in the format of transformers 4.48.
 
     Args:
-        rope: the rotary positions to train with, as transformers 5 names them (None: as the model's config has them).
+        rope: the rotary positions to train with, in transformers 5's format (None: those of the model's config).
 
     Raises:
-        UserError: positions that 4.48 cannot be told of.
+        UserError: the positions cannot be expressed in 4.48.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -54,10 +54,10 @@ def write_start(model_dir: Path, folder: Path, rope: Mapping[str, Any] | None) -
 
 
 def config_for_448(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's ``config.json`` in the format of transformers 4.48; one that has it already is unchanged.
+    """A model's ``config.json`` in the format of transformers 4.48; unchanged if it already has that format.
 
     Raises:
-        ValueError: rotary positions that differ between layers.
+        ValueError: rotary positions differ between layers.
     """
     old = dict(config)
     if "dtype" in old:
@@ -74,7 +74,7 @@ def config_for_448(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_config_for_448(config: Mapping[str, Any], template: str | None) -> dict[str, Any]:
-    """A model's ``tokenizer_config.json`` in the format of 4.48, with the chat template from its own file."""
+    """A model's ``tokenizer_config.json`` in the format of 4.48, including the chat template from its own file."""
     old = {key: value for key, value in config.items() if key not in NEW_TOKENIZER_KEYS}
     if old.get("tokenizer_class") == "TokenizersBackend":
         old["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -89,8 +89,8 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
     """Write weights and config, or the adapter, to ``out_dir`` as our trainer does.
 
     Args:
-        trained: the launcher's folder of float32 weights, or of adapters.
-        config: the model's, as transformers 5 has it, with the positions that were trained with.
+        trained: the launcher's folder with float32 weights or adapters.
+        config: the model's config in transformers 5's format, with the positions used in training.
 
     Raises:
         UserError: the weights are not those of this model.

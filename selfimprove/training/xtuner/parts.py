@@ -1,10 +1,10 @@
-"""Our parts in XTuner's runner: the data, token for token, and a hook for steps and checkpoints.
+"""Our parts in XTuner's runner: the data, as token ids, and a hook for steps and checkpoints.
 
-Lives in XTuner's environment. XTuner could tokenise conversations by itself (``process_hf_dataset``, rows with
-``output_with_loss``), but not exactly: it tokenises again what a model has generated, reads the text of a special
-token as that token, knows templates of prefix and suffix only, cuts the end, which is the part that is trained on, off
-a conversation that is too long, and packs by cutting conversations at the row's border. So it is
-handed the ids and labels of ``training.encode``, one conversation a micro-batch, in the order of ``training.packing``.
+This module runs in XTuner's environment. XTuner can tokenise conversations itself (``process_hf_dataset``, rows with
+``output_with_loss``), but not exactly. It re-tokenises generated text, parses the text of a special token as that
+token, supports only templates of prefix and suffix, truncates long conversations at the end (the part that is trained
+on), and splits conversations at row boundaries when packing. It is therefore given the ids and labels of
+``training.encode``, one conversation per micro-batch, in the order of ``training.packing``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from selfimprove.training.stopping import END, SaveClock
 
 LOSSES = "losses.json"
 IGNORED = -100
-"""Label of a token that the loss mask leaves out."""
+"""Label of a token that is excluded by the loss mask."""
 
 PADDING = {"input_ids": [0, 0], "labels": [IGNORED, IGNORED]}
-"""A micro-batch without a conversation: its loss is 0, and so is its gradient."""
+"""A micro-batch without a conversation, whose loss and gradient are 0."""
 
 
 class MicroBatches(Dataset):
-    """The run's micro-batches in order; of several processes each reads every n-th.
+    """The run's micro-batches in order, of which each of n processes reads every n-th.
 
-    ``order.npz`` holds for each one the index of its example (-1: padding) and the number that the sum of its
-    tokens' losses is divided by. The quotients' mean over a step's micro-batches is the step's loss.
+    ``order.npz`` contains the index of each micro-batch's example (-1: padding) and the number that the sum of its
+    token losses is divided by. The step's loss is the mean of these quotients over its micro-batches.
     """
 
     def __init__(self, folder: str) -> None:
@@ -66,9 +66,9 @@ class MicroBatches(Dataset):
 
 
 def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """One conversation as XTuner's model takes it: ids and labels [1, tokens], without any padding.
+    """One conversation in the input format of XTuner's model: ids and labels [1, tokens], without padding.
 
-    The divisor travels as ``num_items_in_batch``, by which transformers divides the summed loss.
+    The divisor is passed as ``num_items_in_batch``, by which transformers divides the summed loss.
     """
     [item] = items
     ids = torch.tensor([item["input_ids"]])
@@ -82,15 +82,15 @@ def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class StepHook(Hook):
-    """After each optimiser step: stop if it diverged, note its loss, tell the stage, and write and seal checkpoints.
+    """After each optimiser step: stop on divergence, record the loss, report progress, write and seal checkpoints.
 
-    Checkpoints come every so many steps, by the clock, after the last step, and when Ctrl-C or SIGTERM asks training
-    to end, which it then does. A sealed one holds the losses up to it. Before each micro-batch the generator is seeded
-    by its number, so that a resumed run draws the same dropout as an unbroken one.
+    Checkpoints are written every ``every`` steps, by the clock, after the last step, and when Ctrl-C or SIGTERM
+    requests a stop, which follows. A sealed checkpoint contains the losses up to it. Before each micro-batch the
+    generator is seeded by its number, so that a resumed run draws the same dropout as an uninterrupted one.
     """
 
     def __init__(self, accumulation: int, every: int, keep: int, seed: int, overflows: bool) -> None:
-        """``overflows``: whether a gradient that is not finite is no divergence (dynamic loss scale)."""
+        """``overflows``: a gradient that is not finite is not treated as divergence (dynamic loss scale)."""
         self._accumulation, self._every, self._keep, self._seed = accumulation, every, keep, seed
         self._overflows = overflows
         self._losses: list[float] = []
@@ -98,26 +98,26 @@ class StepHook(Hook):
         self._clock = SaveClock()
 
     def before_train(self, runner: Any) -> None:
-        """Take up the losses of the checkpoint that the run goes on from."""
+        """Load the losses from the checkpoint that the run resumes from."""
         if runner.iter:
             self._losses = json.loads((_checkpoint(runner, runner.iter) / LOSSES).read_text(encoding="utf-8"))
         if (engine := _deepspeed(runner)) is not None:
-            # Of DeepSpeed's checkpoints mmengine tells no hook (``before_save_checkpoint``).
+            # mmengine does not call ``before_save_checkpoint`` for DeepSpeed's checkpoints.
             write = engine.checkpoint_engine.save
             engine.checkpoint_engine.save = lambda state, path: write(_plain(state), path)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Name this micro-batch's noise."""
+        """Seed this micro-batch's noise."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         torch.manual_seed(key_bits(self._seed, "xtuner", batch_idx, rank) % 2**32)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Only tensors and plain values, so that no code can hide in a checkpoint (``weights_only``)."""
+        """Reduce the checkpoint to tensors and plain values, so that it can be loaded with ``weights_only``."""
         for key, value in checkpoint.items():
             checkpoint[key] = _plain(value)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Close the step with its last micro-batch (all processes call this together)."""
+        """Complete the step after its last micro-batch (collective call)."""
         self._pending.append(outputs["loss"].detach().float())
         if len(self._pending) < self._accumulation:
             return
@@ -138,7 +138,7 @@ class StepHook(Hook):
             raise KeyboardInterrupt
 
     def _check_finite(self, runner: Any, loss: float, step: int, steps: int) -> None:
-        """No checkpoint is written, and no step taken, after numbers that are not finite."""
+        """Raise a ``UserError`` if the loss or gradient norm is not finite, before a checkpoint or another step."""
         engine = _deepspeed(runner)
         found = engine.get_global_grad_norm() if engine else runner.message_hub.get_scalar("train/grad_norm").current()
         norm = 0.0 if self._overflows or found is None else float(found)
@@ -161,7 +161,7 @@ class StepHook(Hook):
 
 
 def _deepspeed(runner: Any) -> Any:
-    """DeepSpeed's engine, or None where XTuner trains without it."""
+    """DeepSpeed's engine, or None if XTuner trains without it."""
     engine = getattr(runner.model, "model", None)
     return engine if hasattr(engine, "get_global_grad_norm") else None
 
@@ -183,9 +183,9 @@ def _wait_for_everyone() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value without classes that only log or configure: dictionaries, lists, Python's numbers, tensors.
+    """The value reduced to dictionaries, lists, Python's numbers and tensors, without logging and config classes.
 
-    Smoothed log values, which nothing reads, are left out.
+    Smoothed log values, which nothing reads, are dropped.
     """
     if isinstance(value, dict):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
