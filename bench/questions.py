@@ -1,7 +1,6 @@
 """Self-play episodes with a tool: hundreds of concurrent questions, compared with one at a time and the bare engine.
 
-All variants use the same model, warm-started on the expert's trajectories so that rounds and episodes have realistic
-lengths:
+All use one model, warm-started on the expert's trajectories, so that rounds and episodes have realistic lengths:
 
 - ``play``: SPIN's episodes as in the generate stage, all concurrent, with BM25 search between the rounds;
 - ``one at a time``: the same questions one after another; the engine has one slot;

@@ -1,8 +1,7 @@
 """``make serve ENV=textcraft PORT=36001``: an embedded environment as an AgentGym server.
 
 ``python -m selfimprove.apps.serve --help`` lists the options. The environment's own settings (recipes, seed,
-catalogue) are those of ``agent_r.env`` in params.yaml, so that the server plays the same tasks as the embedded
-environment.
+catalogue) are those of ``agent_r.env`` in params.yaml, so that the server plays as the embedded environment does.
 """
 
 from pathlib import Path

@@ -2,10 +2,9 @@
 profiles other than the default in ``results/published/profiles/<profile>/``.
 
 The file contains the method's results table and the hash of every output of the method's stages, so that another
-machine can check whether it produced the same bytes. It also contains a digest of the params that the method reads, so
-that changing one method's params leaves the published runs of the others valid.
-``python -m selfimprove.apps.claims.published FOLDER`` writes the files for a run in another folder (as ``make claims``
-does).
+machine can check whether it produced the same bytes. A digest of the params that the method reads is included, so that
+changing one method's params leaves the published runs of the others valid. ``make claims`` writes such files; so does
+``python -m selfimprove.apps.claims.published FOLDER``, for a run in another folder.
 """
 
 import json

@@ -40,10 +40,7 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {},
 }
-"""Kind of kernels -> environment variables that restrict the libraries below torch to it.
-
-ATEN_CPU_CAPABILITY selects torch's own kernels.
-"""
+"""Kind of kernels -> variables that restrict the libraries below torch to it; ATEN_CPU_CAPABILITY is torch's own."""
 
 
 def run_all(

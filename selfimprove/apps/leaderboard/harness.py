@@ -25,7 +25,7 @@ PROBE_SECONDS = 5.0
 
 
 class DataMissingError(UserError):
-    """A task's data set is neither available locally nor can be downloaded."""
+    """A task's data set is not available locally and cannot be downloaded."""
 
 
 def go_offline_unless_the_hub_answers() -> None:

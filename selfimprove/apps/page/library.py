@@ -1,8 +1,7 @@
 """The sets of episodes of a run and their index, by which the page filters without loading the episodes.
 
-A set is one file: a row's evaluation, its generated episodes, its training examples, or its reinforcement log. The
-index of a method lists its tasks once and has one column per property for every set, so that 200,000 episodes take
-a few short arrays.
+A set is one file: a row's evaluation, generated episodes, training examples or reinforcement log. A method's index
+lists its tasks once, and every set has one column per property: 200,000 episodes take a few short arrays.
 """
 
 from collections.abc import Callable, Mapping

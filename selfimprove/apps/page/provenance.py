@@ -94,10 +94,7 @@ def _processor() -> str:
 
 
 def _kernels() -> str:
-    """The kernels that torch would choose: from its environment variable, or the widest that the CPU supports.
-
-    Importing torch to query them would take seconds.
-    """
+    """The kernels that torch would choose (its environment variable, or the widest), without the slow import."""
     flags = set(" ".join(_cpuinfo("flags")[:1]).split())
     wide = "avx512" if flags >= AVX512 else "avx2" if flags >= AVX2 else "default"
     return os.environ.get("ATEN_CPU_CAPABILITY", wide)

@@ -22,9 +22,7 @@ from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import Episode, Message, Pair
 
 Wanted = Literal["auto", "yes", "no", "all"]
-"""``auto``: a sample of each file, with small models; ``yes``: a sample, any model; ``all``: everything, any model;
-``no``: none.
-"""
+"""``auto``: a sample per file, small models only; ``yes``: a sample, any model; ``all``: everything; ``no``: none."""
 
 SMALL = 200_000_000
 """Maximum size of a model's weights, in bytes, for ``auto``."""
@@ -33,8 +31,7 @@ SCORED = 24
 """Number of episodes, examples or pairs scored in each file, evenly spaced, unless ``all`` is requested."""
 
 Dialogue = tuple[list[Message], list[list[Any] | None]]
-"""Messages as the model read and wrote them, and for each the part of the page's record that gets its tokens, if any.
-"""
+"""Messages as the model read and wrote them; for each, the part of the page's record that gets its tokens, if any."""
 
 
 class Scorer:

@@ -115,9 +115,7 @@ def _path(
     messages: Sequence[Mapping[str, Any]], nodes: Sequence[list[Any]], children: Mapping[int | None, list[int]],
     opened: int,
 ) -> list[int] | None:  # fmt: skip
-    """The nodes whose replies and observations match a conversation, starting with its first action; None if no path
-    matches.
-    """
+    """The path of nodes whose replies and observations match a conversation after its opening; None if none does."""
     said = [clip(one["content"]) for one in messages[opened:]]
     ways: list[list[int]] = [[]]
     for place in range(0, len(said), 2):

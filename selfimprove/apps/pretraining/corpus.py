@@ -164,7 +164,7 @@ class Writer:
 
 
 def turns(passages: list[Passage], statement_weight: float, as_turns: bool) -> list[Message]:
-    """Convert passages: statements and questions become user messages, answers become the assistant's."""
+    """Statements and questions become user messages, answers the assistant's; the last answer ends the text."""
     messages: list[Message] = []
     said: list[str] = []
     for passage in passages:
