@@ -21,7 +21,7 @@ BEYOND = 3
 
 
 class Claim(NamedTuple):
-    """``row``: the other row; None if ``metric`` is already a difference within the last row. ``fewer``: less is better."""
+    """``row``: the other row; None if ``metric`` is a difference within the last row. ``fewer``: less is better."""
 
     method: str
     metric: str
@@ -126,7 +126,7 @@ def side_of(difference: Mapping[str, float]) -> str:
 
 
 def by_side(differences: Mapping[str, tuple[Estimate, str]]) -> dict[str, list[str]]:
-    """Group names by the side of their (difference, metric): "More than 3 standard errors above" -> names, and so on."""
+    """Group names by side of their (difference, metric): "More than 3 standard errors above" -> names, and so on."""
     words = {
         "above": f"More than {BEYOND} standard errors above",
         "below": f"More than {BEYOND} standard errors below",
