@@ -1,7 +1,7 @@
-"""``make bench``: rollouts, tree search, reinforcement learning and self-play against the raw engine; training against
-a plain trainer; the default run.
+"""``make bench``: rollouts, tree search, reinforcement learning and self-play compared with the bare engine; training
+compared with a plain trainer; the default run.
 
-Prints each part's table; the last line is one JSON document. Exits with 1 if a metric is impossible (above its limit).
+Prints a table for each part; the last line is one JSON document. Exits with 1 if a part is not ``valid``.
 """
 
 import importlib
@@ -13,13 +13,13 @@ from typing import Any
 
 PARTS = ("environments", "matrix", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "load")
 OPTIONAL = ("vllm", "cluster")
-"""Parts that only run where they are named: their packages are not in every environment."""
+"""Parts that run only if named in ``BENCH``, because their packages are not in every environment."""
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 
 
 def main() -> None:
-    """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
+    """Run all parts, or those listed in ``BENCH=rollouts,training``; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     every = (*PARTS, "pipeline")

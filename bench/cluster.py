@@ -1,7 +1,7 @@
-"""What Ray costs: the engine's replicas as actors on this machine, against the same replicas as forks of one process.
+"""Overhead of Ray: the engine's replicas as actors on this machine, compared with the same replicas as forks.
 
-Both answer the same requests, all at once, and write the same texts. ``BENCH=cluster .venvs/ray/bin/python -m bench``
-prints a table, and JSON on its last line.
+Both answer the same requests, all concurrent, and generate the same texts.
+``BENCH=cluster .venvs/ray/bin/python -m bench`` prints a table, and JSON on its last line.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.factory import make_engine
 
 SLOTS = 32
-"""Of each replica."""
+"""Slots of each replica."""
 REQUESTS, ROUNDS = 2000, 3
 
 
 def measure(*, threads: int) -> dict[str, Any]:
-    """Requests per second of each way, its best round.
+    """Requests per second of each variant in its best round.
 
     Returns:
-        ``requests_per_second`` by way; ``overhead_ms``: what Ray adds to a request's time of this side, at as many
-        replicas as threads; ``efficiency``: of so many replicas on Ray over one, by its number.
+        ``requests_per_second`` by variant; ``overhead_ms``: time per request added by Ray, with one replica per
+        thread; ``efficiency``: throughput of these replicas on Ray over that of one, divided by their number.
     """
     asked = [
         Request([Message(role="user", content=f"What is {i} + {i}?")], SeedKey(1, f"t{i}"), max_tokens=16)
@@ -61,7 +61,7 @@ def measure(*, threads: int) -> dict[str, Any]:
 
 async def _rate(engine: Engine, asked: list[Request], replicas: int, cluster: ClusterParams) -> float:
     wanted = min(replicas, cluster.replicas or replicas)
-    while len(engine._workers) < wanted:  # type: ignore[attr-defined]  # every replica has loaded the model
+    while len(engine._workers) < wanted:  # type: ignore[attr-defined]  # until every replica has loaded the model
         await engine.generate(asked[0])
         await asyncio.sleep(0.2)
     began = time.perf_counter()
@@ -72,7 +72,7 @@ async def _rate(engine: Engine, asked: list[Request], replicas: int, cluster: Cl
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the table."""
+    """Print the table and ratios for a result of ``measure``."""
     rows = [(name, f"{rate:,.0f}") for name, rate in result["requests_per_second"].items()]
     print_table(f"{result['requests']:,} requests at once", ("way", "requests/s"), rows)
     print(f"Ray adds {result['overhead_ms']:.2f} ms a request; efficiency of the replicas {result['efficiency']:.0%}")

@@ -1,6 +1,6 @@
-"""Environments: milliseconds of a step of each, of a sandboxed command in a large tree, of Taxi's shortest ways.
+"""Latency of the environments: a step of each, a sandboxed command in a large tree, and Taxi's shortest paths.
 
-ScienceWorld is measured where it is installed.
+ScienceWorld is measured only if it is installed.
 """
 
 import time
@@ -16,13 +16,13 @@ LIMITS = {
     "kitchen_step_ms": 1.0,
     "autoexplore_command_ms": 1.0,
 }
-"""What the metrics should stay below. ``taxi_oracle_ms`` is of all 300 starts."""
+"""Upper bounds that the metrics should stay below. ``taxi_oracle_ms`` covers all 300 starts."""
 
 TREE_FILES, FOLDER_FILES = 10_000, 100
 
 
 def measure(**_: int) -> dict[str, Any]:
-    """Milliseconds of each, best of three rounds; None for ScienceWorld without its package or Java."""
+    """Milliseconds of each operation, best of three rounds; None for ScienceWorld without its package or Java."""
     from selfimprove.envs.textcraft.env import TextCraft
     from selfimprove.envs.textcraft.recipes import RecipeBook
     from selfimprove.envs.webshop.env import WebShop
@@ -49,10 +49,10 @@ def measure(**_: int) -> dict[str, Any]:
             shop.step(f"search[{shop.instruction_text()}]")
         return len(goals)
 
-    crafting()  # the expert's plans are remembered: what is timed is the world
+    crafting()  # fills the cache of the expert's plans, so that only the environment is timed
     return {
         "textcraft_step_ms": _per(crafting),
-        "webshop_search_ms": _per(searching, rounds=1),  # a second round would find its answers remembered
+        "webshop_search_ms": _per(searching, rounds=1),  # a second round would read its results from the cache
         "sciworld_step_ms": _sciworld(),
         **_taxi(),
         "kitchen_step_ms": _kitchen(),
@@ -105,7 +105,7 @@ def _taxi() -> dict[str, float]:
 
     def searching() -> int:
         for value in vars(taxi_grid).values():
-            if hasattr(value, "cache_clear"):  # the tables, too
+            if hasattr(value, "cache_clear"):  # including the precomputed tables
                 value.cache_clear()
         for state in taxi_grid.starts():
             taxi_grid.best_actions(state)
@@ -115,7 +115,7 @@ def _taxi() -> dict[str, float]:
 
 
 def _kitchen() -> float:
-    """A step with the list of admissible commands after it, in games that are played for the first time."""
+    """A step followed by the list of admissible commands, in games played for the first time."""
     from selfimprove.envs.alfworld.kitchen import Kitchen
 
     kitchen = Kitchen(max_turns=100)
@@ -136,7 +136,7 @@ def _kitchen() -> float:
 
 
 def _sandbox() -> float:
-    """A command in a tree of 10,000 files, of all six kinds in turn, every file read once at most."""
+    """A command in a tree of 10,000 files: all six kinds of commands in turn, two files per episode."""
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
@@ -166,6 +166,6 @@ def _sandbox() -> float:
 
 
 def show(metrics: dict[str, Any]) -> None:
-    """Print them beside their limits."""
+    """Print the metrics with their limits."""
     for name, limit in LIMITS.items():
         print(f"  {name}: {metrics[name]} (below {limit})")

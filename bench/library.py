@@ -1,4 +1,4 @@
-"""``model.generate`` with one row as an engine: how the released code answers, one request after another."""
+"""``model.generate`` with one row as an engine: like the released code, it answers one request after another."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from selfimprove.engines.base import Completion, EngineStats, Request, Templated
 
 
 class LibraryEngine(Templated):
-    """Samples at the request's temperature, with the library's own noise; the first stop string ends a completion."""
+    """Samples at the request's temperature with the library's random numbers; ends at the first stop string."""
 
     def __init__(self, folder: Path, context: int) -> None:
         from transformers import AutoTokenizer
@@ -47,4 +47,4 @@ class LibraryEngine(Templated):
         return [Completion(text, "stop" if found or ended else "length", drawn)]
 
     def forget_prefixes(self) -> None:
-        """It remembers none."""
+        """Nothing to do: there is no prefix cache."""

@@ -1,12 +1,12 @@
-"""What limits a large run before its GPUs do: 10,000 episodes at once over 64 simulated replicas, without a model.
+"""Throughput limit of a stage's process: 10,000 concurrent episodes over 64 simulated replicas, without a model.
 
-A stage's own parts do their work: RISE's episodes of two turns, the journal, and the queue in front of replicas. A
-replica only waits as long as an H100 would decode (``RATE`` tokens/s) and answers with a text. One process does all
-this, so what it can do in a second of CPU time is the limit of a stage, however many GPUs answer.
+The components of a stage run as usual: RISE's two-turn episodes, the journal, and the queue in front of the replicas. A
+replica only waits as long as an H100 would decode (``RATE`` tokens/s) and answers with a fixed text. One process does
+all the work, so its throughput per second of CPU time is the limit of a stage, however many GPUs answer.
 
-Memory is measured in a process of its own for each number of tasks: the growth between ``FEW`` and ``MANY`` tasks is
-what a finished task costs beside its own text, which a stage reads whole. ``BENCH=load make bench`` prints a table, and
-JSON on its last line.
+Memory is measured in a separate process for each number of tasks: the growth between ``FEW`` and ``MANY`` tasks is the
+cost of a finished task, excluding its text, which a real stage holds in memory. ``BENCH=load make bench`` prints a
+table, and JSON on its last line.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from selfimprove.methods.rise.params import GenerateParams
 REPLICAS, SLOTS, TOKENS = 64, 256, 200
 CONCURRENCY, FEW, MANY = 10_000, 10_000, 200_000
 RATE = 2500.0
-"""Tokens/s of a replica: an 8B model on an H100."""
+"""Tokens/s of a replica, as of an 8B model on an H100."""
 
 TEXT = " ".join(f"{number} + {number + 1} = {2 * number + 1}." for number in range(28))
 """An answer of about ``TOKENS`` tokens."""
@@ -55,10 +55,10 @@ class Simulated(Dispatcher[Replica]):
         self._cancel_all()
 
     def _listen(self) -> None:
-        """Nothing comes from outside."""
+        """Nothing to do: there are no messages from other processes."""
 
     def _rest(self) -> None:
-        """Nothing is held."""
+        """Nothing to do: no resources are held."""
 
     def _post(self, worker: Replica, number: int, request: Request | None) -> None:
         if request is None:
@@ -74,7 +74,7 @@ class Simulated(Dispatcher[Replica]):
 
 
 class Problems(Sequence[Problem]):
-    """So many problems, each made when it is asked for: memory then shows what a run holds beside its tasks."""
+    """A sequence of problems created on access, so that the measured memory excludes the tasks themselves."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -95,7 +95,7 @@ class Problems(Sequence[Problem]):
 
 
 def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
-    """Play so many tasks in this process; what it took."""
+    """Play ``tasks`` tasks in this process; returns the measurements."""
     cfg = GenerateParams.model_validate(
         {
             "tasks": tasks,
@@ -131,11 +131,11 @@ def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
 
 
 def measure(**_: int) -> dict[str, Any]:
-    """The stage's limit, and what it holds in memory; a stage's own part has one thread.
+    """The limit of a stage's process, and its memory; a stage's own code has one thread.
 
     Returns:
-        ``paced``: replicas as slow as real ones; ``flat_out``: they answer at once; ``few`` and ``many``: peak memory;
-        ``limit_tokens_per_second``: at which rate of all replicas together this process would be the bottleneck.
+        ``paced``: replicas as slow as real ones; ``flat_out``: replicas that answer at once; ``many``, ``idle``: for
+        peak memory; ``limit_tokens_per_second``: total rate of all replicas at which this process is the bottleneck.
     """
     at_once = {"paced": SLOTS * TOKENS / RATE, "flat_out": 0.0}
     runs = {name: _apart(FEW, CONCURRENCY, seconds) for name, seconds in at_once.items()}
@@ -157,14 +157,14 @@ def measure(**_: int) -> dict[str, Any]:
 
 
 def _apart(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
-    """``play`` in a fresh process, whose peak memory is its own."""
+    """Run ``play`` in a new process, so that peak memory is measured separately."""
     command = [sys.executable, "-m", "bench.load", str(tasks), str(concurrency), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the table."""
+    """Print the table and ratios for a result of ``measure``."""
     columns = ("run", "tasks", "episodes/s", "CPU", "journal MB/s", "journal's time", "peak MB")
     rows = [
         (

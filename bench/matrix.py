@@ -1,9 +1,9 @@
-"""Episodes of each method on each environment in a second of CPU time: what method and environment cost, no model.
+"""Episodes per second of CPU time for each method on each environment: the cost of both without a model.
 
-The environment's expert plays, and its replies are known before the clock starts. So a rate is a stage's limit in one
-process, however fast its engine is: hundreds of episodes at once, prompts written, actions carried out, episodes judged
-and recorded. ``BENCH=matrix make bench`` prints the table, and JSON on its last line. WebShop has 300 products,
-the encyclopedia 60 people; environments that need something else to run (ScienceWorld: Java) are left out.
+The environment's expert plays, and its replies are computed before the clock starts. A rate is therefore the limit of a
+stage in one process, however fast its engine: hundreds of concurrent episodes, including prompts, actions, scoring and
+recording. ``BENCH=matrix make bench`` prints the table, and JSON on its last line. WebShop has 300 products, the
+encyclopedia 60 people; environments with further requirements (ScienceWorld: Java) are omitted.
 """
 
 import asyncio
@@ -44,18 +44,18 @@ from tests.support.worlds import HERE, keys_of, problem_files
 
 AT_ONCE = 512
 LONGEST = 100
-"""Turns of an episode, at most."""
+"""Maximum number of turns in an episode."""
 
 Work = tuple[Sequence[Any], Callable[[Any], Awaitable[Any]]]
-"""What is played, and how one episode of it is."""
+"""The tasks, and a function that plays one episode."""
 
 
 def measure(*, threads: int, episodes: int = 200, rounds: int = 2) -> dict[str, Any]:
-    """Method -> environment -> episodes in a second of CPU time, the best of so many rounds; None where it cannot play.
+    """Method -> environment -> episodes per second of CPU time in the best round; None if it is impossible.
 
     Args:
-        threads: not used; one process plays.
-        episodes: of a cell, or as many as the environment has tasks.
+        threads: unused; one process plays.
+        episodes: episodes per combination, limited to the environment's number of tasks.
     """
     rates: dict[str, dict[str, float | None]] = {method: {} for method in TITLES}
     possible = cells()
@@ -81,7 +81,7 @@ def _rate(work: Work, rounds: int) -> float:
 
 
 def _replies(replies: Mapping[tuple[str, int], str]) -> ScriptedEngine:
-    """An engine that has the replies by task and turn."""
+    """An engine that looks up its replies by task and turn."""
 
     def answer(request: Request, sample: int) -> str:
         return replies[request.seed.task, request.seed.turn]
@@ -90,7 +90,7 @@ def _replies(replies: Mapping[tuple[str, int], str]) -> ScriptedEngine:
 
 
 def _ways(env: AgentEnv, episodes: int) -> dict[int, list[Move]]:
-    """Task -> the expert's way."""
+    """Task -> the expert's moves."""
     ways = {}
     for task in list(env.task_ids())[:episodes]:
         env.reset(task)
@@ -106,7 +106,7 @@ def _problems(name: str, env: AnswerEnv, folder: Path, episodes: int) -> list[Pr
 
 
 def _tasks(name: str, folder: Path, episodes: int) -> int:
-    """How many tasks there are to train on, where the problems are tasks of an environment that is acted in."""
+    """``episodes``, or the number of training tasks if the problems are tasks of an environment that is acted in."""
     if name in named(AnswerParams):
         return episodes
     ids = text_env(**keys_of(name, folder)).make().task_ids()
@@ -181,7 +181,7 @@ WORKS: dict[str, Callable[[str, Path, int], Work]] = {
 
 
 def show(metrics: dict[str, Any]) -> None:
-    """Print the table: an environment a row, a method a column."""
+    """Print the table: one row per environment, one column per method."""
     rates = metrics["episodes_per_second"]
     names = list(next(iter(rates.values())))
     rows = [

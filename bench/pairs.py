@@ -1,11 +1,11 @@
-"""Self-play training: the opponent scored once a pair, against scoring it at every step as the original does.
+"""Self-play training: the opponent scores each pair once, compared with scoring at every step as in the original.
 
-``BENCH=pairs make bench`` prints what it does and ends with one JSON document. Three ways train the same model on the
-same pairs, batches and steps: ``precomputed`` (ours), ``recomputed`` (ours, but the frozen opponent reads every
-micro-batch again) and ``published`` (recomputed, both sides of a batch padded to the longest, with log-probabilities at
-every position). Rates are real tokens of both sides per second of the training loop; imports, loading and the one
-scoring of ``precomputed`` are left out, and the latter counted in ``ratio_with_scoring``. The best of alternating
-repeats.
+``BENCH=pairs make bench`` prints a table, and JSON on its last line. Three variants train the same model on the same
+pairs, batches and steps: ``precomputed`` (ours), ``recomputed`` (ours, but the frozen opponent reads every micro-batch
+again) and ``published`` (recomputed, both sides of a batch padded to the longest, with log-probabilities at every
+position). Rates are real tokens of both sides per second of the training loop. They exclude imports, loading and the
+scoring of ``precomputed``; only ``ratio_with_scoring`` includes the latter. The fastest of several alternating runs
+counts.
 """
 
 import tempfile
@@ -24,11 +24,11 @@ from selfimprove.training.encode import EncodedExample
 PROMPT = 60
 ROUND = 50
 OBSERVED = 0.4
-"""Share of a round that is observation."""
+"""Share of a round's tokens that belong to the observation."""
 
 
 def make_pairs(count: int) -> list[EncodedPair]:
-    """Seeded pairs like ReAct episodes: a prompt, then two to five rounds a side; observations are not scored."""
+    """Seeded pairs like ReAct episodes: a prompt, then two to five rounds per side; observations are not scored."""
     random = rng("bench", "pairs", count)
 
     def side(prompt: list[int]) -> EncodedExample:
@@ -48,14 +48,14 @@ def make_pairs(count: int) -> list[EncodedPair]:
 
 
 def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: PairParams, threads: int) -> dict[str, Any]:
-    """One run: real tokens a second of its loop, seconds that the opponent took before it, and its losses."""
+    """One run: real tokens per second of its loop, seconds of the opponent's scoring before it, and its losses."""
     from selfimprove.methods.spin import opponent
     from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer
     from selfimprove.training.job import join, own_threads, plan_of
     from selfimprove.training.loading import load_model
 
     if way == "published":
-        params = params.model_copy(update={"attention": "sdpa"})  # a padded batch has a mask
+        params = params.model_copy(update={"attention": "sdpa"})  # padded batches need a mask
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = PairJob(
@@ -90,14 +90,14 @@ def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: Pair
 
 
 def _recomputing(way: str) -> Any:
-    """Our trainer with the opponent in its loop; imports torch."""
+    """A subclass of our trainer with the opponent in its loop; imports torch."""
     import torch
 
     from selfimprove.methods.spin.objective import gap, over_sequences, pair_losses, token_log_probs
     from selfimprove.methods.spin.pair_trainer import PairTrainer
 
     class Recomputed(PairTrainer):
-        """The frozen model reads the packed micro-batch first, only where a prediction is needed, as ours does."""
+        """The frozen model first reads the packed micro-batch, with logits only where needed, as in ours."""
 
         frozen: torch.nn.Module
         padding = 0.0
@@ -116,7 +116,7 @@ def _recomputing(way: str) -> Any:
             return super().micro_loss(model, inputs)
 
     class Published(Recomputed):
-        """Both sides of a whole batch right-padded to the longest, log-softmax at every position."""
+        """Both sides of a whole batch are right-padded to the longest; log-softmax at every position."""
 
         def rendered(self, share: Any, batch: Sequence[int]) -> list[dict[str, Any]]:
             sides = [self._pairs[i].real for i in batch] + [self._pairs[i].generated for i in batch]
@@ -151,11 +151,11 @@ def _recomputing(way: str) -> Any:
 
 
 def measure(*, pairs: int = 192, repeats: int = 2, threads: int = 1, batch_size: int = 16) -> dict[str, Any]:
-    """Compare the three; ``ratio`` is ours over the original's way, ``ratio_with_scoring`` with the one scoring counted
-    in, and ``ratio_same_trainer`` over ours with the opponent in the loop: forward and backward are about three
-    forwards, so that is about 4/3.
+    """Compare the three variants.
 
-    ``valid`` is false where the ways' losses differ by more than rounding: then they did not do the same work.
+    ``ratio`` is ours over the original's; ``ratio_with_scoring`` also counts the scoring; ``ratio_same_trainer`` is
+    ours over ours with the opponent in the loop, about 4/3, as forward and backward cost about three forwards.
+    ``valid`` is false if the losses differ by more than rounding: then the variants did not do the same work.
     """
     params = PairParams(
         batch_size=batch_size, row_tokens=1024, micro_batch_tokens=8192, max_length=1024, lr=1e-5, epochs=2.0,
@@ -195,7 +195,7 @@ def measure(*, pairs: int = 192, repeats: int = 2, threads: int = 1, batch_size:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result of ``measure`` as a table."""
+    """Print the table for a result of ``measure``."""
     rows = [(name, f"{rate:,}", f"{result['padding'][name]:.1%}") for name, rate in result["tokens_per_second"].items()]
     title = f"Self-play training, {result['threads']} thread(s), {result['pairs']} pairs, {result['epochs']:g} epochs"
     print_table(title, ("opponent", "real tokens/s", "padding"), rows)

@@ -1,4 +1,4 @@
-"""The default run from scratch, in a private copy: wall time, share of it that is not model work, no-op time."""
+"""The default run from scratch, in a private copy: wall time, share that is not model work, time of a no-op run."""
 
 import heapq
 import json
@@ -15,18 +15,18 @@ from selfimprove.pipeline.parallel import Needs, needs_of, ways
 from tests.support.repo_copy import copy_repo, run
 
 JOBS = (1, 2, 4, 8)
-WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
+WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as in `make repro`
 
 
 def measure(method: str) -> dict[str, Any]:
     """Run one method's part of ``dvc repro`` twice.
 
     Returns:
-        ``wall_seconds`` of the first run; ``work_seconds`` of it that engines and trainers computed; ``own_seconds``
-        that the stages' own code took (those, loading, encoding, grading); ``orchestration``: the share that it did
-        not (DVC, starting Python, imports, journals, publishing); ``noop_seconds``; ``stages``: seconds of each stage's
-        process; ``at_once``: seconds that these stages would take with so many jobs on as many cores as they need,
-        without DVC.
+        ``wall_seconds`` of the first run; ``work_seconds``: computation by engines and trainers; ``own_seconds``: all
+        of the stages' own code (computation, loading, encoding, grading); ``orchestration``: share of the wall time
+        outside of it (DVC, starting Python, imports, journals, publishing); ``noop_seconds`` of the second run;
+        ``stages``: seconds of each stage's process; ``at_once``: seconds that these stages would take with 1, 2, 4 or
+        8 parallel jobs and enough cores for all of them, without DVC.
     """
     with TemporaryDirectory() as scratch:
         folder = copy_repo(Path(scratch) / "repo", "default")
@@ -56,7 +56,7 @@ def measure(method: str) -> dict[str, Any]:
 
 
 def schedule(needs: Needs, seconds: Mapping[str, float], jobs: int) -> float:
-    """When the last stage ends, if ``jobs`` run at once in the order of ``make repro`` and none slows another down."""
+    """When the last stage ends with ``jobs`` parallel jobs in the order of ``make repro``, without mutual slowdown."""
     way = ways(needs, seconds)
     waiting, done = sorted(needs, key=lambda name: (-way[name], name)), set[str]()
     at_work: list[tuple[float, str]] = []

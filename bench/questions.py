@@ -1,11 +1,11 @@
-"""Self-play's episodes with a tool: hundreds of questions at once, against one at a time and the raw engine.
+"""Self-play episodes with a tool: hundreds of concurrent questions, compared with one at a time and the bare engine.
 
-One model in all, warm-started on the expert's trajectories, so that rounds have real lengths and episodes real ends:
+All use one model, warm-started on the expert's trajectories, so that rounds and episodes have realistic lengths:
 
-- ``play``: SPIN's episodes as the generate stage plays them, all at once, BM25 search between the rounds;
+- ``play``: SPIN's episodes as in the generate stage, all concurrent, with BM25 search between the rounds;
 - ``one at a time``: the same questions one after another; the engine has one slot;
-- ``library one at a time``: the same with ``model.generate``, as the original's loop does;
-- ``engine``: every request of ``play``, known beforehand and handed over at once.
+- ``library one at a time``: the same with ``model.generate``, as in the original's loop;
+- ``engine``: every request of ``play``, known beforehand and submitted at once.
 
 ``BENCH=questions make bench`` prints a table, and JSON on its last line.
 """
@@ -44,19 +44,19 @@ def measure(
     threads: int = 2,
     epochs: float = 3,
 ) -> dict[str, Any]:
-    """Questions and tokens per second of every way, and the ratios between them.
+    """Questions and tokens per second of each variant, and the ratios between them.
 
     Args:
-        questions: how many are played at once.
-        experts: trajectories of the warm start.
-        single_questions: how many of them are played one after another.
-        slots: of the engine, over all its replicas (one a thread).
-        rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
-        threads: CPU threads of all ways.
-        epochs: of the warm start.
+        questions: number of concurrent questions.
+        experts: trajectories in the warm start.
+        single_questions: number of questions played one after another.
+        slots: slots of the engine, over all its replicas (one per thread).
+        rounds: number of timings per variant; the fastest counts, since other work on the machine only slows it down.
+        threads: CPU threads of each variant.
+        epochs: epochs of the warm start.
 
     Returns:
-        ``questions_per_second``, ``tokens_per_second`` (drawn) by way; ``over_one_at_a_time`` and
+        ``questions_per_second``, ``tokens_per_second`` (drawn) by variant; ``over_one_at_a_time`` and
         ``over_library_one_at_a_time`` (tokens), ``of_engine`` (tokens); ``occupancy`` of the slots; ``finished``: share
         of the episodes; ``valid``: the occupancy does not exceed 1.0, since a measurement above the limit is wrong.
     """
@@ -120,7 +120,7 @@ def _play(split: Sequence[Question], tools: Any, engine: Any, at_once: int | Non
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result of ``measure`` as a table."""
+    """Print the table and ratios for a result of ``measure``."""
     title = f"SPIN's questions, {result['threads']} thread(s), {result['questions']} at once"
     print_rates(title, "questions", result["questions_per_second"], result["tokens_per_second"])
     print(

@@ -1,4 +1,4 @@
-"""What the benchmarks that play share: what a way took, and the table of rates, in each one's unit and in tokens."""
+"""Timing and tables shared by the benchmarks that play episodes: rates in each benchmark's unit and in tokens."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from selfimprove.engines.base import Request
 
 @dataclass(frozen=True)
 class Run:
-    """One timing of a way: seconds, tokens drawn, and shares of prompt tokens copied and of slots that were busy."""
+    """One timing: seconds, tokens drawn, share of prompt tokens copied from the cache, and share of busy slots."""
 
     seconds: float
     tokens: int
@@ -20,7 +20,7 @@ class Run:
 
 
 def timed(engine: Any, work: Coroutine[Any, Any, Any]) -> tuple[Any, Run]:
-    """Do it, from a cold prefix cache: the result, and what the engine counted meanwhile."""
+    """Await ``work`` with a cold prefix cache; returns its result and what the engine counted in the meantime."""
     engine.forget_prefixes()
     before, began = replace(engine.stats), time.perf_counter()
     result = asyncio.run(work)
@@ -42,13 +42,13 @@ async def answer_all(engine: Any, requests: Iterable[Request]) -> None:
 
 
 def keep_best(best: dict[str, Run], name: str, run: Run) -> None:
-    """Other work on the machine only slows down, so a way's fastest run counts."""
+    """Keep the faster run: other work on the machine can only slow a run down."""
     if name not in best or run.tokens / run.seconds > best[name].tokens / best[name].seconds:
         best[name] = run
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; its first column holds names, the others numbers."""
+    """Print a table whose first column contains names and whose other columns contain numbers."""
     from rich.console import Console
     from rich.table import Table
 
@@ -61,6 +61,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def print_rates(title: str, unit: str, counts: Mapping[str, float], tokens: Mapping[str, float]) -> None:
-    """Print a row a way of ``tokens`` (tokens/s); ``counts`` has its rate in ``unit``/s, where it has one."""
+    """Print one row per entry of ``tokens`` (tokens/s), with its rate in ``unit``/s if ``counts`` has one."""
     rows = [(name, f"{counts[name]:,.1f}" if name in counts else "", f"{rate:,.0f}") for name, rate in tokens.items()]
     print_table(title, ("way", f"{unit}/s", "tokens/s"), rows)

@@ -1,15 +1,15 @@
-"""Collection of episodes for reinforcement learning, in three ways, one model in all:
+"""Episode collection for reinforcement learning: three implementations, all with the same models.
 
-- ``ours``: ``methods.reflect_rl.rollout.play``, hundreds of episodes at once in one process a thread, reflections and
-  actions batched as they come, equal greedy reflections written once;
-- ``original``: the released code's order of work: batches of four episodes side by side until
-  the last of them ends; at each step transformers' ``generate`` writes the reflections of all four, then the actions,
-  each from the full, left-padded prompt;
-- ``engine``: the requests of ours, known beforehand and handed over at once, first all reflections, then all actions,
-  by as many processes.
+- ``ours``: ``methods.reflect_rl.rollout.play``, hundreds of concurrent episodes in one process per thread; reflections
+  and actions are batched as they arrive, and identical greedy reflections are generated once;
+- ``original``: the released code's order of work: batches of four episodes run until the last of them ends; at each
+  step transformers' ``generate`` writes the reflections of all four, then the actions, each from the full, left-padded
+  prompt;
+- ``engine``: the requests of ours, known beforehand and submitted at once, first all reflections, then all actions,
+  to the same number of processes.
 
-``BENCH=reflect_rl make bench`` prints a table, and JSON on its last line. DangerousTaxi; a 0.2M-parameter model that is
-warm-started on the scripted teacher's episodes, as the pipeline's default.
+``BENCH=reflect_rl make bench`` prints a table, and JSON on its last line. The environment is DangerousTaxi; the models
+have 0.2M parameters and are warm-started on the scripted teacher's episodes, as in the default pipeline.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ CFG = ActingParams(mask_invalid=True, reflect_temperature=0.0, max_tokens=40)
 BATCH = 4
 MARKS = MARKERS["spaced"]
 STARTS = 200
-"""Tasks that are played again and again, as a training split is."""
+"""Number of distinct tasks, which are played repeatedly, like a training split."""
 EPISODES, ORIGINAL_EPISODES = 800, 16
-"""How many are played at once, by as many processes as there are threads; how many of them four after four."""
+"""Concurrent episodes over all processes (one per thread); episodes played in batches of four by the original."""
 SLOTS = 64
-"""Of each engine in each process."""
+"""Slots of each engine in each process."""
 ROUNDS = 2
 EPOCHS = 8
-"""Of the warm start."""
+"""Epochs of the warm start."""
 
 
 def measure(*, threads: int) -> dict[str, Any]:
-    """Episodes and tokens per second of every way, its best round, and the ratios between them.
+    """Episodes and tokens per second of each implementation in its best round, and the ratios between them.
 
     Returns:
-        ``episodes_per_second``, ``tokens_per_second`` (read and drawn) by way; ``over_original`` (episodes),
-        ``of_engine`` (tokens); ``occupancy`` of the reflectors' slots; ``asked``: reflections that had to be written,
-        a step; ``success``: share of our episodes; ``valid``: no share exceeds 1.0, since a measurement above the limit
+        ``episodes_per_second``, ``tokens_per_second`` (read and drawn) by implementation; ``over_original``
+        (episodes), ``of_engine`` (tokens); ``occupancy`` of the reflectors' slots; ``asked``: reflections generated per
+        step; ``success``: share of our episodes; ``valid``: no share exceeds 1.0, since a measurement above the limit
         is wrong.
     """
     import torch
@@ -104,7 +104,7 @@ def measure(*, threads: int) -> dict[str, Any]:
 def _ours_and_engine(
     models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple[int, int]]
 ) -> tuple[_Run, _Run, dict[str, float]]:
-    """In one of several processes: its share of the episodes, then of the bare requests; best rounds of all."""
+    """Run one process's share of the episodes, then of the bare requests; returns the best rounds of all processes."""
     import torch
 
     from selfimprove.methods.reflect_rl.rl_group import Group
@@ -119,7 +119,7 @@ def _ours_and_engine(
         policy, reflector = (Recorded(make(models[name])) for name in ("policy", "reflector"))
         advice = RememberingEngine(reflector)
         one = lambda game: play(game[0], env, advice, policy, CFG, SeedKey(0, str(game[1])))  # noqa: B023, E731
-        group.gather(None)  # all begin together
+        group.gather(None)  # all processes start together
         played, run = _timed([policy, reflector], play_all(mine, one, concurrency=len(mine)))
         ours.append(_together(group, run))
         steps = sum(len(episode.steps) for episode in played)
@@ -141,13 +141,13 @@ def _ours_and_engine(
 
 
 def _together(group: Any, run: _Run) -> _Run:
-    """All processes' tokens, in the time of the slowest."""
+    """The tokens of all processes, in the time of the slowest."""
     runs = group.gather(run)
     return _Run(max(one.seconds for one in runs), sum(one.tokens for one in runs))
 
 
 def _taught(env: EnumeratedEnv, folder: Path, threads: int) -> dict[str, Path]:
-    """A reflection model and a policy that have seen the scripted teacher's episodes."""
+    """A reflection model and a policy trained on the scripted teacher's episodes."""
     cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, max_turns=20)
     tasks = list(env.task_ids())
     rng("bench", "warm start").shuffle(tasks)
@@ -173,7 +173,7 @@ class _Run:
 
 
 def _timed(engines: Sequence[Any], work: Coroutine[Any, Any, T]) -> tuple[T, _Run]:
-    """Do it: the result, and the tokens that the engines read and drew meanwhile."""
+    """Await ``work``; returns its result, and the tokens that the engines read and drew in the meantime."""
     before, began = sum(map(_tokens, engines)), time.perf_counter()
     result = asyncio.run(work)
     return result, _Run(time.perf_counter() - began, sum(map(_tokens, engines)) - before)
@@ -185,7 +185,7 @@ def _tokens(engine: Any) -> int:
 
 
 def _original(models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple[int, int]]) -> _Run:
-    """Batches of four; at each step the reflections of all, then the actions, each from the full prompt."""
+    """Batches of four; at each step the reflections of all episodes, then the actions, each from the full prompt."""
     import torch
 
     from selfimprove.core.chat import ChatFormat

@@ -1,19 +1,19 @@
-"""Rollout throughput: hundreds of waiting episodes, against what the same model could do at best.
+"""Rollout throughput: hundreds of concurrent episodes, compared with the best that the same model can achieve.
 
-The way that is measured, ``rollout``, is what a stage does: RISE's collection of two-turn episodes, started together,
-over the journaled engine, in as many replicas as there are threads. Against it stand:
+The measured variant, ``rollout``, is what a stage does: RISE's collection of two-turn episodes, all concurrent, over
+the journaled engine, with one replica per thread. It is compared with:
 
-- ``raw``: the bare engine, given the very requests of these episodes all at once, at its best number of slots;
+- ``raw``: the bare engine, given the requests of these episodes all at once, at its best number of slots;
 - ``one at a time``: the engine with a single slot in one process with all threads, one episode after another;
 - ``limit``: a hand-written static-cache loop over the library's model, in which all rows have the same (mean) lengths,
   start together, keep their keys and values between turns and attend to nothing else; no row ever waits, ends early or
-  reads twice;
-- ``lockstep``: the same loop over the same requests as the engine gets, so the second turn reads its prompt anew;
-- ``generate``: ``model.generate`` over whole batches, the shortest way with the library alone; with a batch of one, the
-  released code's order of work.
+  reads a token twice;
+- ``lockstep``: the same loop over the requests that the engine gets, so the second turn reads its whole prompt again;
+- ``generate``: ``model.generate`` over whole batches, the simplest solution with the library alone; with a batch of
+  one, this is the released code's order of work.
 
-The last three run in as many processes with one thread each as there are threads, too. Tokens are the completions' own
-tokens; times include reading the prompts. Ways are timed in turn, for several rounds, and each keeps its best round.
+The last three also run in one process per thread. Tokens are the completions' tokens; times include reading the
+prompts. The variants are timed in turn for several rounds, and the best round of each counts.
 ``BENCH=rollouts make bench`` prints a table, and JSON on its last line.
 """
 
@@ -44,14 +44,14 @@ from selfimprove.methods.rise.prompts import feedback, opening
 
 SHORTEST, LONGEST = 24, 72
 NOISE = 0.05
-"""Between two timings of the same work: the rollouts may seem so much faster than the bare engine, and no more."""
+"""Timing noise: the rollouts may appear faster than the bare engine by at most this fraction."""
 CONTEXT = 352
 
 Lengths = tuple[int, int, int, int]
-"""In tokens: opening prompt, first completion, feedback, second completion."""
+"""Numbers of tokens: opening prompt, first completion, feedback, second completion."""
 
 _held: dict[str, Any] = {}
-"""What a process of the library's ways keeps: model, forward, chat format, barrier."""
+"""State of a process that runs the library's variants: model, forward, chat format, barrier."""
 
 
 def measure(
@@ -63,20 +63,20 @@ def measure(
     rounds: int = 3,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Tokens per second of every way, and the ratios between them.
+    """Tokens per second of each variant, and the ratios between them.
 
     Args:
-        model_dir: a model folder; None makes a random Llama (0.8M parameters), whose completions never end early.
-        episodes: how many wait at once.
-        slots: the engine's, for each thread.
-        batches: sizes, for each thread, that the batched ways and the raw engine try; the best one counts.
-        rounds: how often each way is timed.
-        threads: CPU threads of all ways.
+        model_dir: a model folder; None builds a random Llama (0.8M parameters), whose completions never end early.
+        episodes: number of concurrent episodes.
+        slots: slots of the engine per thread.
+        batches: batch sizes per thread that the batched variants and the raw engine try; the best one counts.
+        rounds: number of timings per variant.
+        threads: CPU threads of each variant.
 
     Returns:
-        ``tokens_per_second`` by way; ``of_raw_engine``, ``of_limit``, ``of_lockstep``, ``of_generate``,
+        ``tokens_per_second`` by variant; ``of_raw_engine``, ``of_limit``, ``of_lockstep``, ``of_generate``,
         ``over_one_at_a_time`` (our engine), ``over_library_one_at_a_time`` (``model.generate``): the rollouts' rate
-        over each (the first two can't exceed 1.0, the first but for ``NOISE``);
+        over each (the first two cannot exceed 1.0, except the first by ``NOISE``);
         ``generate_of_limit``; ``occupancy`` (all steps) and ``occupancy_until_tail`` (until 90 % of the episodes are
         done), both shares of busy slots; ``valid``: whether no share exceeds 1.0, since a measurement above the limit
         is wrong.
@@ -93,7 +93,7 @@ def measure(
         many, single = make(slots=slots), make(slots=1, replicas=1)
         flat_out = {size: many if size == slots else make(slots=size) for size in sorted({*batches, slots})}
         few, some = range(max(2, episodes // 80)), range(min(episodes, max(batches)))
-        many.play(range(episodes))  # which also tells what the raw engine is to be asked
+        many.play(range(episodes))  # which also records the requests for the raw engine
         requests = list(many.asked)
         lengths = many.typical_lengths(episodes)
         single.play(few[:2])
@@ -150,12 +150,12 @@ def problem(episode: int) -> Problem:
 
 
 def length(seed: SeedKey) -> int:
-    """How long a completion may be: drawn from its own key."""
+    """The maximum length of a completion, drawn from its seed key."""
     return rng("bench", seed.task, seed.turn).randint(SHORTEST, LONGEST)
 
 
 class _Varied(Around):
-    """The engine, asked for completions of various lengths, as a random model never ends them; notes the requests."""
+    """Limits completions to various lengths, because a random model never ends them; records the requests."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
@@ -168,7 +168,7 @@ class _Varied(Around):
 
 
 class _Rollouts:
-    """An engine, the episodes that are played on it, and the same requests without episodes."""
+    """An engine, on which to play episodes or to replay their requests without episodes."""
 
     def __init__(self, folder: Path, *, slots: int, threads: int, replicas: int | None = None) -> None:
         count = replicas or threads
@@ -181,7 +181,7 @@ class _Rollouts:
         self._before = (0, 0)
 
     def play(self, episodes: range, at_once: int | None = None) -> tuple[int, float]:
-        """Collect on problems as a stage does; returns the completions' tokens and the seconds taken."""
+        """Collect episodes as a stage does; returns the number of completion tokens and the seconds taken."""
         stats = self.engine.stats
         self._before, self._tail = (stats.busy_slot_steps, stats.slot_steps), None
         self.engine.forget_prefixes()
@@ -217,7 +217,7 @@ class _Rollouts:
         return list(await play_all(list(episodes), one, concurrency=at_once))
 
     def raw(self, requests: list[Request]) -> tuple[int, float]:
-        """All requests at once, first turns first."""
+        """Submit all requests at once, first turns first."""
 
         async def everything() -> int:
             ordered = sorted(requests, key=lambda request: request.seed.turn)
@@ -230,7 +230,7 @@ class _Rollouts:
         return tokens, time.perf_counter() - began
 
     def typical_lengths(self, episodes: int) -> Lengths:
-        """Mean lengths, rounded down."""
+        """Mean lengths of the four parts, rounded down."""
         problems = [problem(episode) for episode in range(episodes)]
         starts = [opening(p.question, few_shot=False) for p in problems]
         empty = Message(role="assistant", content="", token_ids=[])
@@ -243,7 +243,7 @@ class _Rollouts:
         return prompts, first, more - prompts, second
 
     def occupancy(self) -> tuple[float, float]:
-        """Busy slots over all, in the last play: in whole, and until 90 % of its episodes were done."""
+        """Share of busy slots in the last ``play``: overall, and until 90 % of its episodes were done."""
         stats = self.engine.stats
         assert self._tail is not None
         whole, tail = (
@@ -254,7 +254,7 @@ class _Rollouts:
 
 
 def _team(folder: Path, processes: int) -> ProcessPoolExecutor:
-    """As many processes as the engine has, with a thread each."""
+    """A pool of processes with one thread each, synchronised by a barrier."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(processes, context, _join, (folder, context.Barrier(processes)))
 
@@ -274,7 +274,7 @@ def _join(folder: Path, barrier: Any) -> None:
 
 
 def _together(pool: ProcessPoolExecutor, processes: int, way: Callable[..., int], *arguments: Any) -> tuple[int, float]:
-    """Every process does the same at the same time: tokens of all, and seconds until the last is done."""
+    """Run the same work in every process simultaneously; returns all tokens, and the seconds until the last is done."""
     futures = [pool.submit(_timed, way, *arguments) for _ in range(processes)]
     done = [future.result() for future in futures]
     return sum(tokens for tokens, _, _ in done), max(end for _, _, end in done) - min(start for _, start, _ in done)
@@ -287,9 +287,9 @@ def _timed(way: Callable[..., int], *arguments: Any) -> tuple[int, float, float]
 
 
 def _lockstep(batch: int, lengths: Lengths, keep: bool) -> int:
-    """Rows of equal lengths over the engine's own kernels; greedy, so that drawing costs least.
+    """Rows of equal lengths over the engine's own kernels; greedy, which is the cheapest way to choose tokens.
 
-    ``keep``: the second turn reads the feedback only; otherwise its whole prompt.
+    ``keep``: the second turn reads only the feedback; otherwise its whole prompt.
     """
     import torch
 
@@ -317,7 +317,7 @@ def _lockstep(batch: int, lengths: Lengths, keep: bool) -> int:
 
 
 def _generate(batch: int, episodes: range) -> int:
-    """``model.generate``, a batch of left-padded prompts at a time; each batch runs to its longest row."""
+    """``model.generate`` on one batch of left-padded prompts at a time; each batch runs until its longest row ends."""
     import torch
 
     chat, model = _held["chat"], _held["model"]
@@ -353,7 +353,7 @@ def _generate(batch: int, episodes: range) -> int:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result of ``measure`` as a table."""
+    """Print the table for a result of ``measure``."""
     rates = result["tokens_per_second"]
     rows = [(name, f"{rate:,.0f}", f"{rates['rollout'] / rate:.2f} x") for name, rate in rates.items()]
     title = f"Rollouts, {result['threads']} thread(s), {result['episodes']} two-turn episodes"

@@ -1,13 +1,13 @@
-"""Tree search throughput: hundreds of trees at once, against the original's order of work and the raw engine.
+"""Tree search throughput: hundreds of concurrent trees, compared with the original's order of work and the bare engine.
 
-All ways use the same model, warm-started on the expert's TextCraft episodes so that replies have real lengths and trees
-real ends, and the same engine:
+All variants use the same engine and the same model, warm-started on the expert's TextCraft episodes so that replies and
+trees have realistic lengths:
 
-- ``search``: our search over snapshots, all trees at once, the samples of a node as one request;
+- ``search``: our search over snapshots, all trees concurrent, the samples of a node as one request;
 - ``original``: one tree after another, one sample after another, the environment rebuilt for every sample by a reset
-  and a replay of the node's actions, as the released code works; the engine has one slot, so that it
-  does not compute rows that nobody uses;
-- ``engine``: every request of the search, known beforehand and handed over at once.
+  and a replay of the node's actions, as in the released code; the engine has one slot, so that no unused rows are
+  computed;
+- ``engine``: every request of the search, known beforehand and submitted at once.
 
 ``BENCH=search make bench`` prints a table, and JSON on its last line.
 """
@@ -34,18 +34,18 @@ from tests.support.recorded import Recorded
 CONTEXT = 448
 CFG = SearchParams(tasks=1, max_depth=10, dives=2, n_gen=4, max_tokens=32)
 DEMONSTRATIONS, EPOCHS = 120, 12
-"""Of the warm start: the expert's episodes, and passes over them."""
+"""Of the warm start: number of the expert's episodes, and epochs."""
 TREES, ORIGINAL_TREES = 200, 2
-"""How many the search grows at once, and how many of them the original's order of work, one after another."""
+"""Number of concurrent trees in our search; number of trees that the original's order of work builds sequentially."""
 SLOTS = 128
 ROUNDS = 2
 
 
 def measure(*, threads: int) -> dict[str, Any]:
-    """Nodes and tokens per second of every way, its best round, and the ratios between them.
+    """Nodes and tokens per second of each variant in its best round, and the ratios between them.
 
     Returns:
-        ``nodes_per_second``, ``tokens_per_second`` by way; ``over_original`` (nodes), ``of_engine`` (tokens);
+        ``nodes_per_second``, ``tokens_per_second`` by variant; ``over_original`` (nodes), ``of_engine`` (tokens);
         ``reused_prefix``: the share of the search's prompt tokens whose keys and values were copied; ``occupancy``;
         ``solved``: share of the trees; ``valid``: no share exceeds 1.0, since a measurement above the limit is wrong.
     """
@@ -99,7 +99,7 @@ def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> t
 
 
 def _nodes(trees: Sequence[Tree]) -> int:
-    """The expansions' (roots are free)."""
+    """Number of expanded nodes, i.e. without the roots, which cost nothing."""
     return sum(len(tree.nodes) - 1 for tree in trees)
 
 
@@ -110,7 +110,7 @@ def _tasks(env: AgentEnv) -> list[int]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result of ``measure`` as a table."""
+    """Print the table and ratios for a result of ``measure``."""
     title = f"Search, {result['threads']} thread(s), {result['trees']} trees, {result['nodes']} nodes"
     print_rates(title, "nodes", result["nodes_per_second"], result["tokens_per_second"])
     print(

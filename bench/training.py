@@ -1,8 +1,8 @@
-"""Training throughput: our packed trainer against plain HF Trainer with padding, on the same data, model and steps.
+"""Training throughput: our packed trainer vs. plain HF Trainer with padding; same data, model and number of steps.
 
-``BENCH=training make bench`` prints what it does and ends with one JSON document. Rates are real tokens (padding not
-counted) per second of the training loop, imports and loading left out; the best of alternating repeats, since other
-work on the machine only ever slows one down.
+``BENCH=training make bench`` prints a table, and JSON on its last line. Rates are real tokens (without padding) per
+second of the training loop, excluding imports and loading. The fastest of several alternating runs counts, since other
+work on the machine only slows a run down.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ CONTEXT_SHARE = 0.6
 
 
 def make_examples(count: int, low: int = 60, high: int = 180) -> list[EncodedExample]:
-    """Seeded dialogues of ``low`` to ``high`` tokens, the last 40 % of each learnt with weight 1."""
+    """Seeded dialogues of ``low`` to ``high`` tokens; the last 40 % of each has weight 1, the rest is context."""
     random = rng("bench", "training", count, low, high)
     examples = []
     for _ in range(count):
@@ -33,7 +33,7 @@ def make_examples(count: int, low: int = 60, high: int = 180) -> list[EncodedExa
 
 
 def make_model(folder: Path) -> Path:
-    """The default's size: 0.8M parameters, width 128, 3 layers."""
+    """A random Llama of the default's size: 0.8M parameters, width 128, 3 layers."""
     import torch
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
@@ -56,7 +56,7 @@ def make_model(folder: Path) -> Path:
 def packed(
     model_dir: Path, examples: Sequence[EncodedExample], params: FinetuneParams, threads: int
 ) -> dict[str, float]:
-    """One run of our trainer: real tokens a second, share of padding, mean loss of the run."""
+    """One run of our trainer: real tokens per second, share of padding, mean loss."""
     from selfimprove.training.trainer import SftJob, train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def packed(
 def padded(
     model_dir: Path, examples: Sequence[EncodedExample], params: FinetuneParams, threads: int
 ) -> dict[str, float]:
-    """One run of HF Trainer as it comes: shuffled batches, each padded to its longest example, mean token loss."""
+    """One run of plain HF Trainer: shuffled batches, each padded to its longest example; mean token loss."""
     import torch
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
     from transformers.trainer import Trainer
@@ -132,10 +132,10 @@ def padded(
 
 
 def measure(*, examples: int = 640, repeats: int = 2, threads: int = 1, batch_size: int = 16) -> dict[str, Any]:
-    """Compare the two with the default's settings; ``ratio`` is ours over plain.
+    """Compare the two trainers with the default settings; ``ratio`` is ours over plain.
 
-    ``valid`` is false where a metric cannot be: padding outside 0 to 1, or losses on the same data that differ by more
-    than shuffling explains (then the two did not do the same work).
+    ``valid`` is false if a metric is impossible: padding outside 0 to 1, or losses that differ by more than shuffling
+    explains, in which case the two did not do the same work.
     """
     params = FinetuneParams(
         batch_size=batch_size, row_tokens=192, micro_batch_tokens=8192, max_length=192, lr=1e-3, save_steps=10**7
@@ -169,7 +169,7 @@ def measure(*, examples: int = 640, repeats: int = 2, threads: int = 1, batch_si
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result of ``measure`` as a table."""
+    """Print the table for a result of ``measure``."""
     rates, padding, loss = (result[key] for key in ("tokens_per_second", "padding", "loss"))
     rows = [(name, f"{rate:,}", f"{padding[name]:.1%}", f"{loss[name]:.3f}") for name, rate in rates.items()]
     title = f"Training, {result['threads']} thread(s), {result['examples']} examples"

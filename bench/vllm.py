@@ -1,7 +1,7 @@
-"""vLLM on a CPU: as many processes with one thread each against one process with all threads.
+"""vLLM on a CPU: several processes with one thread each, compared with one process with the same number of threads.
 
-Both hold a 3M-parameter model in float32 and write the same short samples, in alternating rounds; the fastest round of
-each counts, as other work on the machine only slows down.
+Both use a 3M-parameter model in float32 and generate the same short samples, in alternating rounds. The fastest round
+of each counts, since other work on the machine only slows it down.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 
 SAMPLES, TOKENS, ROUNDS = 256, 64, 5
-"""Requests of one round, all at once, each with a prompt of its own; tokens of each; rounds."""
+"""Concurrent requests per round, each with its own prompt; tokens per request; number of rounds."""
 
 
 def measure(*, threads: int) -> dict[str, Any]:
-    """Tokens per second of both ways.
+    """Tokens per second of both variants.
 
     Args:
-        threads: of the one process; also how many replicas with one thread each stand against it.
+        threads: threads of the single process; also the number of one-thread replicas compared with it.
 
     Returns:
-        ``tokens_per_second`` and ``rounds`` (each one's rate, in order) by way; ``replicas_over_one``: their ratio;
-        ``same``: whether both wrote the same texts in every round.
+        ``tokens_per_second`` and ``rounds`` (the rate of each round, in order) by variant; ``replicas_over_one``: their
+        ratio; ``same``: whether both generated the same texts in every round.
     """
     from tests.support.tiny import make_tiny_model
 
@@ -38,7 +38,7 @@ def measure(*, threads: int) -> dict[str, Any]:
         rates: dict[str, list[float]] = {name: [] for name in engines}
         same = True
         with asyncio.Runner() as runner:
-            for number in range(ROUNDS + 1):  # the first loads the models and does not count
+            for number in range(ROUNDS + 1):  # the first round loads the models and does not count
                 texts = []
                 for name, engine in engines.items():
                     text, rate = runner.run(_round(engine, number))
@@ -62,7 +62,7 @@ def measure(*, threads: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the table."""
+    """Print the table and ratio for a result of ``measure``."""
     from bench.rates import print_rates
 
     title = f"vLLM, {result['samples']} samples of {result['max_tokens']} tokens, {result['threads']} threads in all"
@@ -76,7 +76,7 @@ def _engine(model: Path, replicas: int, threads: int) -> Engine:
 
 
 async def _round(engine: Engine, number: int) -> tuple[list[str], float]:
-    """Texts of a round, and the tokens that it wrote in a second."""
+    """The texts of a round, and its tokens per second."""
     requests = [
         Request(
             [Message(role="user", content=f"Mia has {i} apples and buys {7 * i + number}. How many has she now?")],

@@ -1,4 +1,4 @@
-"""What the benchmarks play with: small models (0.2M parameters), warm-started as the default is, and engines."""
+"""Models and engines for the benchmarks: small models (0.2M parameters), warm-started as in the default profile."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from selfimprove.training.launch import finetune
 
 
 def engine_of(folder: Path, *, slots: int, context: int, threads: int, replicas: int = 1, **options: int) -> Any:
-    """The default engine over a model; ``slots``: of all its replicas."""
+    """The default engine with a model; ``slots`` counts the slots of all its replicas."""
     sizes: dict[str, Any] = {"prefill_rows": min(16, slots), **options}
     cfg = TransformersEngineConfig(engine="transformers", slots=slots, replicas=replicas, context=context, **sizes)
     return make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
@@ -32,7 +32,7 @@ def warm_started(
     threads: int,
     row_tokens: int | None = None,
 ) -> dict[str, Path]:
-    """A model for each of ``sets``, all from one base whose tokenizer learns from ``rows``."""
+    """Train one model for each of ``sets``, all from the same base, whose tokenizer is trained on ``rows``."""
     fixed = [str(row["text"]) for row in rows if row.get("fixed")]
     free = (str(row["text"]) for row in rows if not row.get("fixed"))
     train_tokenizer(free, tokenizer, folder / "tokenizer", fixed=fixed)

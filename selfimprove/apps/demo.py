@@ -1,8 +1,8 @@
 """``make demo``: Reflect-RL on a small taxi game, end to end, in a minute on two idle cores.
 
-A tiny model learns the game from a scripted teacher and then by reinforcement. The run has a folder of its own
-(``.rehearsal/demo``), so it changes neither params.yaml nor any result of the user's. It ends with the table and with
-a picture of it, ``report/demo.png``.
+A tiny model learns the game from a scripted teacher and then by reinforcement. The run has its own folder
+(``.rehearsal/demo``), so it changes neither params.yaml nor any of the user's results. It ends with the table and a
+chart of it, ``report/demo.png``.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""``make play ENV=taxi``: an episode in the terminal, played by you, an expert, chance or a trained model.
+"""``make play ENV=taxi``: an episode in the terminal, played by you, an expert, at random or by a trained model.
 
     $ make play ENV=kitchen
     $ make play ENV=autoexplore POLICY=expert
     $ make play ENV=textcraft POLICY=model:models/agent_r/iter1
 
-You type an action, or its label where actions have labels. A line that begins with a colon is a command to the program:
-``:a`` lists what can be done, ``:h`` asks the expert, ``:q`` leaves (so does the end of the input). Settings of the
-environments are those of params.yaml.
+Type an action, or its label if actions have labels. Lines that start with a colon are commands: ``:a`` lists the
+possible actions, ``:h`` shows the expert's action, ``:q`` quits (as does the end of the input). The environments'
+settings are those of params.yaml.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Engine, EngineError
 from selfimprove.envs.interface import EnvError
 
-LINE_LIMIT = 2000  # characters of a typed line that are read
-STEPS = 100  # cap on an episode's actions
+LINE_LIMIT = 2000  # maximum number of characters read from a typed line
+STEPS = 100  # maximum number of actions in an episode
 HELP = """\
 an action, or its label    do it
 :a                         what can be done now
@@ -40,7 +40,7 @@ app = typer.Typer(add_completion=False)
 
 
 class PlayOutcome(NamedTuple):
-    """How an episode ended. ``ended``: by the game; else the player left, or the cap was reached."""
+    """How an episode ended. ``ended``: by the game; otherwise the player left, or the step limit was reached."""
 
     ended: bool
     success: bool
@@ -48,11 +48,11 @@ class PlayOutcome(NamedTuple):
 
 
 Policy = Callable[[Game, int], str | None]
-"""(game, step) -> the action; None: the player leaves."""
+"""(game, step) -> the action; None if the player leaves."""
 
 
 class Person:
-    """Reads actions from a stream until one can be done. Anything may be typed."""
+    """A human player: reads lines from a stream until one is a valid action. Any input is handled."""
 
     def __init__(self, console: Console, stream: TextIO) -> None:
         self._console, self._stream = console, stream
@@ -89,7 +89,7 @@ class Person:
         return HELP
 
     def _action(self, game: Game, line: str) -> str | None:
-        """The label of what was typed; where there are no labels, the text itself."""
+        """The label of the typed action; the text itself if there are no labels."""
         choices = game.choices()
         if not choices or line in choices:
             return line
@@ -101,13 +101,13 @@ class Person:
 
 
 def expert(game: Game, step: int) -> str | None:
-    """Plays the expert's action; leaves where the expert has none."""
+    """Plays the expert's action; leaves if the expert has none."""
     move = game.expert()
     return None if move is None else move.action
 
 
 def chance(seed: int) -> Policy:
-    """One of the possible actions, each as likely; where none are listed, a number."""
+    """A uniformly random policy over the possible actions, or over numbers if none can be listed."""
 
     def choose(game: Game, step: int) -> str | None:
         draw = rng("play", seed, game.name, step)
@@ -120,7 +120,7 @@ def chance(seed: int) -> Policy:
 
 
 class Model:
-    """A trained model, asked as its method asks it."""
+    """A trained model, prompted as in its method."""
 
     def __init__(self, engine: Engine, seed: int, temperature: float) -> None:
         self._engine, self._seed, self._temperature = engine, seed, temperature
@@ -132,10 +132,10 @@ class Model:
 
 
 def play(game: Game, task: int, policy: Policy, console: Console, steps: int = STEPS) -> PlayOutcome:
-    """One episode, shown as it goes; ends when the game, the player or ``steps`` end it.
+    """Play and show one episode; it ends when the game ends, the player leaves, or after ``steps`` actions.
 
     Raises:
-        UserError: no such task, or what the game or the model needs is missing.
+        UserError: there is no such task, or something that the game or the model needs is missing.
         EnvError, EngineError: the game or the model failed.
     """
     text = game.begin(task)
@@ -165,10 +165,10 @@ def _shown(text: str, style: str = "") -> Text:
 
 
 def make_policy(name: str, console: Console, stream: TextIO, seed: int, temperature: float) -> Policy:
-    """The player that ``--policy`` names.
+    """The player named by ``--policy``.
 
     Raises:
-        UserError: no such player, or no such model.
+        UserError: there is no such player or model.
     """
     if name == "person":
         return Person(console, stream)
@@ -183,10 +183,10 @@ def make_policy(name: str, console: Console, stream: TextIO, seed: int, temperat
 
 
 def load_engine(folder: Path) -> Engine:
-    """The model in a folder, with as much context as it has.
+    """An engine for the model in a folder, with the model's context length, at most 4096.
 
     Raises:
-        UserError: there is none, or it can't be loaded.
+        UserError: there is no model, or it cannot be loaded.
     """
     from selfimprove.engines.config import TransformersEngineConfig
     from selfimprove.engines.factory import make_engine
@@ -228,7 +228,7 @@ def main(
     console = Console(highlight=False)
     game = make_game(env, params, file, None if reflector is None else load_engine(reflector))
     tasks = game.tasks()
-    if task is not None and task not in tasks:  # TextCraft itself would take it modulo its goals, as the original
+    if task is not None and task not in tasks:  # TextCraft, like the original, takes numbers modulo its goals
         raise UserError(f"play: {env} has no task {task}; there are {len(tasks)}, from {min(tasks)} to {max(tasks)}.")
     chosen = rng("play", seed, env).choice(tasks) if task is None else task
     play(game, chosen, make_policy(policy, console, sys.stdin, seed, temperature), console, steps)

@@ -1,7 +1,7 @@
-"""Environments as games in the terminal, with one interface for persons, experts and models.
+"""Environments as games in the terminal, with one interface for humans, experts and models.
 
-Three kinds: environments with labelled actions (Reflect-RL's), with free text (Agent-R's), and questions with one right
-answer (RISE's). A model gets in each exactly the prompt of its method.
+Three kinds: environments with labelled actions (Reflect-RL's), with free-text actions (Agent-R's), and questions with
+one right answer (RISE's). In each, a model gets exactly the prompt of its method.
 """
 
 import re
@@ -22,11 +22,11 @@ LISTED = {alias: one for name, one in named(ListedParams).items() for alias in (
 TEXTS = [name for name in named(TextParams) if name != MIXTURE]
 ENVS = tuple(dict.fromkeys([DEFAULTS["agent_r"], *TEXTS, *LISTED, *QUIZZES]))
 
-REPLY_TOKENS = 128  # of a model's answer in free text
+REPLY_TOKENS = 128  # maximum length of a model's free-text answer
 
 
 class Told(NamedTuple):
-    """The result of an action. ``score``: in words, with its sign and sum; ``success`` counts when ``done``."""
+    """The result of an action. ``score``: text with sign and total; ``success`` is meaningful only if ``done``."""
 
     text: str
     score: str
@@ -36,40 +36,40 @@ class Told(NamedTuple):
 
 
 class Game(Protocol):
-    """One episode at a time."""
+    """A game that plays one episode at a time."""
 
     @property
     def name(self) -> str:
-        """What is being played."""
+        """The name of the game."""
 
     @property
     def about(self) -> str:
-        """What a person has to know before the first action; "" where the state says it all."""
+        """What a human needs to know before the first action; "" if the state explains it."""
 
     def tasks(self) -> Sequence[int]:
-        """Every task there is."""
+        """All task numbers."""
 
     def begin(self, task: int) -> str:
-        """The first thing to read. Raises: UserError: no such task."""
+        """Start a task; returns the first observation. Raises: UserError: there is no such task."""
 
     def choices(self) -> Mapping[str, str]:
-        """Label -> command, where nothing but these may be done; {} where any text may."""
+        """Label -> command if only these actions are allowed; {} if any text is."""
 
     def possible(self) -> list[str]:
-        """The actions that make sense now; may take a while. [] where they can't be listed."""
+        """The actions that make sense now (may take a while); [] if they cannot be listed."""
 
     def act(self, action: str) -> Told:
-        """Do something: a label where there are labels, else any text."""
+        """Perform an action, given by its label if there are labels, else as text."""
 
     def expert(self) -> Move | None:
-        """The expert's action now, and why; None if it has none."""
+        """The expert's action in the current state and its reason; None if it has none."""
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
-        """A model's action now, as ``act`` takes it. Raises: EngineError, UserError."""
+        """A model's action in the current state, as accepted by ``act``. Raises: EngineError, UserError."""
 
 
 class LabelledGame:
-    """An environment whose actions are listed with labels. ``reflector`` writes the reflection that a policy reads."""
+    """An environment with labelled actions. ``reflector`` writes the reflection that a policy reads."""
 
     def __init__(self, name: str, env: EnumeratedEnv, reflector: Engine | None = None) -> None:
         self.name, self._env, self._reflector = name, env, reflector
@@ -101,7 +101,7 @@ class LabelledGame:
         return Told(text, score, played.done, played.success, played.valid)
 
     def _why(self, played: Played) -> str:
-        """Why a lost episode is over, in words for a person."""
+        """The reason why a lost episode is over, as text for a human."""
         if played.success:
             return ""
         if self._steps >= self._env.max_turns:
@@ -116,7 +116,7 @@ class LabelledGame:
         return None
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
-        """See ``Game``: one token of the labels, after the reflection if somebody writes one."""
+        """See ``Game``: one token among the labels, after the reflection if there is a reflector."""
         from selfimprove.methods.reflect_rl.prompts import cut_reflection, policy_prompt, reflection_prompt
 
         state, instr = self._env.state(), self._env.instruction
@@ -140,7 +140,7 @@ class LabelledGame:
 
 
 class TextGame:
-    """An environment that takes any text. Models are prompted as in Agent-R's evaluation."""
+    """An environment that accepts any text. Models are prompted as in Agent-R's evaluation."""
 
     def __init__(self, env: AgentEnv) -> None:
         self.name, self.about, self._env = env.name, env.instruction, env
@@ -185,7 +185,7 @@ class TextGame:
 
 
 class QuizGame:
-    """Questions with one right answer; a wrong one may be tried again until it is right."""
+    """Questions with one right answer, which may be attempted until the answer is right."""
 
     about = "Answer the question; a number alone will do, as will a solution that ends in \\boxed{...}."
 
@@ -223,7 +223,7 @@ class QuizGame:
         return Move("This is the solution as the data gives it.", self._env.demonstration(self._problem))
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
-        """See ``Game``: the dialogue so far, as RISE shows its last two turns."""
+        """See ``Game``: the dialogue so far, limited to the last two turns as in RISE."""
         from selfimprove.methods.rise.prompts import opening, visible
 
         asked = visible(opening(self._problem.question, self._few_shot), self._pairs, 2)
@@ -236,12 +236,12 @@ async def _reply(engine: Engine, messages: Sequence[Message], key: SeedKey, temp
 
 
 def make_game(name: str, params: Path, file: Path | None = None, reflector: Engine | None = None) -> Game:
-    """A game with the settings that ``params`` has for its environment; without such a file, with the defaults.
+    """A game with the settings for its environment from the file ``params``, or default settings.
 
-    ``file``: the problems of gsm8k or math, the questions of hotpotqa.
+    ``file``: the problems of gsm8k or math, or the questions of hotpotqa.
 
     Raises:
-        UserError: what the environment needs is missing or wrong.
+        UserError: something that the environment needs is missing or invalid.
     """
     if file is not None and not file.is_file():
         raise UserError(f"play: there is no file {file}; name one that exists after --file.")
@@ -308,5 +308,5 @@ _CONTROL = re.compile(
 
 
 def plain(text: str) -> str:
-    """Text that moves no cursor and colours nothing: escape sequences, control and bidi characters go."""
+    """The text without escape sequences, control and bidi characters."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -1,10 +1,10 @@
-"""``make push MODEL=models/rise/iter2 TO=owner/name``: a trained row and its card, to the Hugging Face Hub.
+"""``make push MODEL=models/rise/iter2 TO=owner/name``: uploads a trained row and its card to the Hugging Face Hub.
 
 Without ``CONFIRM=yes`` nothing is sent: the command writes the card and prints what would be uploaded. A new repository
-is private unless ``PUBLIC=yes``. The token comes from ``HF_TOKEN`` alone.
+is private unless ``PUBLIC=yes``. The token is read only from ``HF_TOKEN``.
 
-A row trained with LoRA directly on a model of the hub is pushed as an adapter of that model; any other row with its
-full weights, as nobody else has the base.
+A row trained with LoRA directly on a model of the hub is pushed as an adapter of that model. Any other row is pushed
+with its full weights, because its base is not available to others.
 """
 
 import json
@@ -32,17 +32,17 @@ from selfimprove.pipeline.sections import METHOD_SCHEMAS
 PARAMS = Path("params.yaml")
 FOLDER = Path(".scratch/push")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Of a repository on the hub."""
+"""Valid repository names on the hub."""
 PUSHED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 
 app = typer.Typer(add_completion=False, help="Push a trained row to the Hugging Face Hub.")
 
 
 def prepare(model: Path, repository: str) -> Path:
-    """The folder to upload: the row's files (links) and its card, README.md.
+    """Create the folder to upload: the row's files (links) and its card, README.md.
 
     Raises:
-        UserError: ``model`` is not the folder of a trained row, or ``repository`` is no owner/name.
+        UserError: ``model`` is not the folder of a trained row, or ``repository`` is not of the form owner/name.
     """
     if not NAME.fullmatch(repository):
         raise UserError(f"push: TO={repository!r} is not of the form owner/name.")
@@ -77,7 +77,7 @@ def prepare(model: Path, repository: str) -> Path:
 
 
 def _public(base: BaseParams) -> tuple[str, str] | None:
-    """Name and revision of the hub model that the method started from; None if it is no hub model."""
+    """Name and revision of the hub model that the method started from; None if it is not a hub model."""
     if base.model is None or base.revision is None or Path(base.model).is_dir():
         return None
     owner_and_name = base.model if "/" in base.model else f"library/{base.model}"  # such as gpt2
@@ -85,7 +85,7 @@ def _public(base: BaseParams) -> tuple[str, str] | None:
 
 
 def _is_plain(base: BaseParams) -> bool:
-    """Whether the model of the hub that ``base`` names is no adapter itself (as the download in the cache has it)."""
+    """Whether the hub model of ``base`` is not itself an adapter, judging by its download in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     assert base.model is not None
@@ -93,7 +93,7 @@ def _is_plain(base: BaseParams) -> bool:
 
 
 def _is_adapter_of_base(model: Path, method: str) -> bool:
-    """Whether the row is an adapter of the very model that ``base@<method>`` took over, unchanged."""
+    """Whether the row is an adapter of exactly the model that ``base@<method>`` took over."""
     if not is_adapter(model):
         return False
     return read_base(model)[0] == Path("models", method, START).absolute()
@@ -110,7 +110,7 @@ def _text(base: BaseParams, public: tuple[str, str] | None) -> str:
 
 
 def _settings(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The params of a row: its entries, an iteration's generation included."""
+    """The params of a row: its entries, including an iteration's generation."""
     groups = {group: section.get(group) for group in ("iterations", "models", "rows")}
     found = {key: inner[name] for key, inner in groups.items() if isinstance(inner, Mapping) and name in inner}
     if found:
@@ -119,10 +119,10 @@ def _settings(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
-    """Create the repository if need be, and commit the folder; returns the commit's address.
+    """Create the repository if necessary and commit the folder; returns the commit's URL.
 
     Raises:
-        UserError: the hub refuses, or is not to be reached.
+        UserError: the hub refuses the upload or cannot be reached.
     """
     import httpx2  # the HTTP client of huggingface_hub
     from huggingface_hub import HfApi
@@ -149,7 +149,7 @@ def main(
     confirm: Annotated[bool, typer.Option("--confirm", help="upload; else only say what would be uploaded")] = False,
     public: Annotated[bool, typer.Option("--public", help="a new repository is public, not private")] = False,
 ) -> None:
-    """Write a trained row's card, and upload both if that is confirmed."""
+    """Write a trained row's card; upload row and card if confirmed."""
     if not model or not to:
         raise UserError("push: name what and where: make push MODEL=models/rise/iter2 TO=owner/name.")
     token = os.environ.get("HF_TOKEN")

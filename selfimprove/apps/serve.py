@@ -1,7 +1,7 @@
 """``make serve ENV=textcraft PORT=36001``: an embedded environment as an AgentGym server.
 
 ``python -m selfimprove.apps.serve --help`` lists the options. The environment's own settings (recipes, seed,
-catalogue) are those of ``agent_r.env`` in params.yaml, so that a server plays what the embedded environment plays.
+catalogue) are those of ``agent_r.env`` in params.yaml, so that the server plays as the embedded environment does.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def serve(
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
     settings = section.env if section.env.name == env else text_env(name=env)
     first = settings.make()
-    first.reset(first.task_ids()[0])  # so that a fault shows now, not at the first request
+    first.reset(first.task_ids()[0])  # so that an error shows now, not at the first request
     close_env(first)
     server = make_app(protocol.dialect, settings.make, environments=environments, idle=idle, names=own_names(host))
     listener = listen(host, port)

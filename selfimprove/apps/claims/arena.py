@@ -1,8 +1,7 @@
-"""Arenas that are committed, ``results/published/arena/<env>-<kernels>-<seed>.json``, and their tables in
-docs/arena.md.
+"""Committed arenas, ``results/published/arena/<env>-<kernels>-<seed>.json``, and their tables in docs/arena.md.
 
-``make claims ARGS="--profile arena-textcraft"`` runs one for several seeds and publishes each; ``python -m
-selfimprove.apps.claims.arena FOLDER`` publishes the run of another folder. ``make docs`` writes the page.
+``make claims ARGS="--profile arena-textcraft"`` runs an arena for several seeds and publishes each run;
+``python -m selfimprove.apps.claims.arena FOLDER`` publishes the run in another folder. ``make docs`` writes the page.
 """
 
 import json
@@ -31,11 +30,11 @@ MARK = "<!-- arena {}: `make docs` -->\n"
 END = "<!-- end of arena -->\n"
 
 PublishedArena = Mapping[str, Any]
-"""What such a file holds: which run it was, and its ``Arena``."""
+"""The content of such a file: the run's identity and its ``Arena``."""
 
 
 def collected_arena(root: Path, kernels: str) -> dict[str, Any] | None:
-    """A finished run's comparison, and which run it was; None if its methods share no test tasks."""
+    """The identity and comparison of a finished run; None if its methods share no test tasks."""
     found = arena(root, read_summaries([], root / SUMMARIES), root / TIMING)
     if found is None:
         return None
@@ -44,7 +43,7 @@ def collected_arena(root: Path, kernels: str) -> dict[str, Any] | None:
 
 
 def publish_arena(run: PublishedArena, folder: Path = ARENAS) -> Path:
-    """Write its file; one of the same environment, kernels and seed is replaced."""
+    """Write the run's file, replacing one of the same environment, kernels and seed."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{run['arena']['env']}-{run['kernels']}-{run['seed']}.json"
     write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -55,7 +54,7 @@ def read_arenas(env: str, folder: Path = ARENAS) -> list[PublishedArena]:
     """The published runs on an environment, by kernels and seed.
 
     Raises:
-        UserError: they are of different params.
+        UserError: the runs have different params.
     """
     runs = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{env}-*.json"))]
     if len({run["params"] for run in runs}) > 1:
@@ -64,7 +63,7 @@ def read_arenas(env: str, folder: Path = ARENAS) -> list[PublishedArena]:
 
 
 def pooled_arena(runs: Sequence[PublishedArena]) -> Arena:
-    """One comparison of several seeds: estimates pooled, tokens, episodes and seconds averaged."""
+    """One comparison from several seeds: estimates are pooled; tokens, episodes and seconds averaged."""
     first: Arena = runs[0]["arena"]
     if len(runs) == 1:
         return first
@@ -72,7 +71,7 @@ def pooled_arena(runs: Sequence[PublishedArena]) -> Arena:
 
 
 def _merged(values: Sequence[Any]) -> Any:
-    """Equal values as they are, {mean, se, n} pooled, other numbers averaged; None where one has none."""
+    """Equal values unchanged, {mean, se, n} pooled, other numbers averaged; None if any value is None."""
     first = values[0]
     if isinstance(first, Mapping) and any(("missing" in value) != ("missing" in first) for value in values):
         raise UserError("arenas that differ in more than their seeds can't be pooled: one lacks a method.")
@@ -103,7 +102,7 @@ def written_arena(page: str, folder: Path = ARENAS, profiles: Path = Path("profi
 
 
 def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
-    """The tables of the runs that are shown."""
+    """The text and tables for one environment."""
     if not runs:
         return f'No run is published yet: `make claims ARGS="--profile {profile}"` makes them.\n'
     shown = shown_runs(runs)
@@ -129,7 +128,7 @@ def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
 
 
 def _against_more(found: Arena) -> list[str]:
-    """Each method's last row against more SFT, in words."""
+    """Each method's last row compared with more SFT, in words."""
     minus = {
         method: (one["minus"]["more"], one["metric"])
         for method, one in found["methods"].items()
@@ -140,7 +139,7 @@ def _against_more(found: Arena) -> list[str]:
 
 
 def _against_others(found: Arena) -> list[str]:
-    """Which methods' last rows are above which others'."""
+    """Which methods' last rows are above those of which others."""
     above: dict[str, list[str]] = {}
     for pair, difference in found["between"].items():
         side = side_of(difference)
@@ -156,7 +155,7 @@ def _against_others(found: Arena) -> list[str]:
 
 @one_sentence()
 def main() -> None:
-    """Publish the run of the folder that is named (here: this one), which was made with this machine's kernels."""
+    """Publish the run in the given folder (default: this one), which must have used this machine's kernels."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
     run = collected_arena(root, kernels_here())
     if run is None:

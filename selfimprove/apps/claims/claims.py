@@ -1,10 +1,10 @@
-"""The claims that the default is there to show, and which of them the published runs bear out.
+"""The claims that the default profile is designed to show, and which of them the published runs support.
 
-A claim is a paired difference above zero (below it, where fewer is better): of a method's last row to another row, or
-of a row's metric to its own first turn. In a run it *holds* if the difference is on that side of zero. It is *made*
-only if it holds in every published run, and if the difference pooled over the seeds is beyond three standard errors on
-each kind of CPU kernels with at least ``SEEDS`` seeds, of which there must be at least ``KINDS``. Shares of actions are
-not paired, since two rows act in different states: the error of their difference takes the rows for independent.
+A claim is a paired difference above zero (below zero if lower is better): of a method's last row to another row, or of
+a row's metric to its own first turn. A claim *holds* in a run if the difference is on that side of zero. It is *made*
+only if it holds in every published run, and if the difference pooled over the seeds exceeds three standard errors on
+each kind of CPU kernels with at least ``SEEDS`` seeds; there must be at least ``KINDS`` such kinds. Shares of actions
+are not paired, because two rows act in different states: the error of their difference treats the rows as independent.
 """
 
 import math
@@ -21,7 +21,7 @@ BEYOND = 3
 
 
 class Claim(NamedTuple):
-    """``row``: the other row; None: ``metric`` is a difference within the last row already. ``fewer``: is better."""
+    """``row``: the other row; None if ``metric`` is a difference within the last row. ``fewer``: less is better."""
 
     method: str
     metric: str
@@ -30,12 +30,12 @@ class Claim(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As a reader reads it."""
+        """The claim in words."""
         side = "below" if self.fewer else "above"
         return f"{self.metric} {side} {'0' if self.row is None else self.row}"
 
     def gain(self, difference: Estimate) -> float:
-        """How far a difference is on the better side."""
+        """The difference, signed so that positive is better."""
         return -difference["mean"] if self.fewer else difference["mean"]
 
 
@@ -58,7 +58,7 @@ CLAIMS = (
 
 
 class Verdict(NamedTuple):
-    """A claim, its difference on each kind of kernels (pooled over seeds), and in how many runs it holds."""
+    """A claim, its difference on each kind of kernels (pooled over seeds), and the number of runs in which it holds."""
 
     claim: Claim
     by_kernels: dict[str, Estimate]
@@ -68,7 +68,7 @@ class Verdict(NamedTuple):
 
 
 def difference(claim: Claim, run: Published) -> Estimate | None:
-    """The claim's difference in a run of its method; None if the run does not have it."""
+    """The claim's difference in a run of its method; None if the run lacks the row or metric."""
     results = run["results"]
     rows, last = results["rows"], results["rows"][results["last"]]["metrics"]
     if claim.metric in results["rates"] and claim.row in rows:
@@ -80,13 +80,13 @@ def difference(claim: Claim, run: Published) -> Estimate | None:
 
 
 def holds(claim: Claim, run: Published) -> bool | None:
-    """Whether the difference is on the better side in this run; None if the run does not have it."""
+    """Whether the difference is on the better side in this run; None if the run lacks the row or metric."""
     found = difference(claim, run)
     return None if found is None else claim.gain(found) > 0
 
 
 def verdicts(runs: Sequence[Published], claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
-    """Of every claim that a run has the rows for."""
+    """The verdict on every claim whose rows exist in any run."""
     return [verdict for claim in claims if (verdict := _verdict(claim, runs)) is not None]
 
 
@@ -108,9 +108,9 @@ Run = TypeVar("Run", bound=Mapping[str, Any])
 
 
 def shown_runs(runs: Sequence[Run]) -> list[Run]:
-    """Of a method's published runs, or an arena's, those that tables show.
+    """The published runs of a method or an arena that tables show.
 
-    They are all seeds of the kind of kernels that has the most; of equals, avx2.
+    These are all seeds of the kind of kernels with the most seeds; in a tie, avx2 is preferred.
     """
     order = ["avx2", "default", "avx512"]
     kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
@@ -119,14 +119,14 @@ def shown_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def side_of(difference: Mapping[str, float]) -> str:
-    """Of zero; nothing within ``BEYOND`` standard errors."""
+    """The side of zero on which a difference lies; "" if it is within ``BEYOND`` standard errors."""
     if not difference["se"] or abs(difference["mean"]) <= BEYOND * difference["se"]:
         return ""
     return "above" if difference["mean"] > 0 else "below"
 
 
 def by_side(differences: Mapping[str, tuple[Estimate, str]]) -> dict[str, list[str]]:
-    """Name -> (difference, its metric) as words: "More than 3 standard errors above" -> the names, and so on."""
+    """Group names by side of their (difference, metric): "More than 3 standard errors above" -> names, and so on."""
     words = {
         "above": f"More than {BEYOND} standard errors above",
         "below": f"More than {BEYOND} standard errors below",

@@ -1,7 +1,7 @@
 """Writes the results into README.md and the methods' pages, from ``results/published/`` (``make docs``).
 
-Between the marks of a page stands what the committed runs say and nothing else: tables, the sentence on each method,
-and which claims are made. A test fails if a page differs.
+The text between a page's marks is derived entirely from the committed runs: tables, the sentence on each method, and
+which claims are made. A test fails if a page differs.
 """
 
 import re
@@ -30,18 +30,18 @@ PAGES = {
     "docs/reflect-rl.md": "reflect_rl",
     "docs/spin.md": "spin",
 }
-"""Page -> the method whose results it shows; None: all."""
+"""Page -> the method whose results it shows; None for all methods."""
 OF_PROFILE = re.compile(r"<!-- results of ([\w-]+): `make docs` -->\n")
-"""Where a method's page shows those of another profile than the default."""
+"""Marks the place in a method's page that shows the results of a profile other than the default."""
 LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "shortened_examples")
-"""Omissions that a page names: what we left out. Completions that ``max_tokens`` ended are the model's own doing."""
+"""Omissions that a page reports. Completions cut by ``max_tokens`` are excluded: they are the model's own doing."""
 
 
 def written(page: str, method: str | None, folder: Path = FOLDER, profiles: Path = Path("profiles")) -> str:
-    """The page with the committed results between its marks: the default's, and those of each profile that it marks.
+    """The page with the committed results between its marks: those of the default and of each other marked profile.
 
     Raises:
-        UserError: the default's marks are missing, or it marks a profile that does not exist.
+        UserError: the default's marks are missing, or the page marks a profile that does not exist.
     """
     for profile in (DEFAULT, *OF_PROFILE.findall(page)):
         runs = read_published(folder_of(profile, folder))
@@ -52,7 +52,7 @@ def written(page: str, method: str | None, folder: Path = FOLDER, profiles: Path
 def with_results(
     page: str, method: str | None, runs: Sequence[Published], today: Mapping[str, str], profile: str = DEFAULT
 ) -> str:
-    """The page with a profile's results. ``today``: method -> names its params in that profile as it is now.
+    """The page with a profile's results. ``today``: method -> digest of its params in the profile as it is now.
 
     Raises:
         UserError: the marks are missing.
@@ -89,7 +89,7 @@ def _basis(
     profile: str,
     today: Mapping[str, str],
 ) -> str:
-    """Of which seeds, kernels and packages the tables are; methods of the same runs are named together."""
+    """The seeds, kernels and package versions of the tables; methods with the same runs are named together."""
     text = "Held-out tasks, mean ± standard error"
     alike: dict[str, list[str]] = {}
     for method, found in shown.items():
@@ -152,7 +152,7 @@ def _table(runs: Sequence[Published]) -> str:
 
 
 def _sentence(runs: Sequence[Published]) -> str:
-    """The headline metric of the last row against every other row, in words."""
+    """The headline metric of the last row compared with every other row, in words."""
     first = runs[0]["results"]
     metric, last = first["headline"], first["last"]
     sides = by_side({row: (_minus(runs, row, metric), metric) for row in first["order"] if row != last})
@@ -163,7 +163,7 @@ def _sentence(runs: Sequence[Published]) -> str:
 
 
 def _left_out(runs: Sequence[Published]) -> list[str]:
-    """Kinds of omissions with the largest share of any row."""
+    """The kinds of omissions, each with the largest share in any row."""
     largest: dict[tuple[str, str], tuple[float, str]] = {}
     for run in runs:
         for row, value in run["results"]["rows"].items():
@@ -198,7 +198,7 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
 
 
 def _made(found: Sequence[Verdict]) -> str:
-    """Each method's claims: those that are made, and in how many runs the others hold."""
+    """Each method's claims: those that are made, and for the others the number of runs in which they hold."""
     made = sum(one.made for one in found)
     said = prose(
         f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, and by more than "
@@ -214,7 +214,7 @@ def _made(found: Sequence[Verdict]) -> str:
 
 
 def _by_metric(found: Sequence[Verdict]) -> str:
-    """Claims on one metric are named together: "score above base, more_sft; …"."""
+    """Claims grouped by metric: "score above base, more_sft; …"."""
     rows: dict[str, list[str]] = {}
     for one in found:
         metric, _, row = one.claim.text.rpartition(" ")
@@ -246,7 +246,7 @@ def _row(results: Mapping[str, Any], row: str) -> str:
 
 
 def digests(profile: str, profiles: Path = Path("profiles")) -> dict[str, str]:
-    """Method -> what names its params in a profile as it is today."""
+    """Method -> digest of its params in a profile as it is now."""
     params = composed(profile, profiles)
     return {method: params_digest(params, [method]) for method in METHODS}
 

@@ -1,10 +1,10 @@
-"""A method's results in a run as a file that is committed: ``results/published/<method>/<kernels>-<seed>.json``; those
-of another profile than the default in ``results/published/profiles/<profile>/``.
+"""Results of a method in a run as a committed file, ``results/published/<method>/<kernels>-<seed>.json``, or for
+profiles other than the default in ``results/published/profiles/<profile>/``.
 
-It holds what the method's results table shows, and the hash of every output of the method's stages, so that another
-machine can tell whether it made the same bytes. It names the params that the method reads, so a change of one method's
-params leaves the published runs of the others as they are. ``python -m selfimprove.apps.claims.published FOLDER``
-writes those of a run in another folder (``make claims`` does).
+The file contains the method's results table and the hash of every output of the method's stages, so that another
+machine can check whether it produced the same bytes. A digest of the params that the method reads is included, so that
+changing one method's params leaves the published runs of the others valid. ``make claims`` writes such files; so does
+``python -m selfimprove.apps.claims.published FOLDER``, for a run in another folder.
 """
 
 import json
@@ -33,14 +33,14 @@ PROFILES = "profiles"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 DIGITS = 6
 PORTABLE = "portable"
-"""Kernels that params.yaml chooses (``run.kernels``); all others are chosen by the environment."""
+"""Kernels that params.yaml selects (``run.kernels``); all others are selected by environment variables."""
 
 Published = Mapping[str, Any]
-"""What such a file holds."""
+"""The content of such a file."""
 
 
 def folder_of(profile: str, folder: Path = FOLDER) -> Path:
-    """Where the runs of a profile are published."""
+    """The folder in which the runs of a profile are published."""
     return folder if profile == DEFAULT else folder / PROFILES / profile
 
 
@@ -52,23 +52,23 @@ def kernels_here() -> str:
 
 
 def kinds_here() -> list[str]:
-    """Every kind of kernels that can be chosen on this machine, the plainest first."""
+    """Every kind of kernels that can be selected on this machine, from the least to the most specialised."""
     kinds = ["default", "avx2", "avx512"]
     own = kernels_here()
     return kinds[: kinds.index(own) + 1] if own in kinds else [own]
 
 
 def kernels_of(root: Path) -> str:
-    """Those of the run in a folder, if this machine made it: ``portable`` are the same everywhere."""
+    """The kernels of the run in a folder, assuming that it ran on this machine."""
     portable = read_yaml(root / "params.yaml")["run"].get("kernels") == PORTABLE
     return PORTABLE if portable else kernels_here()
 
 
 def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
-    """The results of a finished run, of each method that it has.
+    """The results of a finished run, one entry for each method that has results.
 
     Raises:
-        UserError: it has none.
+        UserError: there are none.
     """
     summaries = {method: root / f"results/summary/{method}.json" for method in METHODS}
     found = {method: read_object(file) for method, file in summaries.items() if file.is_file()}
@@ -88,13 +88,13 @@ def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
 
 
 def _of(path: str) -> str | None:
-    """The method whose stages wrote it: ``results/summary/rise-turns.csv`` -> ``rise``."""
+    """The method whose stages wrote an output: ``results/summary/rise-turns.csv`` -> ``rise``."""
     named = [part.split("-")[0] for part in Path(path).with_suffix("").parts]
     return next((method for method in METHODS if method in named), None)
 
 
 def identity(params: Mapping[str, Any], kernels: str) -> dict[str, Any]:
-    """What a run's numbers depend on beside its params and its code."""
+    """What a run's numbers depend on besides its params and its code."""
     packages = {name: version(name) for name in PACKAGES}
     return {
         "kernels": kernels,
@@ -105,7 +105,7 @@ def identity(params: Mapping[str, Any], kernels: str) -> dict[str, Any]:
 
 
 def params_digest(params: Mapping[str, Any], methods: Sequence[str] = METHODS) -> str:
-    """Names the params that some methods read, apart from seed and kernels, which are told beside them."""
+    """A digest of the params that some methods read, except seed and kernels, which ``identity`` contains."""
     kept = {
         "run": {key: value for key, value in params["run"].items() if key not in ("seed", "kernels")},
         "methods": {method: [params[method], *_start(params, method)] for method in methods},
@@ -114,7 +114,7 @@ def params_digest(params: Mapping[str, Any], methods: Sequence[str] = METHODS) -
 
 
 def _start(params: Mapping[str, Any], method: str) -> list[Any]:
-    """What a method's base is made of: a model that is there has its own shape and tokenizer."""
+    """The params of a method's base; an existing model brings its own architecture and tokenizer."""
     base, tokenizer = params["base"][method], params["tokenizer"][method]
     if base["model"] is None:
         return [base, tokenizer]
@@ -122,7 +122,7 @@ def _start(params: Mapping[str, Any], method: str) -> list[Any]:
 
 
 def output_hashes(lock: Path) -> dict[str, str]:
-    """Path -> MD5 of every output that dvc.lock names."""
+    """Path -> MD5 of every output in dvc.lock."""
     if not lock.is_file():
         return {}
     stages = YAML(typ="safe", pure=True).load(lock.read_bytes())["stages"]
@@ -130,7 +130,7 @@ def output_hashes(lock: Path) -> dict[str, str]:
 
 
 def publish(run: Published, folder: Path = FOLDER) -> Path:
-    """Write a file; one of the same method, kernels and seed is replaced."""
+    """Write a run's file, replacing one of the same method, kernels and seed."""
     file = folder / run["method"] / f"{run['kernels']}-{run['seed']}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -138,10 +138,10 @@ def publish(run: Published, folder: Path = FOLDER) -> Path:
 
 
 def read_published(folder: Path = FOLDER) -> list[Published]:
-    """All runs that are published, by method, kernels and seed.
+    """All published runs, by method, kernels and seed.
 
     Raises:
-        UserError: a method's are of different params, so that they can't be pooled.
+        UserError: a method's runs have different params, so they cannot be pooled.
     """
     found: list[Published] = []
     for method in METHODS:
@@ -156,13 +156,13 @@ def read_published(folder: Path = FOLDER) -> list[Published]:
 
 
 def read_all_published(folder: Path = FOLDER) -> list[Published]:
-    """Those of the default, then those of every other profile that has some."""
+    """The published runs of the default profile, then those of every other profile."""
     profiles = sorted(path.name for path in (folder / PROFILES).glob("*/"))
     return [run for profile in (DEFAULT, *profiles) for run in read_published(folder_of(profile, folder))]
 
 
 def pooled(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean over seeds. Its error is that of the tasks or, if it is larger, that which the seeds show."""
+    """The mean over seeds. Its error is the larger of the error over tasks and the error estimated from the seeds."""
     k = len(estimates)
     mean = math.fsum(one["mean"] for one in estimates) / k
     tasks = math.sqrt(math.fsum(one["se"] ** 2 for one in estimates)) / k
@@ -171,7 +171,7 @@ def pooled(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What the tables show of a method's summary."""
+    """The part of a method's summary that the tables show."""
     columns, gains, rates = summary["columns"], summary["gains"], summary["rates"]
     metrics = [*columns, *gains, *rates]
     rows = {
@@ -189,7 +189,7 @@ def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """With all numbers rounded to ``DIGITS``."""
+    """The value with all floats rounded to ``DIGITS`` decimals."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, Mapping):
@@ -201,7 +201,7 @@ def rounded(value: Any) -> Any:
 
 @one_sentence()
 def main() -> None:
-    """Publish the run of the folder that is named (else: of this one), made on this machine."""
+    """Publish the run in the given folder (default: this one), which must have run on this machine."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
     for run in collected(root, kernels_of(root)):
         print(publish(run))

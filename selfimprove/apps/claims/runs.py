@@ -1,11 +1,11 @@
-"""``make claims``: the default profile for several seeds and every kind of CPU kernels that this machine has.
+"""``make claims``: the default profile for several seeds and every kind of CPU kernels available on this machine.
 
-Each run has a folder of its own (``.rehearsal/claims-<kernels>-<seed>``) with links to the code, its own params, cache
-and results. Stopped at any moment and started again it goes on where it was, and what is done costs seconds. The runs
-share no cache: to DVC the same stage on other kernels is the same work, and it would be restored instead of run. A
-finished run is published at once (``results/published/``); ``make docs`` then writes the pages from it. With
-``--profile rise-long`` it is that profile's runs, which have a folder of their own there; with ``arena-textcraft`` the
-comparison of the methods (``claims.arena``).
+Each run has its own folder (``.rehearsal/claims-<kernels>-<seed>``) with links to the code, and its own params, cache
+and results. An interrupted run resumes when the command is started again, and finished runs cost only seconds. The runs
+share no cache: DVC does not distinguish the same stage on different kernels, and would restore it instead of running
+it. A finished run is published at once (``results/published/``); ``make docs`` then updates the pages. With
+``--profile rise-long``, the runs of that profile are published in its own folder; with ``arena-textcraft``, the
+comparison of the methods is published (``claims.arena``).
 """
 
 import argparse
@@ -40,7 +40,7 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {},
 }
-"""Kind of kernels -> what keeps the libraries below torch to it; torch's own are chosen by ATEN_CPU_CAPABILITY."""
+"""Kind of kernels -> variables that restrict the libraries below torch to it; ATEN_CPU_CAPABILITY is torch's own."""
 
 
 def run_all(
@@ -51,12 +51,12 @@ def run_all(
     profile: str = DEFAULT,
     jobs: int = 1,
 ) -> int:
-    """Make and publish every run that is asked for, ``jobs`` stages at once.
+    """Run and publish every requested combination, with ``jobs`` stages in parallel.
 
-    Returns the exit code of the first that failed, or 0.
+    Returns the exit code of the first run that failed, or 0.
 
     Raises:
-        UserError: kernels that this machine does not have, or another ``make claims`` runs here.
+        UserError: this machine does not have the kernels, or another ``make claims`` is running here.
     """
     there = [*kinds_here(), PORTABLE]
     unknown = [kind for kind in kinds if kind not in there]

@@ -1,7 +1,7 @@
-"""The second half of ``make verify``: how many outputs are the published bytes, and which claims hold in this run.
+"""Second half of ``make verify``: compares a run's outputs with the published bytes, and tests the claims in this run.
 
-Published bytes are of one seed and one kind of CPU kernels; another kind gives other last bits, which is why claims
-rest on several.
+Published bytes belong to one seed and one kind of CPU kernels. Another kind of kernels gives different low-order bits,
+which is why claims are based on several kinds.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from selfimprove.core.cli import one_sentence
 
 
 def told(mine: Sequence[Published], runs: Sequence[Published]) -> list[str]:
-    """What there is to say of a run's methods beside the published ones."""
+    """The lines of the report that compares a run's methods with the published runs."""
     if not runs:
         return ["no run is published yet; `make claims` makes some."]
     return [line for one in mine for line in _of_method(one, [run for run in runs if run["method"] == one["method"]])]
@@ -58,7 +58,7 @@ def _bytes(run: Published, other: Published) -> str:
 
 @one_sentence()
 def main() -> None:
-    """Print it; exit code 2 if there is nothing to verify."""
+    """Print the report; exit code 2 if there is nothing to verify."""
     print("\n".join(told(collected(Path(), kernels_of(Path())), read_all_published())))
 
 

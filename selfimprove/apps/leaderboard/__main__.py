@@ -1,11 +1,11 @@
-"""``make leaderboard MODEL=…``: a model through the Open LLM Leaderboard's six tasks (docs/spin.md, S41).
+"""``make leaderboard MODEL=…``: evaluates a model on the Open LLM Leaderboard's six tasks (docs/spin.md, S41).
 
-    make leaderboard MODEL=models/spin/iter3                   # the six; where their data can't be had, the local tasks
+    make leaderboard MODEL=models/spin/iter3        # the six; the local tasks if their data is not available
     make leaderboard MODEL=org/name@revision TASKS=leaderboard ARGS="--dtype bfloat16 --batch-size 16"
     make leaderboard MODEL=models/rise/base TASKS=local
 
-Writes ``results/leaderboard/<model>.json`` after every task, so what was stopped goes on, and prints the table of all
-models evaluated so far. The six are asked as the leaderboard did, in plain text without a chat template.
+Writes ``results/leaderboard/<model>.json`` after every task, so that an interrupted evaluation resumes, and prints the
+table of all models evaluated so far. As on the leaderboard, prompts are plain text without a chat template.
 """
 
 import sys
@@ -33,11 +33,11 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="only the first so many questions of each, to try")] = None,
     only_check: Annotated[bool, typer.Option("--only-check", help="whether there are such a model and tasks")] = False,
 ) -> None:
-    """Evaluate one model, and print the table of all that were."""
+    """Evaluate one model, and print the table of all evaluated models."""
     from selfimprove.apps.leaderboard import harness
 
     chosen = select(tasks)
-    of_hub = not files.is_folder(model)  # one that is nowhere is told before anything is fetched
+    of_hub = not files.is_folder(model)  # a missing model is reported before anything is downloaded
     harness.go_offline_unless_the_hub_answers()
     if of_hub:
         harness.check_hub(model)

@@ -1,7 +1,7 @@
 """Runs lm-evaluation-harness; needs its own environment (``make env-leaderboard``).
 
-Heavy, and imported only when an evaluation starts. Nothing of a data set or a model is executed: data sets come as
-plain files, and ``trust_remote_code`` stays off.
+Slow to import, so imported only when an evaluation starts. No code of a data set or a model is executed: data sets are
+plain files, and ``trust_remote_code`` is off.
 """
 
 import logging
@@ -25,11 +25,11 @@ PROBE_SECONDS = 5.0
 
 
 class DataMissingError(UserError):
-    """A task's data set is neither here nor to be had."""
+    """A task's data set is not available locally and cannot be downloaded."""
 
 
 def go_offline_unless_the_hub_answers() -> None:
-    """Without a network, what is cached is found at once instead of after minutes of retries."""
+    """Switch to offline mode without a network, so that cached data is found at once, not after minutes of retries."""
     import httpx
     from huggingface_hub import constants
 
@@ -42,10 +42,10 @@ def go_offline_unless_the_hub_answers() -> None:
 
 
 def check_hub(model: str) -> None:
-    """Refuse a name under which the hub, or what is cached of it here, has no model.
+    """Check that the hub, or its local cache, has a model of this name.
 
     Raises:
-        UserError: it has none, or not for this user.
+        UserError: there is no such model, or the user has no access to it.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -62,7 +62,7 @@ def check_hub(model: str) -> None:
 
 @dataclass(frozen=True)
 class LoadedTasks:
-    """The harness's index of definitions, and its object for each task (for MMLU the group of 57)."""
+    """The harness's index of task definitions, and its object for each task (for MMLU, the group of 57)."""
 
     manager: Any
     tasks: dict[str, Any]
@@ -72,14 +72,14 @@ def load_tasks(tasks: Sequence[LeaderboardTask]) -> LoadedTasks:
     """Read the tasks' definitions and data sets.
 
     Raises:
-        DataMissingError: a data set can't be had.
+        DataMissingError: a data set is not available.
     """
     import lm_eval.tasks
 
     _be_quiet()
     theirs = Path(lm_eval.tasks.__file__).parent
     folders = {(HERE if task in LOCAL else theirs) / task.folder for task in tasks}
-    # Only these folders: reading the harness's 14,000 definitions takes longer than a small model takes to answer.
+    # Only these folders: reading the harness's 14,000 definitions takes longer than evaluating a small model.
     manager = lm_eval.tasks.TaskManager(include_path=sorted(folders), include_defaults=False)
     loaded: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
@@ -112,15 +112,15 @@ def evaluate(
     folder: Path,
     say: Callable[[str], None],
 ) -> Results:
-    """Ask a model every task that its results file does not have yet; the file is written after each.
+    """Evaluate a model on every task that is not in its results file yet; the file is written after each task.
 
     Args:
         model: a folder, or a model of the hub as ``name`` or ``name@revision``.
-        loaded: ``load_tasks``'s.
-        limit: only so many questions of each task.
+        loaded: the result of ``load_tasks``.
+        limit: number of questions per task; None for all.
 
     Raises:
-        UserError: the model can't be loaded, or the harness returned something else than was asked for.
+        UserError: the model cannot be loaded, or the harness returned unexpected results.
     """
     from lm_eval import simple_evaluate
 
@@ -149,7 +149,7 @@ def evaluate(
             limit=limit,
             log_samples=False,
         )
-        if answer is None:  # another process of a launcher than the first
+        if answer is None:  # only the first process of a launcher gets results
             continue
         metric = files.parse_metric(task, answer)
         found = found.model_copy(update={"tasks": {**found.tasks, task.name: metric}})
@@ -159,10 +159,10 @@ def evaluate(
 
 
 def load_model(model: str, *, device: str | None, dtype: str, batch_size: int) -> tuple[Any, str]:
-    """The harness's model, and what names its weights: a hash of the folder's files, or the hub's commit.
+    """The harness's model, and an identifier of its weights: a hash of the folder's files, or the hub's commit.
 
     Raises:
-        UserError: there is no such model here or on the hub, or it can't be loaded.
+        UserError: there is no such model, locally or on the hub, or it cannot be loaded.
     """
     import torch
     from lm_eval.models.huggingface import HFLM
@@ -185,6 +185,6 @@ def load_model(model: str, *, device: str | None, dtype: str, batch_size: int) -
 
 
 def _be_quiet() -> None:
-    """The harness logs every override, and warns of the settings that the leaderboard prescribes."""
+    """Silence the harness, which logs every override and warns about settings that the leaderboard prescribes."""
     for name in ("lm_eval", "datasets", "transformers", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,11 +1,11 @@
-"""The local tasks' questions: arithmetic word problems of the embedded generator, as the harness's JSON data sets.
+"""Questions of the local tasks: word problems from the embedded generator, as JSON data sets for the harness.
 
 ``local_problems`` asks for a worked solution, ``local_choice`` for the right one of four results::
 
     {"question": "Mia has 7 boxes with 12 marbles in each. ...", "choices": ["207", "69", "84", "217"], "label": 0}
 
-The wrong results are values on the way to the right one, and right ones misread. Examples in prompts come from another
-split of the problems than the questions.
+Wrong results are intermediate values of the solution, or the right result with a small change. The examples in prompts
+come from a different split of the problems than the questions.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""What an evaluation leaves: ``results/leaderboard/<model>.json``, and the table of all such files.
+"""Results of leaderboard evaluations, ``results/leaderboard/<model>.json``, and the table of all such files.
 
-A file holds a model's metrics task by task and is written whole after every task, so that an evaluation that was
-stopped goes on with the next one. Metrics of other weights, of other settings or of another harness never stand in one
-file: they are what its ``key`` is made of.
+A file contains a model's metrics by task and is rewritten atomically after every task, so that an interrupted
+evaluation resumes with the next task. A file never mixes metrics of different weights, settings or harness versions:
+its ``key`` is derived from these.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 
 
 class Metric(Record):
-    """One task's result; ``value`` and its standard error are shares in [0, 1]."""
+    """One task's result; ``value`` and its standard error are fractions in [0, 1]."""
 
     value: float = Field(ge=0, le=1)
     stderr: float | None
@@ -36,11 +36,11 @@ class Metric(Record):
     few_shot: int
     metric: str
     versions: dict[str, float | int | str | None]
-    """The harness's version of each task that the metric is made of (57 for MMLU)."""
+    """The harness's version of each task that contributes to the metric (57 for MMLU)."""
 
 
 class Settings(Record):
-    """What a metric depends on beside the model's weights."""
+    """What a metric depends on besides the model's weights."""
 
     harness: str
     transformers: str
@@ -59,22 +59,22 @@ class Results(Record):
 
     @property
     def mean(self) -> float | None:
-        """Mean of the six in [0, 1]; None while one of them is missing, or was asked in part (``limit``)."""
+        """Mean of the six in [0, 1]; None if one of them is missing or was evaluated only in part (``limit``)."""
         if self.missing or self.settings.limit is not None:
             return None
         return sum(self.tasks[task.name].value for task in LEADERBOARD) / len(LEADERBOARD)
 
     @property
     def missing(self) -> list[str]:
-        """Those of the six that have no metric yet."""
+        """The names of the six tasks that have no metric yet."""
         return [task.name for task in LEADERBOARD if task.name not in self.tasks]
 
 
 def parse_metric(task: LeaderboardTask, results: Mapping[str, Any]) -> Metric:
-    """A task's metric out of what the harness returns.
+    """Extract a task's metric from the harness's results.
 
     Raises:
-        UserError: the harness returned no such task or metric, or asked with another number of examples.
+        UserError: the task or metric is missing, or the number of examples in the prompt is wrong.
     """
     found = results["results"].get(task.name, {})
     if task.key not in found:
@@ -108,7 +108,7 @@ def _members(name: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def label(model: str) -> str:
-    """The name of a model's file: ``models/rise/base`` is ``rise--base``, ``org/name@v1`` is ``org--name@v1``."""
+    """The file name for a model: ``models/rise/base`` is ``rise--base``, ``org/name@v1`` is ``org--name@v1``."""
     parts = [part for part in Path(model).parts if part not in ("/", ".", "..")]
     if len(parts) > 1 and parts[0] == "models":
         parts = parts[1:]
@@ -116,16 +116,16 @@ def label(model: str) -> str:
 
 
 def key_of(fingerprint: str, settings: Settings) -> str:
-    """Names one model's weights under one set of settings."""
+    """Identifies a model's weights in combination with settings."""
     text = json.dumps([fingerprint, settings.model_dump()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_folder(model: str) -> bool:
-    """Whether the model is one of a folder; else it is one of the hub.
+    """Whether the model is a folder; otherwise it is a model of the hub.
 
     Raises:
-        UserError: there is no model in the folder, or no such folder and it is no name of the hub's.
+        UserError: the folder contains no model, or it does not exist and the name is not valid on the hub.
     """
     folder = Path(model)
     if not folder.exists():
@@ -144,10 +144,10 @@ def is_folder(model: str) -> bool:
 
 
 def fingerprint(model: str) -> str | None:
-    """SHA-256 of the names and contents of a model folder's files; None for a model of the hub, named by its commit.
+    """SHA-256 over names and contents of a model folder's files; None for a hub model, which its commit identifies.
 
     Raises:
-        UserError: as ``is_folder``.
+        UserError: see ``is_folder``.
     """
     if not is_folder(model):
         return None
@@ -158,10 +158,10 @@ def fingerprint(model: str) -> str | None:
 
 
 def read(path: Path) -> Results:
-    """A results file.
+    """Read a results file.
 
     Raises:
-        UserError: it is torn or of another form.
+        UserError: the file is damaged or has another format.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -174,14 +174,14 @@ def read(path: Path) -> Results:
 
 
 def write(results: Results, folder: Path = FOLDER) -> Path:
-    """Write a model's file whole, with the mean beside what was read; returns its path."""
+    """Write a model's file atomically, including the mean; returns its path."""
     path = folder / f"{label(results.model)}.json"
     write_json(path, results.model_dump() | {"mean": results.mean})
     return path
 
 
 def table(found: Sequence[Results]) -> Table:
-    """Models × tasks, in percent ± standard error; the paper's rows below, where one of the six was asked."""
+    """Models × tasks, in percent ± standard error; the paper's rows below if any of the six tasks was evaluated."""
     asked = {name for results in found for name in results.tasks}
     six = any(task.name in asked for task in LEADERBOARD)
     columns = [*(LEADERBOARD if six else ()), *(task for task in LOCAL if task.name in asked)]

@@ -1,13 +1,13 @@
-"""Which tasks make the leaderboard, how each is asked and scored, and what was published (docs/spin.md, S41).
+"""The leaderboard's tasks, how each is prompted and scored, and the published results (docs/spin.md, S41).
 
-The Open LLM Leaderboard (its first version, which plain SPIN reports) is the mean of six tasks. Each has its own number
-of worked examples in the prompt and its own metric of lm-evaluation-harness::
+The Open LLM Leaderboard (in its first version, which SPIN's paper reports) is the mean of six tasks. Each has its own
+number of worked examples in the prompt and its own metric of lm-evaluation-harness::
 
     arc_challenge  25 examples  acc_norm     which of the answers has the highest log-probability per character
     gsm8k           5 examples  exact_match  the number after "####" in what the model writes, greedily
 
-The paper names version 0.4.0 of the harness, whose data sets came as programs that today's libraries refuse to run; the
-locked version asks the same questions. GSM8K is its ``strict-match``, the only reading that 0.4.0 had.
+The paper names version 0.4.0 of the harness, whose data sets were distributed as programs that current libraries refuse
+to run; the locked version asks the same questions. GSM8K uses ``strict-match``, the only extraction in 0.4.0.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from selfimprove.core.errors import UserError, meant
 
 @dataclass(frozen=True)
 class LeaderboardTask:
-    """One column of the table: the harness's task (or group of tasks), worked examples in the prompt, metric.
+    """One column of the table: the harness's task (or group of tasks), number of worked examples, and metric.
 
-    ``folder`` is where its definition lies, below the harness's tasks or, for ours, below this folder.
+    ``folder`` contains the task's definition, below the harness's tasks or, for local tasks, below this folder.
     """
 
     name: str
@@ -43,13 +43,13 @@ LEADERBOARD = (
     LeaderboardTask("hellaswag", "HellaSwag", 10, "acc_norm", "hellaswag"),
     LeaderboardTask("mmlu", "MMLU", 5, "acc", "mmlu/default"),
 )
-"""The six, in the paper's order. The mean is over all of them or is not given."""
+"""The six tasks, in the paper's order. The mean is reported only over all of them."""
 
 LOCAL = (
     LeaderboardTask("local_choice", "local choice", 3, "acc_norm", "local"),
     LeaderboardTask("local_problems", "local problems", 3, "exact_match", "local", "strict-match"),
 )
-"""Ours, from embedded data: they need no network, and both ways of asking that the six need (see ``local``)."""
+"""Tasks from embedded data: they need no network, and cover both kinds of prompts of the six (see ``local``)."""
 
 PUBLISHED = {
     "zephyr-7b-sft-full (paper)": (60.41, 43.73, 74.19, 26.76, 82.85, 60.92),
@@ -62,10 +62,10 @@ SUITES = {"leaderboard": LEADERBOARD, "local": LOCAL}
 
 
 def select(names: str) -> tuple[LeaderboardTask, ...]:
-    """The tasks that ``TASKS`` asks for: a suite, or tasks with commas between them (``auto`` is the six).
+    """The tasks selected by ``TASKS``: a suite, or comma-separated tasks (``auto`` selects the six).
 
     Raises:
-        UserError: a name is neither; names the nearest.
+        UserError: a name is neither; the message suggests the nearest.
     """
     if names == AUTO:
         return LEADERBOARD

@@ -1,4 +1,4 @@
-"""``make page``: the report of this run, ``report/index.html``."""
+"""``make page``: builds this run's report, ``report/index.html``."""
 
 import sys
 import time
@@ -22,10 +22,10 @@ def main(
     compare: Annotated[list[str] | None, typer.Option(help="a run's folder, a commit or an experiment")] = None,
     live: Annotated[bool, typer.Option(help="with the view that make watch serves")] = False,
 ) -> None:
-    """Write the report and say where it is, and what could not be read.
+    """Write the report, and print its path and what could not be read.
 
     Raises:
-        UserError: no folder of a run; one to compare with that cannot be read.
+        UserError: the run's folder does not exist, or a run to compare with cannot be read.
     """
     if not run.is_dir():
         raise UserError(f"--run {run}: there is no such folder; name the one of a run.")

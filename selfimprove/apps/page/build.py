@@ -1,6 +1,6 @@
-"""Writes the report: one HTML page a view, its data in chunks, tables to take away.
+"""Writes the report: one HTML page per view, its data in chunks, and tables for export.
 
-Everything is made in a folder aside and put in place when it is whole, so that a reader of the old report never meets
+Everything is built in a temporary folder and published when complete, so that a reader of the old report never sees
 half of the new one.
 """
 
@@ -33,7 +33,7 @@ from selfimprove.pipeline.params import METHODS
 HERE = Path(__file__).parent
 OUT = Path("report")
 ASIDE = ".page-"
-"""Prefix of the folder in which a report is made."""
+"""Prefix of the temporary folder in which a report is built."""
 
 VIEWS = [
     ("index.html", "Overview"),
@@ -55,7 +55,7 @@ IDEAS = {
 
 @dataclass(frozen=True)
 class Built:
-    """What was written, and what could not be read."""
+    """The files written, and the problems found while reading."""
 
     files: list[Path]
     problems: list[str]
@@ -64,14 +64,14 @@ class Built:
 def build(
     root: Path, out: Path, logprobs: Wanted = "auto", *, compare_with: Sequence[str] = (), live: bool = False
 ) -> Built:
-    """Write the report of the run in ``root`` to ``out``; other files in ``out`` stay.
+    """Write the report of the run in ``root`` to ``out``; other files in ``out`` are kept.
 
     Args:
-        compare_with: folders, commits or experiments; none: what ``compare.others`` finds.
-        live: with the view that ``make watch`` serves.
+        compare_with: folders, commits or experiments; if empty, those that ``compare.others`` finds.
+        live: include the view that ``make watch`` serves.
 
     Raises:
-        UserError: there is no such run to compare with.
+        UserError: a run in ``compare_with`` does not exist.
     """
     run = Run(root)
     turn = in_turn(LOCKS / "page", f"another process writes the page in {out}; waiting for it")
@@ -89,7 +89,7 @@ def build(
 
 
 def _without_remains(folder: Path) -> Path:
-    """The folder, without what a process that was killed has left there. Only in turn."""
+    """The folder, without leftovers of killed processes. The lock must be held."""
     for left in folder.glob(f"{ASIDE}*"):
         shutil.rmtree(left, ignore_errors=True)
     return folder
@@ -101,7 +101,7 @@ def _made(folder: Path) -> Path:
 
 
 def environment() -> Environment:
-    """Templates that escape every value."""
+    """The template environment; it escapes every value."""
     return Environment(
         loader=PackageLoader("selfimprove.apps.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -109,7 +109,7 @@ def environment() -> Environment:
 
 
 def write_live(out: Path) -> None:
-    """The live view alone, for a run whose report is yet to be made."""
+    """Write only the live view, for a run whose report has not been built yet."""
     if not (out / "assets").is_dir():
         _assets(_made(out) / "assets")
     _write_view(environment(), out, *LIVE, views=[*VIEWS, LIVE], charts="", connect="'self'")
@@ -132,7 +132,7 @@ class _Report:
         self.stages = graph.stages(run)
 
     def write(self) -> None:
-        """All views. The overview is last: by then every file has been read, and what is damaged is known."""
+        """Write all views. The overview comes last: only then have all files been read and all problems been found."""
         data, scorer = self.folder / "data", Scorer(self.run, self.stages, self.logprobs)
         trained = graph.trained_on(self.stages)
         libraries = {
@@ -214,7 +214,7 @@ class _Report:
 
 
 def _claim(method: str, summary: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
-    """The headline of a method's last row, its differences to base and controls, and what they rest on."""
+    """A method's headline result: the last row's metric, its differences to base and controls, and their evidence."""
     last = summary["last"]
     if last is None or last not in summary["rows"]:
         return None
@@ -259,7 +259,7 @@ def _assets(folder: Path) -> None:
 
 @cache
 def _libraries() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that defines ``vegaEmbed`` and nothing else."""
+    """Vega, Vega-Lite and Vega-Embed as one script that defines only the global ``vegaEmbed``."""
     from vl_convert import javascript_bundle
 
     return f"(function () {{{javascript_bundle('window.vegaEmbed = vegaEmbed;', vl_version=VEGA_LITE)}}})();\n"

@@ -1,11 +1,11 @@
-"""Data of the page, in files that a page opened from a disk can load.
+"""The page's data, in files that can be loaded by a page opened from disk.
 
-A browser lets no script read other files of the disk, but it runs them: so a chunk is a script that hands the page one
-string, gzipped JSON in base64 ::
+Browsers do not allow such a page to read files, but they do run its scripts. A chunk is therefore a script that passes
+the page one string, gzipped JSON in base64 ::
 
     chunk("rise-iter2-evaluation-0","H4sIAAAA…");
 
-and ``static/page.js`` unpacks it when a view asks for it.
+which ``static/page.js`` decompresses when a view needs it.
 """
 
 import base64
@@ -18,7 +18,7 @@ from typing import Any
 from selfimprove.apps.page.run import as_json
 
 BYTES = 1 << 20
-"""About so many bytes of JSON in a chunk of records."""
+"""Approximate size of a chunk of records in bytes of JSON."""
 
 
 def write_chunk(folder: Path, name: str, value: Any) -> None:
@@ -27,7 +27,7 @@ def write_chunk(folder: Path, name: str, value: Any) -> None:
 
 
 def write_chunk_text(folder: Path, name: str, text: str) -> None:
-    """As ``write_chunk``, of JSON that is text already."""
+    """Like ``write_chunk``, for a value that is already JSON text."""
     packed = base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode()
     (folder / f"{name}.js").write_text(f"chunk({json.dumps(name)},{json.dumps(packed)});\n", encoding="ascii")
 
@@ -36,7 +36,7 @@ def write_records(folder: Path, name: str, records: Iterable[Any], size: int = B
     """Write records to chunks ``<name>-0.js``, ``<name>-1.js``, …
 
     Returns:
-        How many records come before each chunk.
+        For each chunk, the number of records before it.
     """
     starts: list[int] = []
     lines: list[str] = []

@@ -1,6 +1,6 @@
-"""Other runs beside this one: another clone's folder, a commit or a DVC experiment.
+"""Comparison of a run with other runs: another clone's folder, a commit or a DVC experiment.
 
-A commit or an experiment is read from its ``dvc.lock`` and DVC's cache; nothing is checked out.
+Commits and experiments are read from their ``dvc.lock`` and DVC's cache; nothing is checked out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,23 @@ from selfimprove.pipeline.verify import cache_of
 
 EXPERIMENTS = "refs/exps"
 MOST = 8
-"""So many experiments are compared unasked, the newest first."""
+"""Maximum number of experiments compared by default, newest first."""
 
 
 class Other:
-    """A run to compare with."""
+    """Another run to compare with."""
 
     def __init__(self, run: Run, name: str, about: str, params: Mapping[str, Any], files: Mapping[str, Path]) -> None:
         self._run, self.name, self.about, self.params, self._files = run, name, about, params, files
 
     def outcomes(self, method: str, row: str) -> list[Outcome]:
-        """Task by task; [] if the row is not there."""
+        """The row's outcome for each task; [] if the other run does not have the row."""
         path = self._files.get(f"results/{method}/{row}/outcomes.jsonl")
         return read_outcomes(self._run, path) if path else []
 
 
 def read_outcomes(run: Run, path: Path) -> list[Outcome]:
-    """The outcomes of a file; lines that are none are left out and said."""
+    """The outcomes in a file; invalid lines are skipped and reported."""
     found = []
     for number, line in run.lines(path):
         try:
@@ -53,10 +53,10 @@ def read_outcomes(run: Run, path: Path) -> list[Outcome]:
 
 
 def others(run: Run, named: Sequence[str]) -> list[Other]:
-    """The runs named, or else the last commit's, if its results differ from the workspace's, and its experiments.
+    """The named runs. By default: the last commit, if its results differ from the workspace's, and its experiments.
 
     Raises:
-        UserError: a name is neither a run's folder nor a commit with a ``dvc.lock``.
+        UserError: a name is neither a run's folder nor a commit or experiment with a ``dvc.lock``.
     """
     if named:
         return [_named(run, name) for name in named]
@@ -118,7 +118,7 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
 
 
 def shown(run: Run, other: Other) -> dict[str, Any]:
-    """A section of the page: params, metrics with paired errors, and tasks that changed sides."""
+    """A section of the page: differing params, metrics with paired errors, and tasks whose headline metric changed."""
     tables, changes = [], []
     for method, summary in run.summaries.items():
         metric = headline(summary)
@@ -161,7 +161,7 @@ def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, li
 
 
 def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[dict[str, dict[str, float | int]], bool]:
-    """Each metric here minus there, and whether it is paired: over the same tasks."""
+    """Each metric's difference, this run minus the other, and whether it is paired, i.e. over the same tasks."""
     try:
         return compare(mine, theirs), True
     except UserError:

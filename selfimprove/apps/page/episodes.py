@@ -1,4 +1,4 @@
-"""Episodes and training examples of every method in one form, the one that the page's reader shows.
+"""Conversion of every method's episodes and training examples to one format, which the page's reader displays.
 
 A record of the page::
 
@@ -7,9 +7,9 @@ A record of the page::
            {"r": "assistant", "p": [["Thought: … Action: get 2 grape", 0, [294, 30, …]]], "reward": 0.0, "ok": true},
            {"r": "environment", "p": [["Got 2 grape", 0, null]], "v": {"carries": {"grape": 2}}}]}
 
-``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` which run over the task, or its curriculum level. A message's
-parts ``p`` are [text, weight in training, token ids]; where they were computed, the tokens' log-probabilities after and
-before training follow. ``v`` is a scene (``scenes.py``).
+``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` run number or curriculum level. A message's parts ``p`` are
+[text, weight in training, token ids], followed by the tokens' log-probabilities after and before training if they were
+computed. ``v`` is a scene (``scenes.py``).
 """
 
 import re
@@ -22,11 +22,11 @@ from selfimprove.envs.plans import RULE
 Json = dict[str, Any]
 
 CUT = 100_000
-"""Longer texts are cut in the page; it says so."""
+"""Maximum number of characters of a text; longer texts are truncated with a note."""
 
 
 def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
-    """A line of any method's episodes, trajectories or training examples.
+    """Convert a line of any method's episodes, trajectories or training examples.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the line is of no known kind.
@@ -45,7 +45,7 @@ def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
 def _turns(record: Mapping[str, Any]) -> Json:
     """RISE and Agent-R: ``core.records.Episode``."""
     messages = _opening(record["prompt"])
-    # A whole plan of RISE's is no action of which a scene could be drawn.
+    # A RISE plan is a sequence of actions, from which no scene can be drawn.
     planned = RULE in record["query"]
     seen = None if planned else scenes.Inventory() if record["env"] == "textcraft" else scenes.Seen()
     if seen:
@@ -101,7 +101,7 @@ def _rounds(record: Mapping[str, Any]) -> Json:
 
 
 def _steps(record: Mapping[str, Any]) -> Json:
-    """Reflect-RL: ``episode.RLEpisode``, and its teacher's trajectories."""
+    """Reflect-RL: ``episode.RLEpisode`` and the teacher's trajectories."""
     messages, invalid = _walked(record["steps"])
     cost = record.get("cost", sum(step.get("cost", 0.0) for step in record["steps"]))
     level = record.get("level", "")
@@ -114,7 +114,7 @@ def _steps(record: Mapping[str, Any]) -> Json:
 
 
 def _logged(iteration: Mapping[str, Any]) -> Iterator[Json]:
-    """Reflect-RL: the episodes that an iteration of reinforcement learning logged (docs/reflect-rl.md, L48)."""
+    """Reflect-RL: the episodes logged in an iteration of reinforcement learning (docs/reflect-rl.md, L48)."""
     for entry in iteration["log"]:
         steps = [{**step, "label": step["generation"], "togo": step["Q_value"]} for step in entry["detail"]]
         for step in steps:
@@ -130,7 +130,7 @@ def _logged(iteration: Mapping[str, Any]) -> Iterator[Json]:
 
 
 def _walked(steps: Sequence[Mapping[str, Any]]) -> tuple[list[Json], int]:
-    """Messages of Reflect-RL's steps, and how many actions were invalid."""
+    """Messages of Reflect-RL's steps, and the number of invalid actions."""
     messages: list[Json] = []
     invalid = 0
     for step in steps:
@@ -151,7 +151,7 @@ def _walked(steps: Sequence[Mapping[str, Any]]) -> tuple[list[Json], int]:
 
 
 def _example(record: Mapping[str, Any], number: int) -> Json:
-    """A training example: messages with weights."""
+    """A training example: messages with their weights."""
     messages = _joined(record["messages"])
     seen = scenes.Seen()
     planned = any(RULE in message["p"][0][0] for message in messages)
@@ -188,7 +188,7 @@ def _scene(scene: Json | None) -> Json:
 
 
 def _joined(messages: list[Mapping[str, Any]]) -> list[Json]:
-    """Messages, those of one role in a row as parts of one."""
+    """Messages; consecutive assistant messages become parts of one message."""
     found: list[Json] = []
     for one in messages:
         part = [clip(one["content"]), one.get("weight", 0), one.get("token_ids")]
@@ -200,7 +200,7 @@ def _joined(messages: list[Mapping[str, Any]]) -> list[Json]:
 
 
 def clip(text: str) -> str:
-    """Text that the page can hold: whole characters, and not a megabyte in one line."""
+    """The text as valid UTF-8, truncated to ``CUT`` characters."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return whole if len(whole) <= CUT else f"{whole[:CUT]} … [cut by the page: {len(whole) - CUT:,} more characters]"
 
@@ -208,9 +208,9 @@ def clip(text: str) -> str:
 def read(
     lines: Iterator[tuple[int, Mapping[str, Any]]], file: str, tell: Callable[[str], None]
 ) -> Iterator[tuple[int, Mapping[str, Any], Json]]:
-    """(line number, line, record) of the lines that are episodes or examples; of others ``tell`` gets file and line.
+    """(line number, line, record) of every episode or example; other lines are reported to ``tell`` and skipped.
 
-    A line of a log of reinforcement learning holds several episodes.
+    A line of a reinforcement learning log contains several episodes.
     """
     for number, line in lines:
         try:

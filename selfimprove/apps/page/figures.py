@@ -9,20 +9,20 @@ from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.charts import Spec, counts_chart, curve_chart, lines_chart, rows_chart
 
 Drawn = list[tuple[str, str, Spec]]
-"""(key, what it shows in a sentence, specification)."""
+"""(key, one-sentence description, specification) of each chart."""
 
 LETTERS = {"s": "solved", "u": "not solved", "b": "blocked"}
 BINS = 8
 
 
 def rows(run: Run, method: str) -> Spec | None:
-    """Every row's headline metric; None before any is measured."""
+    """Every row's headline metric; None if no row has been measured yet."""
     summary = run.summaries[method]
     return rows_chart(method, summary) if summary["order"] and summary["columns"] else None
 
 
 def sections(run: Run, method: str, library: Library | None) -> list[tuple[str, Drawn]]:
-    """(heading, charts) of a method's page."""
+    """(heading, charts) of the sections of a method's page."""
     found = [
         ("Metrics", _metrics(run, method)),
         ("Training", _training(run, method)),
@@ -44,7 +44,7 @@ def _metrics(run: Run, method: str) -> Drawn:
 
 
 def _training(run: Run, method: str) -> Drawn:
-    """Columns of loss.csv and curves.csv by step, every row overlaid."""
+    """Columns of loss.csv and curves.csv by step, with all rows overlaid."""
     series: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in run.rows(method):
         folder = run.root / "results" / method / row
@@ -93,7 +93,7 @@ def _column(one: dict[str, Any], key: str) -> list[Any]:
 
 
 def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:
-    """Categories in order, and the category of a value."""
+    """The categories in order, and a function that returns a value's category."""
     if key == "s":
         return list(LETTERS.values()), lambda value: LETTERS.get(value, "other")
     scale = 1000 if key == "r" else 1
@@ -101,7 +101,7 @@ def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:
     if len(distinct) <= BINS + 4:
         return [f"{value / scale:g}" for value in distinct], lambda value: f"{value / scale:g}"
     low, high = distinct[0], distinct[-1]
-    step = (high - low) // BINS + 1  # all are whole numbers, rewards in thousandths
+    step = (high - low) // BINS + 1  # all values are integers; rewards are in thousandths
 
     def label(value: int) -> str:
         first = low + (value - low) // step * step

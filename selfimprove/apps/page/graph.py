@@ -1,4 +1,4 @@
-"""The run's stages as DVC knows them: what each reads, writes and measures, and what has not run yet."""
+"""The run's stages according to DVC: their inputs, outputs and metrics, and the stages that have not run yet."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from selfimprove.apps.report.words import method_name, row_name
 from selfimprove.pipeline.params import METHODS
 
 CODE = "data/code/"
-"""Hashes of code: every stage has one as an input, and no reader looks for it."""
+"""Folder of code hashes: every stage has one as an input, but they are of no interest to readers."""
 
 STEP_X, STEP_Y = 62, 46
 
 
 @dataclass
 class StageShown:
-    """One stage. ``after``: what it needs, less what those need themselves; ``state``: done (all outputs are there)
-    or missing.
+    """One stage. ``after``: its direct dependencies in the transitive reduction of the graph; ``state``: ``done`` if
+    all outputs exist, else ``missing``.
     """
 
     name: str
@@ -43,7 +43,7 @@ class StageShown:
 
     @property
     def anchor(self) -> str:
-        """Its place in the page."""
+        """Id of its entry in the page."""
         return "stage-" + "".join(one if one.isalnum() else "-" for one in self.name)
 
 
@@ -68,11 +68,11 @@ for stage in nx.lexicographical_topological_sort(graph.reverse(), key=lambda one
     })
 print(json.dumps(found))
 """
-"""DVC takes a second to import and changes logging and signals: it is asked in a process of its own."""
+"""Run in a subprocess: importing DVC takes a second and changes logging and signal handlers."""
 
 
 def stages(run: Run) -> list[StageShown]:
-    """Every stage after those it needs; [] where there is no graph that DVC can read (said)."""
+    """All stages, in topological order; [] if there is no graph, or DVC cannot read it, which is reported."""
     if not (run.root / "dvc.yaml").is_file():
         return []
     command = [sys.executable, "-c", _ASK, str(run.root.resolve())]
@@ -117,7 +117,7 @@ def locked(run: Run) -> dict[str, str]:
 
 
 def hashes_of(lock: dict[str, Any]) -> dict[str, str]:
-    """Output -> hash of a ``dvc.lock``'s content."""
+    """Output -> its hash in the parsed ``dvc.lock``."""
     entries = (lock.get("stages") or {}).values()
     return {out["path"]: str(out.get("md5", "")) for entry in entries for out in entry.get("outs") or []}
 
@@ -134,7 +134,7 @@ def trained_on(found: list[StageShown]) -> dict[str, str]:
 
 
 def graph_charts(found: list[StageShown]) -> dict[str, Spec]:
-    """A picture of each method's stages: a lane a row, from left to right; each leads to its entry below."""
+    """A chart of each method's stages: one lane per row, from left to right; each node links to the stage's entry."""
     return {method: chart for method in METHODS if (chart := _chart(method, found)) is not None}
 
 
@@ -194,7 +194,7 @@ def _kind_and_row(name: str) -> tuple[str, str]:
 
 
 def _timing(run: Run, name: str, outputs: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds and tokens of the stage's last run; {} if it was restored."""
+    """Seconds and tokens of the stage's last run; {} if its outputs were restored from the run cache."""
     path = run.root / ".scratch" / "timing" / f"{name}.json"
     if not path.is_file():
         return {}
@@ -206,7 +206,7 @@ def _timing(run: Run, name: str, outputs: list[dict[str, Any]]) -> dict[str, flo
 
 
 def missing(found: list[StageShown]) -> list[tuple[str, list[str]]]:
-    """(stage, outputs that are not there) of a half-finished run."""
+    """(stage, missing outputs) of an unfinished run."""
     return [
         (stage.name, [out["path"] for out in stage.outputs if not out["there"]])
         for stage in found

@@ -1,9 +1,9 @@
-"""``make inspect``: evaluation episodes as logs of inspect_ai, which ``inspect view`` opens.
+"""``make inspect``: evaluation episodes as inspect_ai logs, which ``inspect view`` opens.
 
     python -m selfimprove.apps.page.inspect_log RUN OUT
 
-One log a row: ``OUT/<method>-<row>.eval``. Runs in ``.venvs/inspect``, which has inspect_ai and nothing of the main
-environment.
+Writes one log per row, ``OUT/<method>-<row>.eval``. Runs in ``.venvs/inspect``, which contains inspect_ai and no
+package of the main environment.
 """
 
 import json
@@ -19,7 +19,7 @@ ROLES = {"environment": "user", "reflector": "user"}
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The episodes of a file; a damaged line is named and left out."""
+    """The episodes in a file; invalid lines are reported and skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -65,7 +65,7 @@ def _sample(record: dict[str, Any], epoch: int) -> Any:
 
 
 def main(run: Path, out: Path) -> None:
-    """Write a log of every row that has been evaluated."""
+    """Write a log for every evaluated row."""
     from inspect_ai.log import write_eval_log
 
     out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The sets of episodes of a run, and their index: what the page filters without reading the episodes themselves.
+"""The sets of episodes of a run and their index, by which the page filters without loading the episodes.
 
-A set is one file: a row's evaluation, what it generated, what it was trained on, or its reinforcement's log. The index
-of a method has its tasks once, and for every set one column a property: 200,000 episodes are a few short arrays.
+A set is one file: a row's evaluation, generated episodes, training examples or reinforcement log. A method's index
+lists its tasks once, and every set has one column per property: 200,000 episodes take a few short arrays.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
 PAIRED = ("pairs", "outcome", "own", "_centric")
-"""How the names of files of pairs end: they have a view of their own (``pairs.py``)."""
+"""Suffixes of the names of pair files, which have their own view (``pairs.py``)."""
 
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
 
 
 @dataclass
 class Source:
-    """A set of one file."""
+    """A set, read from one file."""
 
     row: str
     phase: str
@@ -30,12 +30,12 @@ class Source:
 
     @property
     def name(self) -> str:
-        """As in links: ``iter2/evaluation``."""
+        """The name used in links: ``iter2/evaluation``."""
         return f"{self.row}/{self.phase}"
 
 
 Extend = Callable[[str, Source, int, Mapping[str, Any], dict[str, Any]], None]
-"""(method, its set, lines of the set's file, line, record): adds tokens and log-probabilities to the record."""
+"""(method, set, number of lines in its file, line, record): adds tokens and log-probabilities to the record."""
 
 
 @dataclass
@@ -47,15 +47,15 @@ class Library:
     runs: dict[str, int] = field(default_factory=lambda: {"": 0})
     sets: list[dict[str, Any]] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
-    """Row -> tokens that its model wrote in each evaluated episode, as far as their ids were kept."""
+    """Row -> number of generated tokens of each evaluated episode whose token ids were kept."""
 
 
 def sources(run: Run, method: str, trained: Mapping[str, str]) -> list[Source]:
     """The sets of a method, evaluations first.
 
     Args:
-        trained: file of training examples -> the row that learnt from it; files that no row learns from are no sets.
-            Empty: the graph of stages is unknown, and each file belongs to the row that it was made for.
+        trained: file of training examples -> the row trained on it; files that no row is trained on are omitted. Empty
+            if the graph of stages is unknown: each file then belongs to the row it was made for.
     """
     results, data = run.root / "results" / method, run.root / "data" / method
     rows = run.rows(method)
@@ -75,7 +75,7 @@ def sources(run: Run, method: str, trained: Mapping[str, str]) -> list[Source]:
 def write_library(
     run: Run, method: str, folder: Path, extend: Extend | None = None, trained: Mapping[str, str] | None = None
 ) -> Library:
-    """Write a method's episodes and their index to ``folder``; returns the index. ``trained``: see ``sources``."""
+    """Write a method's episodes and their index to ``folder``; returns the index. For ``trained``, see ``sources``."""
     library = Library(method)
     for number, source in enumerate(sources(run, method, trained or {})):
         columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l", "p")}
@@ -130,7 +130,7 @@ def _length(record: Mapping[str, Any]) -> int:
 
 
 def _short(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Columns that hold one value only, or count lines from 1, as that alone."""
+    """Compress columns: a constant column becomes its value, line numbers that count from 1 are omitted."""
     found: dict[str, Any] = {}
     for key, column in columns.items():
         if key == "l" and column == list(range(1, len(column) + 1)):
@@ -140,6 +140,6 @@ def _short(columns: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def counted(path: Path) -> int:
-    """Lines of a file."""
+    """Number of lines in a file."""
     with path.open("rb") as file:
         return sum(1 for _ in file)

@@ -1,4 +1,4 @@
-"""What a run is doing now, read from its scratch folder: stages at work, curves so far, what they wrote last."""
+"""Current state of a run, read from its scratch folder: running stages, curves so far and latest output."""
 
 import json
 import re
@@ -15,10 +15,10 @@ from selfimprove.apps.page.episodes import clip
 
 SCRATCH = Path(".scratch")
 TAIL = 64_000
-"""Bytes that are read from the end of a log or a journal."""
+"""Number of bytes read from the end of a log or a journal."""
 
 LAST = 5
-"""So many of the newest entries of a journal are shown."""
+"""Number of journal entries shown, newest first."""
 
 _COUNT = re.compile(r"(\d+)/(\d+)")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\S\n]*\r")
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 def status(root: Path) -> Json:
-    """Stages at work and those that ended last; processor, memory and GPUs."""
+    """Running and recently finished stages; CPU, memory and GPU use."""
     scratch = root / SCRATCH
     working = [_stage(scratch, name) for name in _working(scratch / "locks")]
     ended = sorted(
@@ -43,7 +43,7 @@ def status(root: Path) -> Json:
 
 
 def _working(locks: Path) -> Iterator[str]:
-    """Stages whose lock names a process that lives."""
+    """Stages whose lock is owned by a live process."""
     for path in sorted(locks.glob("*.owner.json")):
         try:
             owner = json.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def _working(locks: Path) -> Iterator[str]:
 
 
 def _stage(scratch: Path, lock: str) -> Json:
-    """A stage at work. A lock is named ``rise-finetune-iter1``, a log ``rise-finetune@iter1.log``."""
+    """A running stage. Its lock is named ``rise-finetune-iter1``, its log ``rise-finetune@iter1.log``."""
     log = next((path for path in (scratch / "logs").glob("*.log") if path.stem.replace("@", "-") == lock), None)
     text = _CONTROL.sub("", tail(log).decode("utf-8", "replace")) if log else ""
     lines = [line for line in text.splitlines() if line.strip()]
@@ -71,7 +71,7 @@ def _stage(scratch: Path, lock: str) -> Json:
 
 
 def curves(folder: Path) -> dict[str, list[list[float]]]:
-    """Metric -> [step, value] of a stage's event files, thinned."""
+    """Metric -> [step, value] pairs of a stage's event files, subsampled."""
     if not folder.is_dir():
         return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -87,7 +87,7 @@ def curves(folder: Path) -> dict[str, list[list[float]]]:
 
 
 def written(folder: Path) -> list[str]:
-    """The texts of the newest journal entries of a stage's newest run."""
+    """The texts in the newest journal entries of a stage's most recent run."""
     journals = sorted(folder.glob("*/*.journal"), key=lambda path: path.stat().st_mtime)
     found: list[str] = []
     for line in reversed(tail(journals[-1]).splitlines() if journals else []):
@@ -103,7 +103,7 @@ def written(folder: Path) -> list[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts that a model wrote in a journal's entry, in order."""
+    """The texts in a journal entry that a model wrote, in order."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in ("text", "reply", "command", "thought", "action") and isinstance(inner, str):
@@ -116,7 +116,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def tail(path: Path) -> bytes:
-    """The end of a file, from a whole line on; empty if it cannot be read."""
+    """The end of a file, starting with a complete line; empty if the file cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -128,7 +128,7 @@ def tail(path: Path) -> bytes:
 
 
 def gpus() -> list[Json]:
-    """Use and memory of each NVIDIA GPU, of ``nvidia-smi``; [] where there is none."""
+    """Utilisation and memory of each NVIDIA GPU, from ``nvidia-smi``; [] if it is not available."""
     if shutil.which("nvidia-smi") is None:
         return []
     asked = "name,utilization.gpu,memory.used,memory.total"

@@ -1,12 +1,12 @@
-"""Pairs for the page: two continuations of one prompt, with the words marked that only one side has.
+"""Pairs for the page: two continuations of one prompt, with marks on the words found on only one side.
 
 A pair of the page::
 
     {"i": "iter0-encyclopedia-19c2", "q": "…", "same": false, "margin": [-3.2, 8.1],
      "real": [["assistant", [[0, "Thought: I search for "], [1, "the birthplace"], …]], …], "generated": […]}
 
-A piece is [1 if only this side has it else 0, text]. ``margin``: log p(real) − log p(generated), before and after
-training, where it was computed.
+A piece is [mark, text]; the mark is 1 if only this side has the text, else 0. ``margin``: log p(real) −
+log p(generated), before and after training, if it was computed.
 """
 
 import re
@@ -24,23 +24,23 @@ from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
 WORDS = 3000
-"""Longer sides are shown without marks: comparing them would take too long."""
+"""Sides with more words are shown without marks, because comparing them would take too long."""
 
 Json = dict[str, Any]
 Said = tuple[str, str]
 """Role and text."""
 
 Margin = Callable[[str, str, Mapping[str, Any], int], list[float] | None]
-"""(method, row, pair, lines of its file) -> its margins before and after training."""
+"""(method, row, pair, number of lines in its file) -> the pair's margins before and after training."""
 
 
 def write_pairs(
     run: Run, folder: Path, margin: Margin | None = None, trained: Mapping[str, str] | None = None
 ) -> list[tuple[str, str]]:
-    """Write every pair, a set a file, with an index of each set; returns (key, label) of the sets that have any.
+    """Write every pair, one file per set, and an index of each set; returns (key, label) of the non-empty sets.
 
     Args:
-        trained: file -> the row that learnt from it, whose margins are computed (``graph.trained_on``).
+        trained: file -> the row trained on it, whose margins are computed (``graph.trained_on``).
     """
     sets: list[dict[str, Any]] = []
     for method in run.methods:
@@ -104,7 +104,7 @@ def _of_pairs(run: Run, method: str, row: str, path: Path, margin: Margin | None
 
 
 def _of_logs(run: Run, path: Path) -> Callable[[], Iterator[Json]]:
-    """Agent-R's pair logs: what both paths say after the opening."""
+    """Agent-R's pair logs: the parts of both paths after the opening."""
 
     def read() -> Iterator[Json]:
         for number, line in run.lines(path):
@@ -121,7 +121,7 @@ def _of_logs(run: Run, path: Path) -> Callable[[], Iterator[Json]]:
 
 
 def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
-    """Reflect-RL's negatives, each beside the right trajectory of the same start, if there is one."""
+    """Reflect-RL's negatives, each paired with the positive trajectory from the same start, if there is one."""
     right: dict[tuple[Any, Any], list[Said]] = {}
     wrong: dict[tuple[Any, Any], list[tuple[str, list[Said]]]] = defaultdict(list)
     for number, line in run.lines(path):
@@ -143,13 +143,13 @@ def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
 
 
 def _gist(prompt: str) -> str:
-    """The end of what is asked, without the template's headings."""
+    """The last line of a prompt that is neither blank nor a heading of the template."""
     lines = [line for line in prompt.splitlines() if line.strip() and not line.startswith("#")]
     return lines[-1][-160:] if lines else ""
 
 
 def to_page(name: str, prompt: str, real: Sequence[Said], generated: Sequence[Said]) -> Json:
-    """One pair; its differing words are marked."""
+    """Convert one pair, marking the words that differ."""
     left, right = [_words(side) for side in (real, generated)]
     marks: tuple[list[int], list[int]] = ([0] * len(left), [0] * len(right))
     if max(len(left), len(right)) <= WORDS:
@@ -168,7 +168,7 @@ def to_page(name: str, prompt: str, real: Sequence[Said], generated: Sequence[Sa
 
 
 def _words(side: Sequence[Said]) -> list[tuple[int, str]]:
-    """(message, word or space) of a side."""
+    """(message number, word or whitespace) for each token of a side."""
     return [(place, word) for place, (_, text) in enumerate(side) for word in re.findall(r"\s+|\w+|[^\w\s]", text)]
 
 
@@ -184,7 +184,7 @@ def _pieces(side: Sequence[Said], words: Sequence[tuple[int, str]], marks: Seque
 
 
 def _said(messages: Sequence[Mapping[str, Any]]) -> list[Said]:
-    """Messages, those of one role in a row as one; what the environment says is called so."""
+    """Messages with consecutive ones of one role merged; the role ``user`` becomes ``environment``."""
     found: list[Said] = []
     for one in messages:
         role, text = "environment" if one["role"] == "user" else one["role"], clip(one["content"])

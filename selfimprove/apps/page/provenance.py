@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: commit, profile and own params, seed, versions, processor kernels."""
+"""Provenance of a run's numbers: commit, profile, params that differ from it, seed, versions, CPU kernels."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from selfimprove.core.git import git as ask_git
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, composed, named
 
 NAMED = 8
-"""So many of the files that differ from the commit are named."""
+"""Maximum number of files listed that differ from the commit."""
 
 AVX2 = frozenset({"avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
@@ -23,13 +23,13 @@ SHOWN = ("torch", "transformers", "numpy", "tokenizers", "dvc", "peft", "vllm")
 
 
 def git(run: Run, *arguments: str) -> str:
-    """What git says; "" where it fails."""
+    """The output of a git command, "" if it fails."""
     code, said = ask_git(*arguments, folder=run.root)
     return said.strip() if code == 0 else ""
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """(what, value) of the run."""
+    """(label, value) pairs that describe the run."""
     changed = git(run, "status", "--porcelain", "--untracked-files=no").splitlines()
     commit = git(run, "log", "-1", "--format=%h %cs %s")
     names = [line[2:].strip() for line in changed]
@@ -54,13 +54,13 @@ def _set(value: Any) -> str:
 
 
 def profile(run: Run) -> str:
-    """The profile that ``params.yaml`` names."""
+    """The profile named in ``params.yaml``."""
     path = run.root / PARAMS
     return named(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
 
 
 def own_params(run: Run) -> list[tuple[str, str, str]]:
-    """(key, the default profile's value, the run's) of every param that differs from the default profile."""
+    """(key, default profile's value, run's value) of every param that differs from the default profile."""
     try:
         default = composed(DEFAULT, run.root / FOLDER)
     except (UserError, OSError):
@@ -69,7 +69,7 @@ def own_params(run: Run) -> list[tuple[str, str, str]]:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(dotted key, old value, new value) of what differs, "–" where there is none."""
+    """(dotted key, old value, new value) of every difference; "–" marks a missing value."""
     before, after = dict(flat(old)), dict(flat(new))
     keys = [key for key in sorted({**before, **after}) if before.get(key) != after.get(key)]
     return [(key, _said(before, key), _said(after, key)) for key in keys]
@@ -80,7 +80,7 @@ def _said(values: Mapping[str, Any], key: str) -> str:
 
 
 def _packages(run: Run) -> dict[str, str]:
-    """Package -> version, as the run's stages had them; of this environment, if no stage has run."""
+    """Package -> version in the environment of the run's stages, or in this environment if no stage has run."""
     try:
         lines = (run.root / "data/code/environment.txt").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -94,14 +94,14 @@ def _processor() -> str:
 
 
 def _kernels() -> str:
-    """Those that torch chooses, which takes seconds to ask: by its own variable, or the widest of the processor."""
+    """The kernels that torch would choose (its environment variable, or the widest), without the slow import."""
     flags = set(" ".join(_cpuinfo("flags")[:1]).split())
     wide = "avx512" if flags >= AVX512 else "avx2" if flags >= AVX2 else "default"
     return os.environ.get("ATEN_CPU_CAPABILITY", wide)
 
 
 def _cpuinfo(key: str) -> list[str]:
-    """A value for each processor; [] where Linux does not tell."""
+    """One value per CPU; [] if ``/proc/cpuinfo`` is not available."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""What a run has left on disk, read for the page: nothing here fails because a file is missing or damaged.
+"""Reads the files of a run for the page; a missing or damaged file is never an error.
 
-A run is a folder with ``params.yaml``, ``results/``, ``data/`` and, where DVC made it, ``dvc.lock``. What is damaged is
-left out and said (``Run.problems``): a line of a JSONL file by its file and number.
+A run is a folder with ``params.yaml``, ``results/``, ``data/`` and, if DVC ran it, ``dvc.lock``. Damaged files are
+skipped and reported in ``Run.problems``; in a JSONL file only the damaged lines, with file name and line number.
 """
 
 import csv
@@ -24,11 +24,11 @@ from selfimprove.pipeline.params import METHODS
 SPLITS = ("train", "dev", "test")
 
 COLUMNS = 7
-"""So many metrics a method shows that has no summary yet."""
+"""Maximum number of metrics shown for a method that has no summary yet."""
 
 
 class Run:
-    """A run's files. ``problems`` grows while they are read."""
+    """The files of a run. ``problems`` is filled while they are read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -36,7 +36,7 @@ class Run:
 
     @cached_property
     def params(self) -> dict[str, Any]:
-        """``params.yaml``; {} where there is none."""
+        """``params.yaml``; {} if it is missing or unreadable."""
         path = self.root / "params.yaml"
         try:
             found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
@@ -49,12 +49,12 @@ class Run:
 
     @cached_property
     def methods(self) -> list[str]:
-        """Those with any result, in ``METHODS``' order."""
+        """The methods that have results, in the order of ``METHODS``."""
         return [name for name in METHODS if (self.root / "results" / name).is_dir()]
 
     @cached_property
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Method -> what its report stage wrote; a method without one gets the rows that have been measured."""
+        """Method -> the summary of its report stage; without one, a partial summary of the rows measured so far."""
         found = {}
         for method in self.methods:
             try:
@@ -66,12 +66,12 @@ class Run:
         return found
 
     def run_param(self, key: str) -> Any:
-        """A value of the section ``run``; None where there is none."""
+        """A value of the section ``run``; None if it is missing."""
         section = self.params.get("run")
         return section.get(key) if isinstance(section, dict) else None
 
     def _partial(self, method: str) -> dict[str, Any]:
-        """A summary of the rows that are there: no differences, and no claim about which row is the last."""
+        """A summary of the measured rows, without differences and without a last row."""
         rows: dict[str, Any] = {}
         columns: list[str] = []
         for name in self.rows(method):
@@ -96,11 +96,11 @@ class Run:
         }  # fmt: skip
 
     def rows(self, method: str) -> list[str]:
-        """The row folders of a method: those of its summary in the table's order, then others that have any file."""
+        """The row folders of a method: first the rows of its summary in table order, then others that have files."""
         summary = self.__dict__.get("summaries", {}).get(method) or {}
         found = {path.name for path in (self.root / "results" / method).glob("*") if path.is_dir()}
         found |= {path.parent.name for path in (self.root / "data" / method).glob("*/train")}
-        found -= {START, NONE}  # no rows: what rows start from, and what stands where a row is named
+        found -= {START, NONE}  # not rows: a method's start, and the placeholder for a row's name
         order = [name for name in summary.get("order", []) if name in found]
         return order + sorted(found - set(order), key=_base_first)
 
@@ -116,7 +116,7 @@ class Run:
         return found
 
     def json(self, path: Path) -> dict[str, Any]:
-        """A JSON object; {} if it is missing or damaged (then said)."""
+        """A JSON object; {} if the file is missing, or damaged, which is reported."""
         if not path.exists():
             return {}
         try:
@@ -127,7 +127,7 @@ class Run:
         return value if isinstance(value, dict) else {}
 
     def lines(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(line number, object) of a JSONL file; damaged lines are left out and said."""
+        """(line number, object) of a JSONL file; damaged lines are skipped and reported."""
         try:
             only_regular(path)
             file = path.open("rb")
@@ -148,7 +148,7 @@ class Run:
                     yield number, row
 
     def table(self, path: Path) -> list[dict[str, float]]:
-        """The numbers of a CSV file, by column; cells that are no number are left out."""
+        """The rows of a CSV file as column -> number; cells that are not numbers are skipped."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
@@ -165,11 +165,11 @@ class Run:
         return found
 
     def name(self, path: Path) -> str:
-        """A file as messages name it: from the run's folder."""
+        """The path relative to the run's folder, as used in messages."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
     def tell(self, problem: str) -> None:
-        """Note what is damaged, once."""
+        """Report a problem, once."""
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -180,5 +180,5 @@ def as_json(value: Any) -> str:
 
 
 def _base_first(name: str) -> tuple[bool, list[Any]]:
-    """``base`` first, ``iter2`` before ``iter10``."""
+    """Sort key: ``base`` first, ``iter2`` before ``iter10``."""
     return name != "base", [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,6 +1,6 @@
-"""What an observation shows, for the page to draw: a taxi's grid, a kitchen, what a crafter carries.
+"""Scenes that the page draws from observations: a taxi's grid, a kitchen, a crafter's inventory.
 
-Read from the episode's own text, so that it works for every record, whoever played it: nothing is played again.
+Scenes are parsed from the episode's text, so they work for every record, and no episode is replayed.
 """
 
 import re
@@ -33,11 +33,11 @@ def taxi(text: str) -> dict[str, Any] | None:
 
 
 def kitchen(text: str) -> dict[str, Any] | None:
-    """A kitchen at the end of a transcript: its places, where the player stands, and what was seen or moved.
+    """The kitchen at the end of a transcript: its places, the player's position, and objects seen or moved.
 
     ``{"kitchen": {"places": ["fridge 1", …], "at": "fridge 1", "holds": "mug 1", "in": {"fridge 1": ["egg 1"]},
-    "open": ["fridge 1"]}}``; None for a text that is no kitchen's. What was done to a thing follows its name: ``egg 1
-    (hot)``.
+    "open": ["fridge 1"]}}``; None if the text is not from a kitchen. An object's state follows its name:
+    ``egg 1 (hot)``.
     """
     start = text.find(_OPENING)
     room = _ROOM.search(text, start) if start >= 0 else None
@@ -81,13 +81,13 @@ def kitchen(text: str) -> dict[str, Any] | None:
 
 
 class Seen:
-    """What an episode's messages have shown so far: a taxi's grid, or a kitchen that each of them tells a part of."""
+    """The scene revealed by an episode's messages so far: a taxi's grid, or a kitchen, which accumulates."""
 
     def __init__(self) -> None:
         self._told = ""
 
     def text(self, text: str) -> dict[str, Any] | None:
-        """The scene after a message; None where there is nothing to draw."""
+        """The scene after a message; None if there is nothing to draw."""
         if (grid := taxi(text)) is not None:
             return grid
         self._told = text if _OPENING in text else self._told and f"{self._told}\n{text}"
@@ -99,13 +99,13 @@ class Seen:
 
 
 class Inventory:
-    """What a crafter carries, followed through its actions and the environment's answers."""
+    """A crafter's inventory, tracked through the actions and the environment's answers."""
 
     def __init__(self) -> None:
         self.items: dict[str, int] = {}
 
     def text(self, text: str) -> None:
-        """The goal and the recipes: nothing to draw."""
+        """Goal and recipes: nothing to draw."""
 
     def step(self, action: str, observation: str) -> dict[str, Any]:
         """The inventory after an action: ``{"carries": {"oak log": 2}}``."""

@@ -1,9 +1,9 @@
-"""Tokens that a model was trained on or wrote, their log-probabilities before and after training, the margins of pairs.
+"""Token ids of trained and generated text, log-probabilities before and after training, and margins of pairs.
 
-Ids come from the chat format that training uses, so that the page shows exactly what was learnt. Log-probabilities are
-of the row's own model and of the one that it started from, at temperature 1; they are computed where both are here and
-small enough for this to take seconds, or where the user asks for them. Each action of Reflect-RL's episodes has the one
-that was recorded when it was chosen.
+Ids come from the chat format used in training, so that the page shows exactly the trained tokens. Log-probabilities
+are computed at temperature 1 under the row's model and under the model it started from: by default if both are
+available and small enough for this to take seconds, otherwise on request. The actions of Reflect-RL's episodes have the
+log-probability recorded when they were chosen.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,20 +22,20 @@ from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import Episode, Message, Pair
 
 Wanted = Literal["auto", "yes", "no", "all"]
-"""``auto``: some of a row, with small models; ``yes``: with any; ``all``: every one, with any; ``no``: none."""
+"""``auto``: a sample per file, small models only; ``yes``: a sample, any model; ``all``: everything; ``no``: none."""
 
 SMALL = 200_000_000
-"""Bytes of weights up to which log-probabilities are computed unasked."""
+"""Maximum size of a model's weights, in bytes, for ``auto``."""
 
 SCORED = 24
-"""So many episodes, examples and pairs of a file are scored, evenly spread, unless all are asked for."""
+"""Number of episodes, examples or pairs scored in each file, evenly spaced, unless ``all`` is requested."""
 
 Dialogue = tuple[list[Message], list[list[Any] | None]]
-"""Messages as a model read and wrote them; of each the part of the page that its tokens belong to, if any."""
+"""Messages as the model read and wrote them; for each, the part of the page's record that gets its tokens, if any."""
 
 
 class Scorer:
-    """Reads the models of a run, one row's at a time."""
+    """Computes ids and log-probabilities with a run's models; keeps the models of one row in memory."""
 
     def __init__(self, run: Run, stages: Iterable[StageShown], wanted: Wanted) -> None:
         self.run, self.wanted = run, wanted
@@ -56,7 +56,7 @@ class Scorer:
     ) -> None:
         """Add ids and log-probabilities to the parts of a record of ``source``, a file of ``count`` lines.
 
-        Every training example gets its ids; so many of them, and of evaluation episodes, get log-probabilities.
+        Every training example gets its ids; a sample of them and of evaluation episodes gets log-probabilities.
         """
         trained = source.phase.startswith("training")
         scored = (trained or source.phase == "evaluation") and self._turn(method, source.name, count)
@@ -71,12 +71,12 @@ class Scorer:
                             part[2] = encoded.ids[span.start : span.stop]
                             part += [[round(value, 3) for value in values[span.start : span.stop]] for values in scores]
             except (UserError, ValidationError):
-                pass  # no dialogue that the method's models read: shown without tokens
+                pass  # not a dialogue in the model's chat format: shown without tokens
         ids = self._ids.setdefault(method, set())
         ids.update(*(part[2] or () for said in record["m"] for part in said["p"]))
 
     def margin(self, method: str, row: str, line: Mapping[str, Any], count: int) -> list[float] | None:
-        """log p(real) − log p(generated) of a pair of a file of ``count``, before and after training."""
+        """log p(real) − log p(generated), before and after training, of a pair from a file of ``count`` pairs."""
         chat = self.chat(method)
         if chat is None:
             return None
@@ -97,7 +97,7 @@ class Scorer:
         return [round(sums[0][1] - sums[1][1], 3), round(sums[0][0] - sums[1][0], 3)]
 
     def chat(self, method: str) -> ChatFormat | None:
-        """The chat format of any of the method's models; None if none is here."""
+        """The chat format of the method's models, from any of them; None if none is available."""
         if method not in self._chats:
             models = self.run.root / "models"
             folders = [models / method / row for row in self.run.rows(method)] + [models / "base" / method]
@@ -110,14 +110,14 @@ class Scorer:
         return self._chats[method]
 
     def write_vocabulary(self, method: str, folder: Path) -> None:
-        """The text of every token of a method's records."""
+        """Write the text of every token id that occurs in a method's records."""
         chat = self.chat(method)
         if chat is not None:
             words = {str(token): chat.token_text(token) for token in sorted(self._ids.get(method, ()))}
             write_chunk(folder, f"{method}-vocabulary", words)
 
     def _turn(self, method: str, name: str, shown: int) -> bool:
-        """Whether this one, of ``shown`` that come in turn, is among those scored."""
+        """Whether to score the next of the ``shown`` items of a set; called once per item."""
         if self.wanted in ("no", "all"):
             return self.wanted == "all"
         place = self._turns.get((method, name), 0)
@@ -125,7 +125,7 @@ class Scorer:
         return shown <= SCORED or place * SCORED // shown != (place - 1) * SCORED // shown
 
     def _both(self, method: str, row: str, ids: list[int]) -> list[list[float]]:
-        """Log-probabilities of each token after and before training; [] if they are not computed."""
+        """Log-probabilities of each token, after and before training; [] if they are not computed."""
         after = f"models/{method}/{row}"
         before = self._started.get(after, "")
         if not before or not all(self._may_read(self.run.root / name) for name in (after, before)):
@@ -133,7 +133,7 @@ class Scorer:
         try:
             if self._loaded is None or self._loaded[0] != after:
                 self._loaded, self._before = (after, self._load(after)), (before, self._load(before))
-        except Exception as error:  # whatever a damaged model raises, the rest of the page is worth more
+        except Exception as error:  # whatever a damaged model raises, the rest of the page must still be written
             self.run.tell(f"{after}: its log-probabilities cannot be computed ({first_line(error)}).")
             self.wanted = "no"
             return []
@@ -154,7 +154,7 @@ class Scorer:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        torch.set_num_threads(1)  # small models; and the run itself may be using the other processors
+        torch.set_num_threads(1)  # the models are small, and the run may be using the other CPUs
         return (
             AutoModelForCausalLM.from_pretrained(self.run.root / name, local_files_only=True, trust_remote_code=False)
             .float()
@@ -163,12 +163,12 @@ class Scorer:
 
 
 def dialogues(line: Mapping[str, Any], record: Mapping[str, Any]) -> Iterator[Dialogue]:
-    """What the model read and wrote in a line of a file, as the engine had it; only what it wrote has a part.
+    """The dialogues of a line as the engine processed them; only messages that the model wrote have a part.
 
-    One dialogue, but several where later turns left out earlier ones, none where every step has a prompt of its own.
+    Usually one dialogue; several if later turns omitted earlier ones, none if every step has its own prompt.
 
     Raises:
-        ValidationError: no episode and no example.
+        ValidationError: the line is neither an episode nor an example.
     """
     parts = [part for said in record["m"] for part in said["p"]]
     if "messages" in line:
@@ -194,7 +194,7 @@ def _written(messages: list[Message], parts: list[list[Any]]) -> list[list[Any] 
 
 
 def _log_probs(model: Any, ids: list[int]) -> list[float]:
-    """Of each token after those before it (0 for the first); [] where the dialogue is longer than the model reads."""
+    """Log-probability of each token given its predecessors (0 for the first); [] if ``ids`` exceeds the context."""
     import torch
 
     if len(ids) > getattr(model.config, "max_position_embeddings", len(ids)):
@@ -206,7 +206,7 @@ def _log_probs(model: Any, ids: list[int]) -> list[float]:
 
 
 def _encoded(chat: ChatFormat, messages: list[Message], opened: int) -> tuple[list[int], list[int]]:
-    """Ids of a side, and the places that are scored in training."""
+    """Token ids of a side, and the positions that count in training."""
     encoded = chat.encode(messages)
     spans = [
         span for message, span in zip(messages[opened:], encoded.spans[opened:], strict=True) if message.weight

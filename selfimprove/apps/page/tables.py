@@ -1,4 +1,4 @@
-"""The tables of the page, which are those of `make repro`, cell by cell; and their export to CSV and LaTeX."""
+"""The tables of the page, cell by cell those of `make repro`, and their export to CSV and LaTeX."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ Summaries = Mapping[str, dict[str, Any]]
 
 @dataclass
 class Plain:
-    """A table as text: ``head`` holds (heading, is a number), ``own`` says which rows are the method itself."""
+    """A table as text. ``head``: (heading, numeric column); ``own``: whether each row belongs to the method itself."""
 
     title: str
     head: list[tuple[str, bool]]
@@ -33,19 +33,19 @@ class Plain:
 
 
 def results(method: str, summary: dict[str, Any], timing: Path) -> Plain | None:
-    """Rows by metrics; None before any row has been measured."""
+    """Rows by metrics; None if no row has been measured yet."""
     if not summary["order"] or not summary["columns"]:
         return None
     return _plain(results_table(method, summary, timing), method, summary)
 
 
 def differences(method: str, summary: dict[str, Any]) -> Plain | None:
-    """The method's last row minus every other one, paired; None while nothing can be compared."""
+    """The method's last row minus every other row, paired; None if there is nothing to compare yet."""
     return _plain(difference_table(method, summary), method, summary) if summary["last_minus"] else None
 
 
 def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
-    """Reflect-RL by curriculum level: held-out metrics, where rows were measured at several, and reinforcement."""
+    """Reflect-RL by curriculum level: held-out metrics of rows measured at several levels, and reinforcement."""
     measured, learnt = [], []
     for name in summary["order"]:
         there = summary["rows"][name]["metrics"].get("levels", {})
@@ -91,11 +91,11 @@ def all_methods(summaries: Summaries, timing: Path) -> Plain | None:
 
 
 def arena(run: Run, timing: Path) -> list[Plain]:
-    """The comparison of methods that share their test tasks; nothing where none do or a file is missing."""
+    """The comparison of methods that share their test tasks; [] if there are none or a file is missing."""
     whole = {method: one for method, one in run.summaries.items() if one["last"] is not None}
     try:
         found = compare_methods(run.root, whole, timing)
-    except FileNotFoundError:  # a run under way
+    except FileNotFoundError:  # an unfinished run
         return []
     except (OSError, ValueError, KeyError, UserError) as error:
         run.tell(f"the methods cannot be compared ({first_line(error)}); run `make repro`.")
@@ -130,7 +130,7 @@ def _cells(table: Table) -> Plain:
 
 
 def as_csv(summaries: Summaries) -> str:
-    """One line a method, row and metric: mean, standard error, n, and the paired difference of the last row to it."""
+    """One line per method, row and metric: mean, standard error, n, and the last row's paired difference to the row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["method", "row", "metric", "mean", "se", "n", "last_minus_row", "last_minus_row_se"])
@@ -145,7 +145,7 @@ def as_csv(summaries: Summaries) -> str:
 
 
 def as_latex(table: Plain, label: str) -> str:
-    """A table for a paper: booktabs, every cell escaped, ± and * as mathematics."""
+    """A LaTeX table (booktabs): every cell is escaped, ± and * are set in math mode."""
     columns = "".join("r" if number else "l" for _, number in table.head)
     head = " & ".join(_latex(text) for text, _ in table.head)
     rows = "\n".join("  " + " & ".join(_latex(cell) for cell in row) + r" \\" for row in table.rows)

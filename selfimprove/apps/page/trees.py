@@ -1,4 +1,4 @@
-"""Agent-R's search trees for the page, with the revision trajectories that came out of them.
+"""Agent-R's search trees for the page, with the revision trajectories built from them.
 
 A tree of the page::
 
@@ -7,7 +7,7 @@ A tree of the page::
      "revisions": [{"good": [1, 4, 9], "bad": [1, 3], "verdicts": [[3, "Bad", "The environment refused it."]],
                     "cut": 3, "m": [messages as in episodes.py]}]}
 
-``good`` and ``bad`` are paths as node numbers, ``cut`` is the node after which the bad path is left.
+``good`` and ``bad`` are paths as node numbers; ``cut`` is the last node of the bad path that the revision keeps.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def write_trees(run: Run, folder: Path) -> list[tuple[str, str]]:
-    """Write the trees of every iteration and their index; returns (key, label) of the iterations that have any."""
+    """Write every iteration's trees and their index; returns (key, label) of the iterations that have any trees."""
     sets: list[dict[str, Any]] = []
     for method in run.methods:
         for row in run.rows(method):
@@ -62,10 +62,10 @@ def write_trees(run: Run, folder: Path) -> list[tuple[str, str]]:
 
 
 def to_page(tree: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> Json:
-    """A line of trees.jsonl, with the pair logs of its task (of any of its trees).
+    """Convert a line of trees.jsonl. ``logs`` are the pair logs of its task, including those of other trees.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError: it is no tree.
+        KeyError, TypeError, ValueError, IndexError: the line is not a tree.
     """
     nodes = []
     for node in tree["nodes"]:
@@ -92,7 +92,7 @@ def to_page(tree: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> Json:
 def _revision(
     log: Mapping[str, Any], nodes: Sequence[list[Any]], children: Mapping[int | None, list[int]], opened: int
 ) -> Json | None:
-    """The revision trajectory of a pair log; None if its paths are another tree's."""
+    """The revision trajectory of a pair log; None if its paths belong to another tree."""
     good = _path(log.get("high_log") or [], nodes, children, opened)
     bad = _path(log.get("low_log") or [], nodes, children, opened)
     if good is None or bad is None:
@@ -115,7 +115,7 @@ def _path(
     messages: Sequence[Mapping[str, Any]], nodes: Sequence[list[Any]], children: Mapping[int | None, list[int]],
     opened: int,
 ) -> list[int] | None:  # fmt: skip
-    """The nodes whose replies and observations a conversation has, from the first action on; None if there are none."""
+    """The path of nodes whose replies and observations match a conversation after its opening; None if none does."""
     said = [clip(one["content"]) for one in messages[opened:]]
     ways: list[list[int]] = [[]]
     for place in range(0, len(said), 2):
@@ -138,7 +138,7 @@ def _logs(run: Run, folder: Path) -> dict[str, list[Json]]:
 
 
 def drawing() -> Json:
-    """A Vega specification of a tree from left to right; the page puts nodes into its first data set."""
+    """A Vega specification of a tree drawn from left to right; the page inserts the nodes into its first data set."""
     paths = {"domain": ["good", "bad", "both", ""], "range": ["#009e73", "#d55e00", "#8a7a00", "#9aa1a9"]}
     stroke = {"scale": "path", "field": "target.path"}
     return {

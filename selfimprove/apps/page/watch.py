@@ -1,7 +1,7 @@
-"""``make watch``: the report of a run while it goes on, at 127.0.0.1, read-only.
+"""``make watch``: the report of a run in progress, served read-only at 127.0.0.1.
 
-The first view shows stages at work, their curves and what they wrote last; the others are those of ``make page``, made
-again whenever a stage has written results.
+The live view shows running stages, their curves and latest output. The other views are those of ``make page``, rebuilt
+whenever a stage has written results.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from selfimprove.envs.remote.server import listen
 HOST = "127.0.0.1"
 OUT = SCRATCH / "watch"
 SECONDS = 5.0
-"""Between looks at the results."""
+"""Interval between checks for new results."""
 
 NOT_YET = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>Not yet</title>'
@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False)
 
 
 def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
-    """The server. It answers GET alone, and only requests that name this machine: no other web page can read it."""
+    """The server. It accepts only GET, and only with this machine as host, so that no other web page can read it."""
 
     async def live(_: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(status, root), headers={"Cache-Control": "no-store"})
@@ -58,7 +58,7 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        psutil.cpu_percent()  # counts from its last call on
+        psutil.cpu_percent()  # the first call starts the measurement
         task = asyncio.create_task(keep_fresh(root, out)) if rebuild else None
         yield
         if task:
@@ -70,13 +70,13 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
 
 
 def newest(root: Path) -> float:
-    """When a result was written last."""
+    """Modification time of the newest result, 0 if there is none."""
     files = [*(root / "results").glob("*/*"), *(root / "results").glob("*/*/*")]
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 async def keep_fresh(root: Path, out: Path) -> None:
-    """Make the report again after results have changed, in a process of its own."""
+    """Rebuild the report in a subprocess whenever results have changed."""
     seen = -1.0
     while True:
         found = await asyncio.to_thread(newest, root)
@@ -92,7 +92,7 @@ async def keep_fresh(root: Path, out: Path) -> None:
 
 
 def building(root: Path, out: Path) -> list[str]:
-    """The command that makes the report with the live view; it computes nothing, the run needs the processors."""
+    """The command that builds the report with the live view; no log-probabilities, the run needs the CPUs."""
     options = ["--run", str(root), "--out", str(out), "--logprobs", "no", "--live"]
     return ["nice", sys.executable, "-m", "selfimprove.apps.page", *options]
 
@@ -106,7 +106,7 @@ def watch(
     """Serve the report until interrupted.
 
     Raises:
-        UserError: no folder of a run; or the port is taken.
+        UserError: the run's folder does not exist, or the port is in use.
     """
     if not run.is_dir():
         raise UserError(f"--run {run}: there is no such folder; name the one of a run.")

@@ -1,4 +1,4 @@
-"""``make pretrain``: makes models/pretrained again from its recipe. Killed and started again, it goes on."""
+"""``make pretrain``: rebuilds models/pretrained from its recipe. After an interruption, the same command resumes."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ RECIPE = Path(__file__).with_name("recipe.yaml")
 
 @one_sentence()
 def main() -> None:
-    """Exit with 2 and one sentence if the recipe cannot be used."""
+    """See the module. Exits with 2 and a one-sentence error if the recipe is invalid."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--out", type=Path, default=Path("models/pretrained"))

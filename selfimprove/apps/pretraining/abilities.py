@@ -1,7 +1,7 @@
-"""What a pretrained base can do, measured on held-out pages: loss by world, and answers that are right.
+"""Evaluation of a pretrained base on held-out pages: loss by world, and accuracy of answers.
 
-Right is what is right word for word; of a task that is solved or begun, its last line: the answer, or the action. Each
-question is asked alone, behind the statements of its page: what was answered before it is left out.
+An answer must match word for word; for solving a task, only the last line must match: the result, or the action. Each
+question is asked separately, after the statements of its page but without earlier questions and answers.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ CONTEXT, MAX_TOKENS = 640, 96
 
 
 class Right(BaseModel):
-    """Questions asked, and answered rightly."""
+    """Number of questions asked, and number answered correctly."""
 
     asked: int
     right: int
 
 
 class Measured(BaseModel):
-    """By world: the mean loss of an answer's token, in nats; by world and ability: right answers."""
+    """By world: the mean loss per answer token, in nats; by world and ability: accuracy."""
 
     answer_loss: dict[str, float]
     answers: dict[str, Right]
     wrong: list[tuple[str, str, str]]
-    """one wrong answer of each kind: question, answer, what it should be"""
+    """one wrong answer of each kind: question, answer, expected answer"""
 
 
 def measure(text: Text, model: Path, seed: int, *, threads: int) -> Measured:
-    """Measure a model folder on ``text.held_out`` sequences of each world, none of which is in the training text."""
+    """Evaluate a model folder on ``text.held_out`` sequences of each world that are not in the training text."""
     writer = Writer(text, model)
     losses = {}
     for world in WORLDS:
@@ -96,5 +96,5 @@ async def _ask(engine: Engine, pages: int, seed: int) -> tuple[dict[str, Right],
 
 
 def _judged(text: str, kind: str) -> str:
-    """The last line of an attempt to solve something, whose wording is free; else all."""
+    """The part of an answer that must match: the last line for solving, whose wording is free; otherwise all."""
     return text.rpartition("\n")[2] if kind.endswith(": solving") else text

@@ -1,4 +1,4 @@
-"""The model card: written from what was measured."""
+"""The model card, generated from the measurements."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -60,7 +60,7 @@ STATES = 500
 
 
 def card(arch: ScratchArch, text: Text, facts: Mapping[str, Any], measured: Measured) -> str:
-    """The card of a model that was made from ``arch`` and ``text``."""
+    """The card of a model built from ``arch`` and ``text``."""
     return CARD.format(
         **arch.model_dump(),
         **{name: value for name, value in facts.items() if name != "loss"},

@@ -1,4 +1,4 @@
-"""Pages of made-up words and numbers, in which nothing helps but reading what stands on the page and copying it."""
+"""Pages of made-up words and numbers, which can be predicted only by reading the page and copying from it."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ def repeats(draws: Random) -> list[Passage]:
 
 
 def pairs(draws: Random) -> list[Passage]:
-    """A list of words, each with a value, and questions for the value of a word or the word of a value."""
+    """A list of words, each with a value, and questions that ask for a word's value or a value's word."""
     known = {_word(draws): str(draws.randint(1, 9999)) if draws.random() < 0.5 else _word(draws) for _ in range(8)}
     page = [Passage("\n".join(f"{word} is {value}." for word, value in known.items()))]
     for word in draws.sample(sorted(known), min(4, len(known))):

@@ -1,12 +1,12 @@
-"""The text that the base model is pretrained on: pages of every embedded world, several to a sequence.
+"""The pretraining text of the base model: pages of every embedded world, several per sequence.
 
-A sequence is written in one of two ways, drawn by a coin. As turns ::
+A sequence has one of two formats, chosen with equal probability. As turns ::
 
     <|user|>craft 2 ash pole using 1 ash branch
     How is ash pole made?<|end|><|assistant|>craft 2 ash pole using 1 ash branch<|end|>
 
-or as one text, without the markers of a chat, which SPIN's ``react`` template writes too. Statements and questions are
-drawn at random, and predicting them teaches little: they weigh ``Text.statement_weight``, answers 1.
+or as one text without chat markers, as in the ``react`` template that SPIN uses. Statements and questions are drawn at
+random, so predicting them teaches little: their weight is ``Text.statement_weight``, that of answers is 1.
 """
 
 from pathlib import Path
@@ -37,11 +37,11 @@ WORLDS: dict[str, tuple[Page, ...]] = {
     "autoexplore": (autoexplore.folder,),
     "copying": (copying.repeats, copying.pairs),
 }
-"""By world, the kinds of its pages; a kind that stands twice is drawn twice as often."""
+"""World -> the kinds of its pages; a kind listed several times is drawn proportionally more often."""
 
 
 def _words(draws: Random) -> list[str]:
-    """Ten to forty different words of one world, in no order."""
+    """Ten to forty different words of one world, in random order."""
     page = draws.choice(WORLDS[draws.choice(("math", "textcraft", "qa", "alfworld", "autoexplore"))])(draws)
     words = sorted({word.strip(".,:?[]") for passage in page for word in passage.text.split()} - {""})
     return draws.sample(words, min(len(words), draws.randint(10, 40)))
@@ -54,7 +54,7 @@ def _lines(draws: Random) -> list[Passage]:
 
 
 def _pairs(draws: Random) -> list[Passage]:
-    """Pairs of words, and questions for the other half of a pair."""
+    """Pairs of words, and questions that ask for the second word of a pair."""
     words = _words(draws)
     known = dict(zip(words[::2], words[1::2], strict=False))
     asked = draws.sample(sorted(known), min(6, len(known)))
@@ -66,7 +66,7 @@ WORLDS["words"] = (_lines, _lines, _pairs)
 
 
 class Text(Section):
-    """Of what the text is, and how it is cut into sequences."""
+    """The composition of the text, and how it is divided into sequences."""
 
     held_out: int = Field(ge=1, description="sequences of each world that are held out for evaluation")
     shares: dict[str, float] = Field(description="share of the sequences for each world")
@@ -77,10 +77,10 @@ class Text(Section):
 
 
 class Lines(Section):
-    """Sequences that hold nothing but lines of random token ids, each followed by itself.
+    """Sequences that consist of lines of random token ids, each followed by its copy.
 
-    One line a sequence lets copying form within minutes, since the line to copy is always the one just read; from
-    several lines alone it does not form at all (docs/experiments.md).
+    With one line per sequence, copying is learnt within minutes, because the line to copy is always the one just read;
+    from sequences of several lines alone, it is not learnt at all (docs/experiments.md).
     """
 
     of: list[int] = Field(
@@ -90,13 +90,13 @@ class Lines(Section):
 
 
 def page_of(world: str, *key: object) -> list[Passage]:
-    """One page; ``key`` names it."""
+    """One page; ``key`` seeds its random draws."""
     draws = rng("pretraining", world, *key)
     return draws.choice(WORLDS[world])(draws)
 
 
 def world_of(shares: dict[str, float], number: int) -> str:
-    """The world of a sequence of the training text."""
+    """The world of the training sequence with this number."""
     return rng("pretraining world", number).choices(list(shares), list(shares.values()))[0]
 
 
@@ -108,9 +108,9 @@ def encoded(
     shares: dict[str, float] | None = None,
     lines: Lines | None = None,
 ) -> list[EncodedExample]:
-    """The training sequences of these numbers, in their order; ``shares`` in place of the text's.
+    """The training sequences with these numbers, in order; ``shares`` overrides the text's.
 
-    ``lines``: what the share ``ids`` holds; without ``shares``, everything.
+    ``lines``: settings of the sequences of the share ``ids``, or of all sequences if ``shares`` is None.
     """
     writer = Writer(text, model)
     shares = shares or ({"ids": 1.0} if lines is not None else text.shares)
@@ -133,7 +133,7 @@ class Writer:
         self._turns, self._one_text = ChatFormat.load(model), ChatFormat.load(model, "react")
 
     def repeated(self, lines: Lines, *key: object) -> EncodedExample:
-        """The sequence of lines of that name: the user's ids, which the assistant writes again and ends."""
+        """The copying sequence for a key: lines of ids as the user, each repeated and ended by the assistant."""
         draws, chat = rng("pretraining lines", *key), self._turns
         user, assistant = map(PLAIN_SPECIAL_TOKENS.index, ("<|user|>", "<|assistant|>"))
         ids: list[int] = []
@@ -147,7 +147,7 @@ class Writer:
         return EncodedExample(ids, weights)
 
     def sequence(self, world: str, *key: object) -> EncodedExample | None:
-        """The sequence of that name; None if its first page alone is too long."""
+        """The sequence for a key; None if its first page alone is too long."""
         draws = rng("pretraining sequence", world, *key)
         wanted = draws.choices(list(self._text.lengths), list(self._text.lengths.values()))[0]
         as_turns = draws.random() < 0.5
@@ -168,7 +168,7 @@ class Writer:
 
 
 def turns(passages: list[Passage], statement_weight: float, as_turns: bool) -> list[Message]:
-    """Statements up to and with a question are the user's, answers the assistant's; the last answer ends the text."""
+    """Statements and questions become user messages, answers the assistant's; the last answer ends the text."""
     messages: list[Message] = []
     said: list[str] = []
     for passage in passages:

@@ -1,7 +1,7 @@
-"""One matrix for reading and writing words while the base is trained, two of equal values in the folder that ships.
+"""Ties the embedding and the output layer while the base is trained; the published folder has two equal matrices.
 
-With two matrices from the start each word has to be learnt twice before it can be copied (docs/experiments.md). Engines
-want two, since they reload weights in place.
+With separate matrices, each word must be learnt twice before it can be copied (docs/experiments.md). The engines need
+separate matrices because they reload weights in place.
 """
 
 import json
@@ -13,9 +13,9 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def tie(folder: Path, *, tied: bool = True) -> None:
-    """Take the output layer out of a Llama folder: the embedding is the output layer then.
+    """Remove the output layer from a Llama folder, so that the embedding serves as output layer.
 
-    ``tied`` false: give a tied folder an output layer of its own, which is the embedding's copy.
+    With ``tied`` false: add an output layer to a tied folder, as a copy of the embedding.
     """
     from safetensors.torch import load_file, save_file
 

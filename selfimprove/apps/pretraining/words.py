@@ -1,12 +1,12 @@
-"""The one tokenizer of the pretrained base: a token for every word of the embedded worlds, single digits, else bytes.
+"""The tokenizer of the pretrained base: a token for each frequent word of the embedded worlds, single digits, bytes.
 
     Mia has 7 boxes.    ->  "Mia", " has ", "7", " boxes", "."
     |P: | : : |         ->  "|", "P", ":", " ", "|", " ", ":", …
 
-A word keeps the space before it, as in GPT-2, but a name does not: "Mara" is one token wherever it stands, so that
-names can be copied. Before a digit or a name the space belongs to the word in front. In the taxi's maps every wall,
-gap and cell is a token, so that columns keep their distance. A word that no world has is put together from the fewest
-known pieces, down to bytes: any text can be written.
+A word includes the preceding space, as in GPT-2, but a name does not: "Mara" is the same token in every position, so
+that names can be copied. Before a digit or a name, the space belongs to the preceding word. In the taxi's maps every
+wall, gap and cell is a token, so that columns keep their distance. Other words are composed of the fewest known pieces,
+down to bytes, so that any text can be encoded.
 """
 
 import re
@@ -39,7 +39,7 @@ from selfimprove.models.tokenizer import write_config
 
 _BEFORE = r"(?: (?=[A-Z0-9]))?"
 PIECES = rf"[0-9]|[A-Z][A-Za-z]*|[|:]| ?[a-z]+{_BEFORE}| ?[^\sA-Za-z0-9|:]+(?:\n+|{_BEFORE})|[^\S\n]|\n+"
-"""What a text is cut into first; no token crosses a cut."""
+"""Pre-tokenization pattern: a text is first split into these pieces, and no token crosses a split."""
 
 FIXED = (
     SYSTEM,
@@ -53,15 +53,15 @@ FIXED = (
     PROBLEM.partition("{")[0],
     FAILURE.partition("{")[0],
 )
-"""Word for word in every dialogue of a method or world: one token each, which pretraining never shows."""
+"""Texts that occur verbatim in every dialogue of a method or world: one token each, never seen in pretraining."""
 
 
 def make_tokenizer(pages: int, vocab_size: int, folder: Path, seed: int) -> None:
     """Write the tokenizer, with the chat template ``plain``, to ``folder``; equal arguments give equal bytes.
 
     Args:
-        pages: of each world, whose words are counted.
-        vocab_size: ids in all; the most frequent words are taken.
+        pages: number of pages of each world on which words are counted.
+        vocab_size: total number of ids; the most frequent words are chosen.
 
     Raises:
         UserError: ``vocab_size`` is too small for bytes and special tokens.
@@ -74,7 +74,7 @@ def make_tokenizer(pages: int, vocab_size: int, folder: Path, seed: int) -> None
     counts = Counter(piece for text in texts(pages, seed) for piece in re.findall(PIECES, text))
     words = [level.pre_tokenize_str(piece)[0][0] for piece, _ in sorted(counts.items(), key=lambda it: (-it[1], it[0]))]
     words = [word for word in words if len(word) > 1 and word not in letters][:room]
-    # A unigram model writes a piece with the tokens whose scores add up to most: the fewest, bytes only where it must.
+    # A unigram model chooses the tokens with the highest total score: as few as possible, bytes only if necessary.
     vocabulary = [*((token, 0.0) for token in PLAIN_SPECIAL_TOKENS), *((word, -1.0) for word in words)]
     vocabulary += [(letter, -1.5) for letter in letters]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=False))
@@ -88,9 +88,9 @@ def make_tokenizer(pages: int, vocab_size: int, folder: Path, seed: int) -> None
 
 
 def texts(pages: int, seed: int) -> Iterator[str]:
-    """The worlds' pages, and what experts and methods say, for its words alone."""
+    """The text on which words are counted: the worlds' pages, experts' solutions and the methods' fixed texts."""
     for world in WORLDS:
-        if world not in ("copying", "words"):  # one's words are made up, the other's are the worlds'
+        if world not in ("copying", "words"):  # made-up words, and words taken from the other worlds
             for number in range(pages):
                 for passage in page_of(world, seed, "tokenizer", number):
                     yield passage.text
@@ -100,7 +100,7 @@ def texts(pages: int, seed: int) -> Iterator[str]:
 
 
 def _said(pages: int, seed: int) -> Iterator[str]:
-    """Solutions of the scripted experts, of ``pages`` tasks of each world."""
+    """Solutions by the scripted experts for about ``pages`` tasks of each world."""
     problems = generate(pages, seed=seed, split="demonstrations", difficulty=Difficulty())
     yield from (solution(problem) for problem in problems)
     crafting, taxi, kitchen = TextCraft(RecipeBook.load(None), seed), Taxi(), Kitchen(seed)

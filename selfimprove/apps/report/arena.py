@@ -1,16 +1,16 @@
-"""The arena: methods that were tested on the same tasks in one table, each against its own base and against the others.
+"""The arena: methods tested on the same tasks, in one table, each compared with its own base and with the others.
 
-Profiles ``arena-…`` give all methods one environment, one split, one model to start from and as many training tokens;
-``make repro`` and ``make report`` then end with this table. It is shown wherever two methods share their test tasks.
+Profiles ``arena-…`` give all methods the same environment, split, starting model and number of training tokens;
+``make repro`` and ``make report`` then end with this table. It is shown whenever two methods share their test tasks.
 
-What it compares is a method's last row with its warm start, with more SFT of as many tokens, and with the other
-methods' last rows, all paired by task. Metrics are 1 for a task that is solved, and each method plays in its own way:
+A method's last row is compared with its warm start, with more SFT on the same number of tokens, and with the other
+methods' last rows, all paired by task. Metrics are 1 for a solved task, and each method plays in its own way:
 
 ==========  =========================================================================================================
-RISE        the headline of its own table: the majority of the attempts of one run without an oracle; an attempt is
-            carried out from a reset
+RISE        the headline metric of its own table: the majority of the attempts of one run without an oracle; an attempt
+            is executed from a reset
 Agent-R     success: the episode's last score is the maximum
-Reflect-RL  success, with the reflection model; it chooses among the actions that make sense
+Reflect-RL  success, with the reflection model; it chooses among the actions that make sense in the state
 SPIN        em: the episode's reward is 1
 ==========  =========================================================================================================
 """
@@ -34,25 +34,25 @@ from selfimprove.pipeline.params import METHODS
 
 MORE = "more_sft"
 METRICS = {"agent_r": "success", "reflect_rl": "success", "spin": "em"}
-"""What counts a solved task as 1; RISE's is its headline."""
+"""The metric that is 1 for a solved task; RISE's is its headline metric."""
 COLLECTED = {"rise": "samples", "agent_r": "leaves", "spin": "em"}
-"""The count of collected episodes in an iteration's generate.json; Reflect-RL's is in a run's train.json."""
+"""The count of collected episodes in an iteration's generate.json; Reflect-RL's is in the row's train.json."""
 ATTEMPTS = {"rise": {"first": "m1@t1", "any": "p1@{turn}"}}
-"""Of a method that has several attempts at a task: what its first one alone is worth, which is as much as the others
-have, and how often any of them is right; ``turn`` is the headline's."""
+"""For methods with several attempts per task: the metric of the first attempt alone, comparable to the other methods'
+single attempt, and the share of tasks in which any attempt is right; ``turn`` is the headline metric's."""
 
 Arena = dict[str, Any]
-"""What the tables show, as JSON: env, tasks, same_start, methods (name -> what was measured, or ``missing``: why
-nothing was), between (``a-b`` -> difference of the last rows)."""
+"""The content of the tables, as JSON: env, tasks, same_start, methods (name -> measurements, or the reason why they are
+``missing``), between (``a-b`` -> difference of the last rows)."""
 
 
 def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | None:
-    """The comparison of the methods of a run; None where no two of them were tested on the same tasks.
+    """The comparison of a run's methods; None if no two of them were tested on the same tasks.
 
     Args:
         root: the run's folder.
-        summaries: method -> its summary, of those that have one.
-        timing: where the stages left how long they took.
+        summaries: method -> its summary, for the methods that have one.
+        timing: folder of the stages' timing files.
     """
     metrics = {method: METRICS.get(method) or headline(summary) for method, summary in summaries.items()}
     solved = {method: _solved(root, method, one["last"], metrics[method]) for method, one in summaries.items()}
@@ -80,7 +80,7 @@ def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | Non
 
 
 def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
-    """Whether methods start from one named model; from scratch each has a tokenizer of its own."""
+    """Whether methods start from the same named model; from scratch, each method has its own tokenizer."""
     starts: list[object] = []
     for method in methods:
         base = BaseParams.model_validate(params["base"][method])
@@ -92,18 +92,18 @@ def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
 
 
 def _largest_group(solved: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The most methods that have the same tasks."""
+    """The largest group of methods that have the same tasks."""
     groups = [[other for other in solved if solved[other].keys() == tasks.keys()] for tasks in solved.values() if tasks]
     return max(groups, key=len, default=[])
 
 
 def _name(solved: Mapping[str, float]) -> str:
-    """The environment, of which a task's id says the name: ``textcraft-867``."""
+    """The environment's name, taken from a task id: ``textcraft-867``."""
     return next(iter(solved)).rpartition("-")[0]
 
 
 def _solved(root: Path, method: str, row: str, metric: str) -> dict[str, float]:
-    """Task -> the metric, of one row; nothing if it was not evaluated."""
+    """Task -> the metric in one row; {} if the row was not evaluated."""
     file = root / "results" / method / row / "outcomes.jsonl"
     rows = read_jsonl(file, Outcome) if file.is_file() else []
     return {one.id: one.values[metric] for one in rows if metric in one.values}
@@ -112,7 +112,7 @@ def _solved(root: Path, method: str, row: str, metric: str) -> dict[str, float]:
 def _measured(
     root: Path, method: str, summary: Mapping[str, Any], metric: str, params: Mapping[str, Any], timing: Path
 ) -> dict[str, Any]:
-    """A method's part: metrics of three rows, their differences, and what the last one took."""
+    """A method's part: metrics of its three rows, their differences, and the cost of the last row."""
     last, order = summary["last"], summary["order"]
     iterations = params[method]["iterations"]
     lineage = _lineage(iterations, last)
@@ -142,7 +142,7 @@ def _measured(
 
 
 def _lineage(iterations: Mapping[str, Any], last: str) -> list[str]:
-    """The last iteration and those that it goes on from, oldest first."""
+    """The last iteration and the iterations it builds on, oldest first."""
     chain = [last]
     while iterations[chain[0]]["init"] in iterations:
         chain.insert(0, iterations[chain[0]]["init"])
@@ -150,7 +150,7 @@ def _lineage(iterations: Mapping[str, Any], last: str) -> list[str]:
 
 
 def _episodes(root: Path, method: str, row: str) -> int:
-    """Episodes that an iteration played to learn from: attempts, leaves of trees, episodes."""
+    """Episodes played to learn from in an iteration: attempts, leaves of trees, episodes."""
     if method == "reflect_rl":
         return int(read_object(root / "results" / method / row / "train.json")["episodes"])
     count = read_object(root / "results" / method / row / "generate.json")[COLLECTED[method]]
@@ -158,8 +158,8 @@ def _episodes(root: Path, method: str, row: str) -> int:
 
 
 def _took(timing: Path, method: str, warm: Sequence[str], lineage: Sequence[str]) -> dict[str, Any]:
-    """Seconds of the stages that made the last row, and tokens that the models wrote for it; None where a stage of it
-    was restored from the cache instead of run."""
+    """Seconds of the stages that produced the last row, and tokens generated by them; None if any of these stages was
+    restored from the cache instead of run."""
     steps = ["generate", "convert", "finetune"] if method != "reflect_rl" else ["reinforce"]
     names = [f"{method}-finetune@{row}" for row in warm]
     names += [f"{method}-{step}@{row}" for row in lineage for step in steps]
@@ -186,7 +186,7 @@ NOTE = (
 
 
 def rows_of(found: Arena) -> list[list[str]]:
-    """The cells under ``HEADS``; of a method that is missing its name and why."""
+    """The cells under ``HEADS``; for a missing method, its name and the reason."""
     rows = []
     for method, one in found["methods"].items():
         if "missing" in one:
@@ -204,7 +204,7 @@ def rows_of(found: Arena) -> list[list[str]]:
 
 
 def between_of(found: Arena) -> list[list[str]]:
-    """Method -> its last row minus each other method's; the first row holds the names."""
+    """A matrix of each method's last row minus each other method's; the first row contains the names."""
     names = [method for method, one in found["methods"].items() if "missing" not in one]
     lines = [["", *(f"− {method_name(other)}" for other in names)]]
     for one in names:
@@ -222,7 +222,7 @@ def between_of(found: Arena) -> list[list[str]]:
 
 
 def attempts_of(found: Arena) -> list[str]:
-    """A sentence for each method that has several attempts: what the first ones are worth alone, and any of them."""
+    """A sentence for each method with several attempts: results of its first attempts alone, and of any attempt."""
     return [
         f"{method_name(method)}'s first attempts alone are right in {_three(one['first'])}, any of its attempts in "
         f"{_three(one['any'])}."
@@ -237,7 +237,7 @@ def _three(values: Mapping[str, Any]) -> str:
 
 
 def basis(found: Arena) -> str:
-    """What all rows have in common, in a sentence."""
+    """A sentence on what all rows have in common."""
     start = "one model and one tokenizer" if found["same_start"] else "models or tokenizers that differ"
     return f"{found['env']}, {found['tasks']} test tasks, mean ± standard error; all start from {start}"
 

@@ -1,7 +1,7 @@
-"""Charts as Vega-Lite specifications: `make report` draws them as PNG, and the page draws the same ones in the browser.
+"""Charts as Vega-Lite specifications, drawn as PNGs by `make report` and in the browser by the page.
 
-Each function returns a specification with its data in it. Colours and fonts come from ``theme``; the page lays a dark
-one over it.
+Each function returns a specification that includes its data. Colours and fonts come from ``theme``, which the page
+overrides in dark mode.
 """
 
 import json
@@ -20,13 +20,13 @@ Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 VEGA_LITE = "6.4"
-"""The version that draws the PNGs, and that the page brings along."""
+"""The version that draws the PNGs, and that the page contains."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7f6a00", "#56b4e9", "#8c564b", "#666666")
-"""Okabe and Ito's, which colour-blind readers tell apart; yellow, too light on white, is darker here."""
+"""Palette of Okabe and Ito, distinguishable for colour-blind readers; yellow is darker, being too light on white."""
 
 MANY = 15
-"""So many points make a line without a mark for each."""
+"""Lines with at least this many points are drawn without point marks."""
 
 WIDTH, ROW_HEIGHT = 560, 26
 
@@ -52,7 +52,7 @@ def theme() -> dict[str, Any]:
 
 
 def own_rows(method: str, summary: Mapping[str, Any]) -> set[str]:
-    """The rows that are the method itself, not controls, agents or its base."""
+    """The rows that belong to the method itself, not controls, agents or its base."""
     return {name for name in summary["order"] if row_name(method, name).startswith(method_name(method))}
 
 
@@ -94,7 +94,7 @@ def rows_chart(method: str, summary: Mapping[str, Any]) -> Spec:
 
 
 def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Spec:
-    """A line a row with error bars; the method's own rows (``own``) solid and thick, others dashed."""
+    """One line per row with error bars; the method's own rows (``own``) are solid and thick, others dashed."""
     points = curve["points"]
     x = curve["x"]
     y = next(key for key in points[0] if key not in ("row", "se", x))
@@ -134,7 +134,7 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
 def lines_chart(
     title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str
 ) -> Spec | None:
-    """A line a row of (x, y) points, such as training loss by step; None without any point."""
+    """One line per row through (x, y) points, such as training loss by step; None if there are no points."""
     values = [
         {"row": row_name(method, row), "x": point[0], "y": point[1]}
         for row, points in series.items()
@@ -160,7 +160,7 @@ def lines_chart(
 def counts_chart(
     title: str, method: str, series: Mapping[str, Mapping[str, int]], x: str, order: Sequence[str]
 ) -> Spec | None:
-    """Shares of categories by row, as grouped bars: a distribution of few values; None without any."""
+    """Shares of categories by row, as grouped bars: the distribution of a discrete value; None if there are none."""
     values = []
     for row, counts in series.items():
         total = sum(counts.values())
@@ -189,14 +189,14 @@ def counts_chart(
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
-    """At most ``most`` of the points, evenly spread, the last among them."""
+    """At most ``most`` of the points, evenly spaced, including the last."""
     if len(points) <= most:
         return list(points)
     return [points[place * (len(points) - 1) // (most - 1)] for place in range(most)]
 
 
 def write_png(spec: Mapping[str, Any], file: Path) -> None:
-    """Draw a chart; a file that shows this very chart already is left as it is (it says so itself, as a comment)."""
+    """Draw a chart, unless the file already shows it: the PNG stores its specification's hash as a comment."""
     shown = sha256(json.dumps([VEGA_LITE, spec], sort_keys=True).encode()).hexdigest()
     if file.is_file() and shown.encode() in file.read_bytes():
         return

@@ -1,12 +1,12 @@
-"""``make compare``: the workspace, the last commit and its DVC experiments, by headline metric and changed params.
+"""``make compare``: headline metrics and changed params of the workspace, the last commit and its DVC experiments.
 
     run          rise m1@t5   minus more_sft  changed
     ──────────────────────────────────────────────────────────────────────────────────
     main          .696±.021       -.016±.024
     chill-maya    .702±.020       -.010±.024  rise.rows.iter2.train.lr: 0.001 → 0.002
 
-A column a method's headline metric, with its standard error, and its paired difference to a control. The first row is
-the commit; the others say what they changed of its params.
+Each method has one column for its headline metric with its standard error, and one for the paired difference to a
+control. The first row is the commit; the other rows list the params that they changed.
 """
 
 import json
@@ -28,7 +28,7 @@ Run = tuple[str, dict[str, Any], dict[str, str]]
 ERROR = " error"
 
 MOST_CHANGES = 12
-"""So many changed params are named of a run: another profile changes hundreds."""
+"""Maximum number of changed params listed per run: another profile changes hundreds."""
 
 
 @one_sentence()
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def read_runs(shown: list[dict[str, Any]]) -> Iterator[Run]:
-    """The commit, its experiments, and the workspace where it differs from the commit; of ``dvc exp show --json``."""
+    """The commit, its experiments, and the workspace if it differs from the commit, from ``dvc exp show --json``."""
     workspace, *commits = shown
     listed = [run for commit in commits for run in _with_experiments(commit)]
     if not listed or (workspace.get("data") or {}).get("metrics") != listed[0][1].get("metrics"):
@@ -78,7 +78,7 @@ def cells_of(method: str, metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def changes(params: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """What a run changed of the reference's params, a line each."""
+    """The params that differ from the reference's, one line each."""
     keys = [key for key in {**reference, **params} if params.get(key) != reference.get(key)]
     return [f"{key}: {_said(reference, key)} → {_said(params, key)}" for key in sorted(keys)]
 
@@ -93,7 +93,7 @@ def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def table_of(runs: list[Run]) -> Table:
-    """The runs, one a row; the first is what the others are compared with."""
+    """The runs, one per row; params are compared with those of the first."""
     columns = list(dict.fromkeys(heading for _, _, cells in runs for heading in cells))
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("run", no_wrap=True)

@@ -1,4 +1,4 @@
-"""``make dag METHOD=rise``: a method's stages in the order in which they can run, each with the stages that it needs.
+"""``make dag METHOD=rise``: a method's stages in an executable order, each with the stages it depends on.
 
 ``dvc dag`` draws all stages of all methods in one picture, some seven thousand columns wide.
 """
@@ -15,7 +15,7 @@ WIDTH = 100
 
 
 def needs() -> dict[str, list[str]]:
-    """Stage -> the stages that it needs directly, as DVC reads them from dvc.yaml; each after those it needs."""
+    """Stage -> its direct dependencies according to DVC, in topological order."""
     import networkx as nx
     from dvc.repo import Repo
 
@@ -25,7 +25,7 @@ def needs() -> dict[str, list[str]]:
 
 
 def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
-    """The lines of one method. Stages that every other one needs (the code's and the files' hashes) are left out."""
+    """The text for one method. Stages that all others depend on (hashes of code and files) are omitted."""
     mine = [name for name in found if name.startswith(f"{method}-") or name == f"base@{method}"]
     column = max(map(len, mine), default=0) + 2
     lines = [f"{method}: {len(mine)} stages; ← the stages that one needs, besides {ALWAYS}", ""]
@@ -38,7 +38,7 @@ def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
 
 
 def _together(names: Sequence[str]) -> list[str]:
-    """Stages of one kind in one word: ``rise-finetune@{iter1,iter2}``."""
+    """Stages of one kind merged into one word: ``rise-finetune@{iter1,iter2}``."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kind, _, item = name.partition("@")

@@ -1,7 +1,7 @@
-"""The table that ends ``make repro``, and the plots beside it.
+"""The table printed at the end of ``make repro``, and the plots.
 
-Figures come from ``results/summary/<method>.json``; seconds and generated tokens from the last run of each stage
-(``.scratch/timing``), which is why they are not in the summary: they differ from run to run.
+Figures come from ``results/summary/<method>.json``. Seconds and generated tokens come from the last run of each stage
+(``.scratch/timing``); they differ from run to run and are therefore not in the summary.
 """
 
 import os
@@ -34,12 +34,12 @@ PARTS = {
     "columns": list, "gains": list, "rates": dict, "note": str, "order": list, "solid": list, "rows": dict,
     "last": str, "last_minus": dict,
 }  # fmt: skip
-"""What every summary holds."""
+"""Keys of every summary, with their types."""
 
 
 @one_sentence()
 def main() -> None:
-    """Print the tables of the methods named as arguments, or of all that have results; draw the plots."""
+    """Print the tables of the methods given as arguments, or of all methods with results; draw the plots."""
     summaries = read_summaries(sys.argv[1:])
     if not summaries:
         print("no results yet; run `make repro`.", file=sys.stderr)
@@ -61,10 +61,10 @@ def main() -> None:
 
 
 def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str, Any]:
-    """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order.
+    """Method -> its summary, for the given methods (all if empty) that have been run, in the order of ``METHODS``.
 
     Raises:
-        UserError: one is damaged.
+        UserError: a summary is damaged.
     """
     files = {method: folder / f"{method}.json" for method in METHODS if method in methods or not methods}
     found = {method: read_object(file) for method, file in files.items() if file.is_file()}
@@ -75,14 +75,14 @@ def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str
 
 
 def _is_summary(value: dict[str, Any]) -> bool:
-    """Whether it has what every summary has, and a row for each name."""
+    """Whether the value has every key of a summary, and a row for each name."""
     if not all(isinstance(value.get(key), kind) for key, kind in PARTS.items()):
         return False
     return bool(value["order"]) and all(isinstance(value["rows"].get(name), dict) for name in value["order"])
 
 
 def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:
-    """Rows x metrics, mean ± standard error, what the method gains within a row, and what a row cost."""
+    """Rows x metrics, mean ± standard error; the gains within a row; and the cost of each row."""
     columns, order, rows = summary["columns"], summary["order"], summary["rows"]
     gains, rates = summary["gains"], summary["rates"]
     first = rows[order[0]]["metrics"]
@@ -94,7 +94,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         caption_justify="left",
     )
     table.add_column("row", no_wrap=True)
-    # What was blocked, cut or left out has a column only where there is any.
+    # Omissions (blocked, cut or left out) have a column only if there are any.
     left_out = [
         (stage, kind)
         for stage in STAGES
@@ -133,20 +133,20 @@ def _omitted(row: dict[str, Any], stage: str, kind: str) -> float:
 
 
 def _percent(share: float) -> str:
-    """Two digits that count, so that what is shown is never zero; nothing for nothing."""
+    """The percentage with two significant digits, so that a non-zero share never shows as 0; "" for zero."""
     return f"{float(f'{100 * share:.2g}'):g} %" if share else ""
 
 
 def in_console() -> Console:
-    """The terminal, or 130 columns where there is none."""
+    """A console as wide as the terminal, or 130 columns wide without one."""
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 130)
 
 
 def fitted(table: Table, console: Console) -> list[Table]:
-    """The table as it is where the console is wide enough, else its columns in several tables below each other.
+    """The table itself if the console is wide enough, else its columns split into several tables.
 
-    The columns on the left that are not right-aligned name a row; each part repeats them. Nothing is cut: where even
-    one column is too wide, its cells take several lines.
+    The leading columns that are not right-aligned identify a row; each part repeats them. Nothing is truncated: if a
+    single column is too wide, its cells wrap.
     """
     named = next((place for place, column in enumerate(table.columns) if column.justify == "right"), 1)
     parts: list[list[Column]] = [[]]
@@ -198,7 +198,7 @@ def overview(summaries: dict[str, Any], timing: Path = TIMING) -> Table:
 
 
 def difference_table(method: str, summary: dict[str, Any]) -> Table:
-    """The last iteration minus every other row, over the same problems; * marks more than three standard errors."""
+    """The last iteration minus every other row, over the same tasks; * marks more than three standard errors."""
     title = f"{method}: {summary['last']} minus each other row, paired"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     table.add_column("minus")
@@ -212,7 +212,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
-    """A PNG of each method's rows and of each of its curves; one that shows these very points is left as it is."""
+    """Draw a PNG of each method's rows and of each of its curves; files that show the same chart are not rewritten."""
     with in_turn(LOCKS / "plots", f"another process draws the plots in {folder}; waiting for it"):
         for method, summary in summaries.items():
             write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
@@ -222,12 +222,12 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
 
 
 def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
-    """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
+    """Seconds of a row's training and evaluation in their last run here; "-" if they were restored."""
 
     def seconds(path: Path) -> str:
         try:
             return f"{read_object(path)['seconds']:.0f}"
-        except (OSError, UserError, KeyError, ValueError, TypeError):  # damaged: no reason to show no table
+        except (OSError, UserError, KeyError, ValueError, TypeError):  # a damaged file must not prevent the table
             return "-"
 
     found = []

@@ -1,5 +1,5 @@
-"""Methods, rows and metrics in words, as legends and tables say them: ``rise``, ``iter2`` is "RISE, iteration 2"; and
-their values."""
+"""Display names of methods, rows and metrics in legends and tables (``rise``, ``iter2`` is "RISE, iteration 2"), and
+formatting of their values."""
 
 import re
 
@@ -10,7 +10,7 @@ _ROWS = {"base": "base", "chance": "chance", "oracle": "oracle", "policy": "SFT 
 
 
 def method_name(method: str) -> str:
-    """``agent_r`` -> "Agent-R"; a method that has no name of its own here keeps its key."""
+    """``agent_r`` -> "Agent-R"; a method without a display name keeps its key."""
     return METHOD_NAMES.get(method, method)
 
 
@@ -25,7 +25,7 @@ def row_name(method: str, row: str) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """``m1@t5`` stays; ``invalid_actions`` -> "invalid actions"."""
+    """``invalid_actions`` -> "invalid actions"; ``m1@t5`` is unchanged."""
     return {"em": "exact match", "f1": "F1"}.get(metric, metric.replace("_", " "))
 
 
@@ -35,14 +35,14 @@ def figure_text(figure: dict[str, float], column: str) -> str:
 
 
 def signed_text(figure: dict[str, float], column: str) -> str:
-    """A difference ± its standard error; * marks more than three of them."""
+    """A difference ± its standard error; * marks more than three standard errors."""
     mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
     sign = "-" if figure["mean"] < 0 else "+"
     return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
 
 
 def _short(value: float, column: str) -> str:
-    """A share as .123; a score, which counts to 100, as 12.3."""
+    """A fraction as .123; a score, which ranges up to 100, as 12.3."""
     if column.endswith("score"):
         return f"{value:.1f}"
     return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"
