@@ -1,4 +1,4 @@
-"""``make plan PROFILE=name``: what every stage of a profile needs, before anything runs; says no if it does not fit."""
+"""``make plan PROFILE=name``: estimates the requirements of every stage of a profile and checks that they fit."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -39,7 +39,7 @@ def main(
     gpu_price: Annotated[str, typer.Option(help="of a GPU for an hour, as 2.5")] = "",
     detail: Annotated[bool, typer.Option(help="memory and disk by part")] = False,
 ) -> None:
-    """Print the plan. Exit code 2: something does not fit, or an option is badly written."""
+    """Print the plan. Exit code 2: something does not fit, or an option is invalid."""
     if method != "all" and method not in METHODS:
         raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
     machines = parse_nodes(nodes)
