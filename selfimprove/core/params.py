@@ -35,7 +35,7 @@ def check_answer_room(asked: str, tokens: int, engine: str, cfg: object) -> None
 
 
 class Section(BaseModel):
-    """A section of params.yaml: unknown keys are refused, types are not guessed, values do not change."""
+    """A section of params.yaml: unknown keys are refused, types are not coerced, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 

@@ -83,8 +83,8 @@ class Episode(Record):
     """One problem, played to its end.
 
     ``prompt`` holds the messages before the first action, ``turns`` the actions and observations from there on.
-    ``status`` is ``blocked`` if an engine failed permanently; the turns before the failure are kept. ``seed`` is the
-    run/task prefix of the seed key, from which every sample of the episode can be reproduced.
+    ``status`` is ``blocked`` if an engine or the environment failed permanently; the turns before the failure are kept.
+    ``seed`` is the run/task prefix of the seed key, from which every sample of the episode can be reproduced.
     """
 
     id: str

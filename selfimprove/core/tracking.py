@@ -93,7 +93,7 @@ class Tracker:
             if self._sink is None:
                 self._sink = SINKS[self._to](self._stage, self._scratch / self._to / self._stage, self._last)
             self._sink.log(self._last, metrics)
-        except Exception as error:  # no failure of a tracking package may stop a training
+        except Exception as error:  # no failure of a tracking package may stop the stage
             self._give_up(error)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ async def asking(
     *,
     expert: ExpertMaker | None = None,
 ) -> AsyncIterator[tuple[dict[str, Engine], StageProgress]]:
-    """Yield the engines of ``policies`` (see ``open_engines``) and their progress over ``total`` units."""
+    """Yield the engines of ``policies`` (see ``open_engines``) and a progress of ``total`` units that monitors them."""
     with stage.journal() as journal, stage.progress(total) as progress:
         async with open_engines(
             configs, policies, threads=stage.run.threads, journal=journal, expert=expert, cluster=stage.run.cluster

@@ -154,7 +154,7 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
         yield from _played_faults(section)
     env = getattr(section, "env", None)
     for one in (env, *env.mixed()) if isinstance(env, EnvParams) else ():
-        if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # its nodes have Java
+        if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # Ray's nodes have Java
             yield from _said("env: ", find_java)
     for key, template in every(section, "chat_template"):
         yield from _template_faults(key, template)

@@ -28,7 +28,7 @@ ENVIRONMENT = MANIFESTS / "environment.txt"
 
 PARAMS = Path("params.yaml")
 REGISTRY = Path("selfimprove/envs/registry.py")
-"""Imports environments by name. Those that the params do not name are not loaded, and no stage depends on them."""
+"""Imports environments by name. Only the names of those absent from the params are read; no stage depends on them."""
 
 KNOWN = Path(".scratch/code.json")
 """Cache of the analysis of each file, keyed by the hash of its content: parsing all files takes two seconds."""

@@ -36,8 +36,8 @@ def asked(jobs: str) -> int:
 def jobs_here(params: dict[str, Any]) -> int:
     """The number of stages with these params that fit into cores and free memory, or into a container's limits.
 
-    It is 1 if stages share more than that (a GPU, an inference or environment server, a cluster) or if a model other
-    than this repository's small ones needs more memory (``make plan`` reports how much).
+    It is 1 if stages share more than that (a GPU, an inference or environment server, a cluster), or if a base is not
+    one of this repository's small models and so needs more memory (``make plan`` reports how much).
     """
     run = load_section(params, "run", RunParams, str(PARAMS_FILE))
     models = {params.get("base", {}).get(method, {}).get("model") for method in METHODS}

@@ -227,8 +227,9 @@ class _AlreadyDone(BaseException):
 
 
 def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
-    """Decorator that makes a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs
-    ``rise-generate@iter1``. Without the argument, the item is taken from ``DVC_STAGE``.
+    """Decorator that makes a script's ``main`` a stage.
+
+    ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``. The default item is taken from ``DVC_STAGE``.
 
     Exit codes: 0 after success; 2 after an error that the user can correct, reported in one sentence; 130 if
     interrupted. Any other code is a bug in this repository and comes with a traceback.
