@@ -16,9 +16,7 @@ CHOICE = "env:"
 
 
 def check_answer_room(asked: str, tokens: int, engine: str, cfg: object) -> None:
-    """Refuse an answer length that leaves no room for a prompt in the engine's context.
-
-    Endpoints and experts declare no context and always pass.
+    """Refuse an answer length that leaves no room for a prompt in an engine's context (endpoints and experts: none).
 
     Args:
         asked: the param that sets the answer's length, ``tokens``; engine: the name of the engine that generates it.
