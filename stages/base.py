@@ -1,6 +1,7 @@
-"""base@<method>: the model that a method starts from, with its tokenizer: both from scratch, or a named model's own.
+"""base@<method>: the model that a method starts from, with its tokenizer: built from scratch or a named model's.
 
-It has read nothing yet, which the rows that go on from it add to; and rows that match none name a file that says so.
+Also writes ``train.json`` with 0 lineage tokens for this model, to which its successors add their own, and for
+``NONE``, which rows that match no other row's tokens name as ``match``.
 """
 
 from itertools import islice

@@ -1,9 +1,8 @@
-"""inputs: what stages depend on besides the files that dvc.yaml names; no file says when it changes, so DVC runs it
-every time.
+"""inputs: records the dependencies of stages that dvc.yaml cannot name; DVC runs it every time.
 
-``data/code``: for each script the code that it consists of, and the installed packages (``pipeline.closure``).
-``data/inputs``: for each method, the files and folders that its params name by path (a model, a data set, worked
-episodes), by content. Stages after this one run only if their part of it differs.
+``data/code``: for each stage script, the code that it consists of, and the installed packages (``pipeline.closure``).
+``data/inputs``: for each method, content hashes of the files and folders that its params name by path (a model, a data
+set, recorded episodes). A later stage re-runs only if its part of these files differs.
 """
 
 from selfimprove.core.publish import write_json

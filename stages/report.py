@@ -1,4 +1,4 @@
-"""report: the summaries of all methods in one file."""
+"""report: merges the summaries of all methods into one file."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_object

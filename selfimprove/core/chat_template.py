@@ -1,9 +1,8 @@
-"""Renders a model's chat template, which somebody else wrote: in Jinja's sandbox, and rendered under limits first.
+"""Renders a model's chat template, which is untrusted: in Jinja's sandbox, after a trial under resource limits.
 
-The sandbox keeps a template from reading files or running commands, but not from looping for ever or from asking for
-all memory. So a template that is not ours is rendered once in a process of its own, which the system ends when it has
-used ``CPU_SECONDS`` or asks for ``MEMORY`` bytes. A template that is harmless then and harmful with other texts is not
-caught.
+The sandbox keeps a template from reading files or running commands, but not from looping forever or exhausting memory.
+A template that is not one of ours is therefore rendered once in a separate process, limited to ``CPU_SECONDS`` of CPU
+time and ``MEMORY`` bytes of address space. A template that passes and misbehaves on other texts is not caught.
 """
 
 import json
@@ -21,11 +20,11 @@ CPU_SECONDS = 10
 MEMORY = 2 << 30
 WALL_SECONDS = 120
 LONGEST = 1 << 20
-"""Characters of a rendered dialogue of markers, at most."""
+"""Maximum number of characters in a rendered dialogue of markers."""
 
 
 def compile_template(source: str) -> Template:
-    """Raises: TemplateError: not a Jinja template; RecursionError: nested too deep."""
+    """Raises: TemplateError: not a Jinja template; RecursionError: nested too deeply."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _raise
     return environment.from_string(source)
@@ -35,11 +34,11 @@ def render(template: Template, messages: list[dict[str, str]], generation: bool,
     """The dialogue as one text.
 
     Raises:
-        ValueError: the template refuses the dialogue, fails on it, or writes far too much.
+        ValueError: the template refuses the dialogue, fails on it, or writes more than ``LONGEST`` characters.
     """
     try:
         text = template.render(messages=messages, add_generation_prompt=generation, **special)
-    except Exception as error:  # a template's arithmetic, types and depth may fail in any way
+    except Exception as error:  # arithmetic, types and recursion in a template can raise anything
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
     if len(text) > LONGEST:
         raise ValueError(f"it writes {len(text)} characters")
@@ -48,7 +47,7 @@ def render(template: Template, messages: list[dict[str, str]], generation: bool,
 
 @lru_cache(maxsize=64)
 def is_bounded(source: str, special: tuple[tuple[str, str], ...]) -> bool:
-    """Whether the template renders dialogues within the limits; what else is wrong with it is not asked here."""
+    """Whether the template renders dialogues within the limits; other faults are reported where it is used."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "selfimprove.core.chat_template"],
@@ -65,7 +64,7 @@ def is_bounded(source: str, special: tuple[tuple[str, str], ...]) -> bool:
 
 
 def _try_out() -> None:
-    """In the process with limits: render dialogues of one, three and 41 messages."""
+    """Entry point of the limited process: render dialogues of 1, 3 and 41 messages."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     source, special = json.load(sys.stdin)
@@ -77,7 +76,7 @@ def _try_out() -> None:
         except MemoryError:
             raise
         except Exception:
-            continue  # told where the template is used
+            continue  # reported where the template is used
 
 
 def _raise(message: str) -> None:

@@ -1,4 +1,4 @@
-"""How every command line of ours ends: a user's mistake is one sentence and exit code 2."""
+"""Exit behaviour shared by all command lines: a user's mistake is reported in one sentence with exit code 2."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import typer
 
 INTERRUPTED, NO_READER = 130, 141
-"""Exit codes after Ctrl-C, and where what reads the output (``head``) has ended, as shells say them."""
+"""Exit codes after Ctrl-C and after the reader of the output (such as ``head``) has exited, by shell convention."""
 
 
 def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type[Exception]) -> None:
-    """Run a typer app on ``commands`` (None: the process's); ``mistakes`` are reported as a ``UserError`` is.
+    """Run a typer app on ``commands`` (None: ``sys.argv``); exceptions in ``mistakes`` are reported like a UserError.
 
     Raises:
-        SystemExit: always; 2 after a mistake, 130 after Ctrl-C, as shells say it.
+        SystemExit: always; 2 after a mistake, 130 after Ctrl-C.
     """
     import typer
 
@@ -44,10 +44,10 @@ def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """The same around a ``main`` without typer, as a decorator or a ``with``.
+    """The same for a ``main`` without typer, as a decorator or context manager.
 
     Raises:
-        SystemExit: 2 after a ``UserError``, 130 after Ctrl-C, 141 if nobody reads the output any more.
+        SystemExit: 2 after a ``UserError``, 130 after Ctrl-C, 141 if the reader of the output has exited.
     """
     _write_what_can_be()
     try:
@@ -61,7 +61,7 @@ def one_sentence() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         raise SystemExit(NO_READER) from None
     except OSError as error:
         _end_if_refused(error)
@@ -69,21 +69,21 @@ def one_sentence() -> Iterator[None]:
 
 
 def _misuse(error: typer.TyperException) -> str:
-    """The sentence on a word of the command line that does not fit; a variable of make is named as it was typed."""
+    """The message for an invalid command-line argument; a make variable is named as the user typed it."""
     import typer
 
     if not (isinstance(error, typer.BadParameter) and error.param and error.message):  # unknown, or missing
         said = error.format_message().rstrip(".")
         return said if said.endswith("?") or not said else f"{said}; --help lists what there is."
     place, variable = error.param.opts[-1], str(error.param.name).upper()
-    if os.environ.get(variable) in sys.argv:  # make exports what it was given, and its recipe hands it on
+    if os.environ.get(variable) in sys.argv:  # make exports its variables, and the recipe passes them on
         place = f"{variable}={os.environ[variable]}"
     said = error.message.removeprefix("Value error, ").rstrip(".")
     return f"{place}: {said[0].lower()}{said[1:]}; fix it."
 
 
 def _end_if_refused(error: OSError) -> None:
-    """End with one sentence and exit code 2 if the system would not read or write a file; else do nothing."""
+    """Exit with one sentence and code 2 if the system refused to read or write a file; otherwise do nothing."""
     sentence = refusal(error)
     if sentence is not None:
         print(for_terminal(sentence), file=sys.stderr)
@@ -91,6 +91,6 @@ def _end_if_refused(error: OSError) -> None:
 
 
 def _write_what_can_be() -> None:
-    """A character that the terminal's encoding lacks (± in an ASCII one) is shown as a question mark."""
+    """Show characters that the terminal's encoding lacks (such as ± in ASCII) as question marks."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to see, and the short form of others."""
+"""The one exception whose message is meant for users, and one-line forms of other exceptions."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ if TYPE_CHECKING:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error codes of a full disk, a full quota and a limit on file sizes: no fault of a path."""
+"""Error codes for a full disk, an exhausted quota and a file-size limit: the path itself is not at fault."""
 _REFUSED = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO,
 )  # fmt: skip
 
 
 class UserError(Exception):
-    """Something the user can correct: one sentence that names the place (file, line, key) and the remedy.
+    """An error that the user can correct: one sentence that names the place (file, line, key) and the remedy.
 
-    The stage runner prints the sentence and exits with code 2; no traceback, and nothing already done is lost.
+    The stage runner prints the sentence without a traceback and exits with code 2; finished work is kept.
     """
 
 
 def fault(error: ValidationError) -> str:
-    """The first thing that does not fit a schema, behind its place: ``field 'tasks.0.id': Field required``."""
+    """The first validation error with its location: ``field 'tasks.0.id': Field required``."""
     first = error.errors()[0]
     place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     return f"field {place!r}: {message}" if place else message
 
 
 def meant(name: object, known: Iterable[str], otherwise: str) -> str:
-    """The end of a sentence about an unknown name: the nearest that is known; ``otherwise`` where none is near."""
+    """The end of a message about an unknown name: the closest known name, or ``otherwise`` if none is close."""
     near = get_close_matches(str(name), known, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def sentence(text: str) -> str:
-    """The text with a full stop, unless it ends with a question."""
+    """The text with a full stop, unless it is a question."""
     return text if text.endswith("?") else f"{text}."
 
 
 def fixed(path: object) -> bool:
-    """Whether nobody can choose the file's place: ``params.yaml``, which is read and written where it is."""
+    """Whether the file's location is fixed: true of ``params.yaml`` only."""
     return str(path) == "params.yaml"
 
 
 def refusal(error: BaseException) -> str | None:
-    """The sentence on a file that the system would not read or write; None if the error is another one."""
+    """The message if the system refused to read or write a file; None for any other error."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-        _, target, reason = error.args[0][0]  # of a folder's copy: (source, target, what was said) of each file
+        _, target, reason = error.args[0][0]  # from copying a folder: (source, target, reason) per file
         return f"{target} can't be written ({reason}); make room, or name another place."
     if not isinstance(error, OSError):
         return None
@@ -65,13 +65,10 @@ def refusal(error: BaseException) -> str | None:
 
 
 def for_terminal(text: str) -> str:
-    """The text with control and other invisible characters by their codes: an error may repeat what a model wrote.
-
-    Line breaks stay.
-    """
+    """The text with non-printable characters escaped, except line breaks: an error may quote what a model wrote."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, 300 characters at most; the exception's type where it has none."""
+    """The first line of an exception's message, or its type if it has none; 300 characters at most."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

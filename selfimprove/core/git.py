@@ -1,14 +1,14 @@
-"""Asks git about the repository."""
+"""Runs git commands."""
 
 import subprocess
 from pathlib import Path
 
 ABSENT = 127
-"""Exit code where git is not installed, as shells say it."""
+"""Exit code if git is not installed, by shell convention."""
 
 
 def git(*words: str, folder: Path = Path()) -> tuple[int, str]:
-    """git's exit code and what it says; bytes that are not UTF-8 are replaced."""
+    """Exit code and standard output of a git command; bytes that are not UTF-8 are replaced."""
     try:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=False)
     except FileNotFoundError:

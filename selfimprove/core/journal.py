@@ -1,9 +1,9 @@
-"""An append-only journal of finished work: a killed stage does not repeat what it had finished.
+"""An append-only journal of finished work, from which a killed stage resumes.
 
-One line an entry: a checksum, a space, and ``{"key": ..., "value": ...}`` as JSON. It is written with a single
-``write`` call, so that a process killed at any moment leaves at most a torn last line, which is dropped on reading. A
-line that does not match its checksum is left out and counted: its work alone is done again. Power cuts are covered by
-``fsync``, at most twice a second.
+Each entry is one line: a checksum, a space, and ``{"key": ..., "value": ...}`` as JSON. A line is written with a single
+``write`` call, so that a process killed at any moment leaves at most a truncated last line, which is dropped on
+reading. A line that does not match its checksum is skipped and counted; only its work is repeated. ``fsync`` runs at
+most twice a second, which bounds the loss after a power cut.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 FSYNC_SECONDS = 0.5
 _OPENING = re.compile(rb"[0-9a-f]{0,15}|[0-9a-f]{16}(?: \{?)?")
-"""The first 18 bytes of a line, or what a torn line has of them."""
+"""The first 18 bytes of a line, or fewer of a truncated line."""
 
 
 class Journal:
-    """Finished entries by key; a key is written once, and reads see what earlier runs wrote, here and in ``others``.
+    """Finished entries by key, including those of earlier runs in ``path`` and ``others``; a key is written once.
 
-    Where each entry lies in its file is kept in a temporary SQLite table, which spills to a file of its own, so that
-    memory does not grow with the entries; values are read when they are asked for.
+    The file positions of entries are kept in a temporary SQLite table that spills to disk, so that memory does not grow
+    with the number of entries. Values are read from the file on access.
     """
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
@@ -68,7 +68,7 @@ class Journal:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """All of them, read anew."""
+        """All entries, read from the files."""
         places = self._places.execute("SELECT file, start, length FROM places ORDER BY number")
         return {row["key"]: row["value"] for row in map(_row, places)}
 
@@ -76,7 +76,7 @@ class Journal:
         """Record one finished entry.
 
         Raises:
-            OSError: the disk is full or gone; nothing before this entry is affected.
+            OSError: the disk is full or unavailable; earlier entries are unaffected.
         """
         if key in self:
             return
@@ -95,7 +95,7 @@ class Journal:
         self.seconds += time.monotonic() - started
 
     def close(self) -> None:
-        """Make everything durable and release the file."""
+        """Flush everything to disk and close the files."""
         self._places.close()
         os.fsync(self._file)
         for file in (self._file, *self._others):
@@ -110,7 +110,7 @@ class Journal:
         self.close()
 
     def _place(self, key: str) -> tuple[int, int, int] | None:
-        """File, first byte and length of an entry."""
+        """File descriptor, start offset and length of an entry in bytes."""
         found = self._places.execute("SELECT file, start, length FROM places WHERE key = ?", (_digest(key),))
         return found.fetchone()
 
@@ -122,7 +122,7 @@ class Journal:
         )
 
     def _replay(self, file: int) -> int:
-        """Find the entries; returns the length in bytes without a torn last line."""
+        """Index a file's entries; returns its length in bytes without a truncated last line."""
         whole = 0
         with open(file, "rb", closefd=False) as lines:
             for line in lines:
@@ -138,7 +138,7 @@ class Journal:
 
 
 def begins_as_journal(path: Path) -> bool:
-    """Whether a file is empty or begins as a line of a journal does, be it torn; any other file is somebody else's."""
+    """Whether a file is empty or starts like a (possibly truncated) line of a journal; other files are not journals."""
     with path.open("rb") as file:
         return _OPENING.fullmatch(file.read(18)) is not None
 

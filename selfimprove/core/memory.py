@@ -1,4 +1,4 @@
-"""Refuses what this machine's memory could never hold, before anything is allocated."""
+"""Rejects sizes that exceed this machine's memory before anything is allocated."""
 
 import psutil
 
@@ -6,12 +6,12 @@ from selfimprove.core.errors import UserError
 
 
 def check_memory(size: int, what: str, *, total: int | None = None) -> None:
-    """Compare a size in bytes with the memory of this machine, or with ``total`` bytes of a device.
+    """Compare a size in bytes with the total memory of this machine, or with ``total`` bytes of a device.
 
-    ``what`` begins the sentence and names the params that decide the size.
+    ``what`` starts the error message and names the params that determine the size.
 
     Raises:
-        UserError: it is more than all of it.
+        UserError: ``size`` exceeds the total.
     """
     there = psutil.virtual_memory().total if total is None else total
     if size > there:

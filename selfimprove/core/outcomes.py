@@ -1,4 +1,4 @@
-"""Outcomes: one record a task for each row of a results table, so that rows can be compared task by task."""
+"""Outcomes: one record per task for each row of a results table, so that rows can be compared task by task."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,22 +11,22 @@ Estimate = dict[str, float | int]
 
 
 class Outcome(Record):
-    """One task's value of every averaged metric. Runs over the same split are compared by these, pair by pair."""
+    """One task's value of every averaged metric. Runs over the same split are compared by these, in pairs."""
 
     id: str
     values: dict[str, float]
 
 
 def average(results: Sequence[Outcome]) -> dict[str, Estimate]:
-    """Mean and standard error of every value over the tasks that have it."""
+    """Mean and standard error of every metric over the tasks that have it."""
     return {name: mean_and_error(_of(results, name).values()) for name in _names(results)}
 
 
 def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate:
-    """Mean of a - b over the problems both name, with the standard error of the paired difference.
+    """Mean of a - b over the problems, with the standard error of the paired difference.
 
     Raises:
-        UserError: they are not over the same problems.
+        UserError: ``a`` and ``b`` cover different problems.
     """
     if a.keys() != b.keys():
         raise UserError("the runs compared are over different problems; evaluate both on the same split.")
@@ -52,9 +52,9 @@ def _of(results: Sequence[Outcome], name: str) -> dict[str, float]:
 
 
 def ratio(pairs: Iterable[tuple[int, int]]) -> Estimate:
-    """Sum of hits over sum of chances, one (hits, chances) a problem; n = chances.
+    """Sum of hits over sum of chances, given one (hits, chances) pair per problem; n is the sum of chances.
 
-    The standard error treats a problem's chances as one cluster (linearised ratio estimator).
+    The standard error treats the chances of a problem as one cluster (linearised ratio estimator).
     """
     counts = [(hits, chances) for hits, chances in pairs if chances]
     total = sum(chances for _, chances in counts)

@@ -1,4 +1,4 @@
-"""Mappings laid over one another: a profile over the default, a row's settings over those that all rows share."""
+"""Overlays of mappings: a profile over the default params, a row's settings over those shared by all rows."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -8,8 +8,8 @@ from typing import Any
 def merge(under: Any, over: Mapping[str, Any]) -> None:
     """Lay ``over`` over ``under``, in place.
 
-    Mappings merge key by key, everything else is replaced, and a null removes an entry that is a mapping. A mapping of
-    another kind (another ``engine``, another launcher's ``kind``) replaces the old one whole.
+    Mappings are merged key by key and everything else is replaced; a null removes an entry that is a mapping. A mapping
+    of a different kind (another ``engine``, another launcher's ``kind``) replaces the old one as a whole.
     """
     for key, value in over.items():
         if value is None and key in under and isinstance(under[key], Mapping):
@@ -21,11 +21,11 @@ def merge(under: Any, over: Mapping[str, Any]) -> None:
 
 
 def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A copy of a method's section in which every training has all of its settings.
+    """A copy of a method's section in which every training lists all of its settings.
 
     Args:
-        takers: place of a training's settings (``*``: every entry; ``?`` at the end: it may be absent) -> the keys of
-            the section whose settings it takes where it has none of its own; a later key counts more than an earlier.
+        takers: path of a training's settings (``*``: every entry; a final ``?``: may be absent) -> the keys of the
+            section that provide its defaults; later keys override earlier ones.
     """
     full = deepcopy(dict(section))
     for place, keys in takers.items():
@@ -41,7 +41,7 @@ def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -
 
 
 def _nodes(node: Any, parts: Sequence[str]) -> list[dict[str, Any]]:
-    """The mappings at a place."""
+    """All mappings at a path."""
     if not isinstance(node, dict):
         return []
     if not parts:

@@ -1,4 +1,4 @@
-"""Markdown pages of which a part is written by a command, between two marks."""
+"""Markdown pages with a generated part between two marks."""
 
 import textwrap
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from selfimprove.core.errors import UserError
 
 WIDTH = 120
-"""Of a line of prose."""
+"""Line width of prose."""
 
 
 def between(page: str, begin: str, end: str, text: str) -> str:
-    """The page with ``text`` between the marks.
+    """The page with the part between the marks replaced by ``text``.
 
     Raises:
         UserError: the marks are missing.
@@ -23,11 +23,11 @@ def between(page: str, begin: str, end: str, text: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """A Markdown table."""
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]]) + "\n"
 
 
 def prose(text: str) -> str:
-    """A paragraph, in lines."""
+    """A paragraph, wrapped at ``WIDTH``."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"

@@ -1,25 +1,25 @@
-"""What every section of params.yaml shares: closed, strict schemas, and no number that no run could have."""
+"""Base of every section of params.yaml: closed, strict schemas that reject numbers no run could use."""
 
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 LARGEST_COUNT = 10**7
-"""No count of a run is larger, unless its field has an upper bound of its own."""
+"""Upper bound for every integer whose field declares none of its own."""
 LARGEST, SMALLEST = 1e9, 1e-12
-"""Bounds of the size of every other number but 0: beyond them float32 overflows or loses the value."""
+"""Bounds on the magnitude of every non-zero float: beyond them float32 overflows or underflows."""
 LARGEST_SEED = 2**32 - 1
-"""NumPy's generators take no larger seed."""
+"""The largest seed that NumPy's generators accept."""
 
 CHOICE = "env:"
-"""How the places of pydantic's errors name a choice of environment; no key of params.yaml begins so."""
+"""Prefix of an environment's tag in the locations of pydantic errors; no key of params.yaml starts with it."""
 
 
 def check_answer_room(asked: str, tokens: int, engine: str, cfg: object) -> None:
-    """Refuse an answer that leaves no room for a prompt in an engine's context; endpoints and experts have none.
+    """Refuse an answer length that leaves no room for a prompt in an engine's context (endpoints and experts: none).
 
     Args:
-        asked: the param that asks for an answer of so many tokens; engine: the name of the engine that gives it.
+        asked: the param that sets the answer's length, ``tokens``; engine: the name of the engine that generates it.
 
     Raises:
         ValueError: names both params.
@@ -33,7 +33,7 @@ def check_answer_room(asked: str, tokens: int, engine: str, cfg: object) -> None
 
 
 class Section(BaseModel):
-    """A section of params.yaml: unknown keys are refused, types are not guessed, values do not change."""
+    """A section of params.yaml: unknown keys are refused, types are not coerced, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 

@@ -1,7 +1,7 @@
-"""Files appear whole or not at all: written aside, made durable, then moved into place with ``os.replace``.
+"""Atomic publication of files: written to a temporary name, made durable, then moved into place with ``os.replace``.
 
-Durable means that a power cut cannot leave a name with half of its content: a file is flushed to the disk before it is
-renamed, and so is the folder that holds the new name.
+Durable means that a power cut cannot leave a name with half of its content: a file is flushed to disk before it is
+renamed, and the folder that holds the new name is flushed afterwards.
 """
 
 import errno
@@ -17,16 +17,16 @@ from uuid import uuid4
 from selfimprove.core.errors import FULL, UserError, fixed
 
 REPLACED = ".replaced-"
-"""Prefix of the name of a folder that has been replaced and is about to be removed."""
+"""Name prefix of a replaced folder that is about to be removed."""
 
 
 def publish(source: Path, target: Path) -> None:
-    """Move a finished file or folder to ``target``, from another file system too; what was there is replaced.
+    """Move a finished file or folder to ``target``, across file systems if necessary, replacing what was there.
 
-    Whatever a kill left beside the target (a folder replaced, a copy half made) is removed.
+    Leftovers of a killed process beside the target (a replaced folder, a partial copy) are removed.
 
     Raises:
-        UserError: the target's folder can't be made.
+        UserError: the target's folder can't be created.
     """
     _make_parent(target)
     for left in [*target.parent.glob(f"{REPLACED}{target.name}-*"), target.with_name(f".part-{target.name}")]:
@@ -42,7 +42,7 @@ def publish(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with aside(target) as part:  # another file system: copied beside the target first
+        with aside(target) as part:  # another file system: copy beside the target first
             shutil.copytree(source, part) if source.is_dir() else shutil.copyfile(source, part)
             make_durable(part)
     flush(target.parent)
@@ -51,7 +51,7 @@ def publish(source: Path, target: Path) -> None:
 
 
 def make_durable(path: Path) -> None:
-    """Flush a file, or every file and folder below a folder, to the disk."""
+    """Flush a file, or a folder with all files and folders below it, to disk."""
     for inner in path.rglob("*") if path.is_dir() else []:
         if not inner.is_symlink():
             flush(inner)
@@ -59,7 +59,7 @@ def make_durable(path: Path) -> None:
 
 
 def link_copy(source: Path, target: Path) -> None:
-    """A second name (hard link, else a copy) for a file, or for every file of a folder."""
+    """Create a hard link (a copy if links are not possible) of a file, or of every file in a folder."""
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link)
     else:
@@ -73,28 +73,28 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, lines ending as they do in ``text``."""
+    """Write a text file atomically, with the line endings of ``text``."""
     with aside(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
 def aside(target: Path) -> Iterator[Path]:
-    """A path beside ``target`` to write to: it takes the target's place when the block ends well, else it is gone.
+    """Yield a temporary path beside ``target``; it replaces the target if the block succeeds and is removed otherwise.
 
     Raises:
-        UserError: the target is a folder, or can't be written where it is.
+        UserError: the target is a folder or can't be written.
     """
     if os.path.isdir(target) and not os.path.islink(target):
         raise UserError(f"{target} is a folder; {'move it away' if fixed(target) else 'name a file'}.")
     _make_parent(target)
-    part = target.with_name(f".part-{target.name}")  # its ending says a file's format
+    part = target.with_name(f".part-{target.name}")  # keep the suffix, which determines the format
     try:
         yield part
         flush(part)
         os.replace(part, target)
     except OSError as error:
-        if error.errno in FULL and error.filename is None:  # a write says no name
+        if error.errno in FULL and error.filename is None:  # errors of write() carry no file name
             error.filename = str(target)
         if error.errno in FULL or str(error.filename) != str(part):
             raise
@@ -106,7 +106,7 @@ def aside(target: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Bring a file's content, or a folder's list of names, to the disk."""
+    """Flush a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -134,7 +134,7 @@ def _remove(path: Path) -> None:
 
 def _link(source: str, target: str) -> str:
     try:
-        os.link(os.path.realpath(source), target)  # a symbolic link, as DVC makes them across disks, is followed
+        os.link(os.path.realpath(source), target)  # follow symbolic links, which DVC creates across disks
     except OSError:
         shutil.copy2(source, target)
     return target

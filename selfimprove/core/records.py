@@ -1,7 +1,7 @@
-"""What the stages hand to each other: messages, episodes and training examples, one JSONL schema for all methods.
+"""The records that stages exchange: messages, episodes and training examples, in one JSONL schema for all methods.
 
-An episode is what happened (generate writes it); an example is what to train on (convert writes it). Both keep the
-token ids as they were generated, so that training never re-tokenises a model's own words.
+An episode records what happened (written by generate); an example is what to train on (written by convert). Both keep
+the token ids as generated, so that training never re-tokenises a model's own output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Finish = Literal["stop", "length"]
 
 
 class Record(BaseModel):
-    """Base of everything that is written to a JSONL file: closed schema, finite numbers."""
+    """Base of every record in a JSONL file: closed schema, finite numbers."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -29,10 +29,10 @@ class Record(BaseModel):
 class Message(Record):
     """One message of a dialogue.
 
-    ``token_ids`` are the content's ids as the engine generated them, without the end-of-turn token (None: written by a
-    person, an environment or a remote model; the chat format then tokenises ``content``). ``finish`` says how a
-    generated message ended; one cut by the token limit has no end-of-turn token to train on. ``weight`` multiplies the
-    message's loss in training (0: context only).
+    ``token_ids`` are the content's ids as the engine generated them, without the end-of-turn token (None: the message
+    comes from a human, an environment or a remote model, and the chat format tokenises ``content``). ``finish`` is the
+    reason why generation ended; a message cut by the token limit has no end-of-turn token to train on. ``weight``
+    multiplies the message's loss in training (0: context only).
     """
 
     role: Role
@@ -43,7 +43,7 @@ class Message(Record):
 
 
 class Attempt(Record):
-    """One sampled action of a turn, scored. ``answer`` is what the grader extracted, None if it could not."""
+    """One sampled action of a turn, with its reward. ``answer`` is what the grader extracted (None: nothing found)."""
 
     text: str
     reward: float | None
@@ -54,7 +54,7 @@ class Attempt(Record):
 
 
 class Turn(Record):
-    """One step of an episode: the samples drawn, which of them became the action, and what the environment said."""
+    """One step of an episode: the samples drawn, the index of the chosen one, and the environment's observation."""
 
     model: str
     attempts: list[Attempt]
@@ -82,9 +82,9 @@ Status = Literal["solved", "unsolved", "blocked"]
 class Episode(Record):
     """One problem, played to its end.
 
-    ``prompt`` holds the messages before the first action; ``turns`` the actions and observations after it. ``status``
-    is ``blocked`` when an engine failed for good: the turns before that are kept. ``seed`` is the seed key's
-    run/task prefix, from which every sample of the episode is reproducible.
+    ``prompt`` holds the messages before the first action, ``turns`` the actions and observations from there on.
+    ``status`` is ``blocked`` if an engine or the environment failed permanently; the turns before the failure are kept.
+    ``seed`` is the run/task prefix of the seed key, from which every sample of the episode can be reproduced.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Episode(Record):
 
     @property
     def rewards(self) -> list[float]:
-        """Reward of the chosen attempt at each turn; a turn that was never scored is left out."""
+        """Reward of the chosen attempt at each turn; turns without a reward are omitted."""
         return [turn.attempt.reward for turn in self.turns if turn.attempt.reward is not None]
 
 
@@ -115,8 +115,8 @@ class Example(Record):
 class Pair(Record):
     """Two continuations of one prompt: the expert's (``real``) and the model's own (``generated``).
 
-    What the policy wrote has a weight, whatever its size; observations have weight 0 and are never scored. ``source``
-    says where the pair comes from, such as the iteration that generated it.
+    Messages with a non-zero weight are the policy's (the size is irrelevant); observations have weight 0 and are never
+    scored. ``source`` is the pair's origin, such as the iteration that generated it.
     """
 
     id: str
@@ -130,12 +130,12 @@ R = TypeVar("R", bound=Record)
 
 
 def dump_line(record: Record) -> str:
-    """One JSON line, keys in schema order, unset defaults left out: equal records give equal bytes."""
+    """One JSON line with keys in schema order and default values omitted: equal records give equal bytes."""
     return json.dumps(record.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False, allow_nan=False)
 
 
 def write_jsonl(path: Path, records: Iterable[Record]) -> int:
-    """Write records to a new file; returns how many. Callers publish it whole (``pipeline.publish``)."""
+    """Write records to a new file and return their number. Callers publish the file atomically (``core.publish``)."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for record in records:
@@ -152,10 +152,10 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of a JSONL file that somebody else may have written.
+    """Yield (line number, object) for each line of a JSONL file from any source; blank lines are skipped.
 
     Raises:
-        UserError: the file is missing or empty, a line is not UTF-8, or is not one whole JSON object.
+        UserError: the file is missing or empty, or a line is not UTF-8 or not one complete JSON object.
     """
     only_regular(path)
     if path.is_dir():
@@ -177,7 +177,7 @@ def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:
     """The object of one line of a JSONL file; None if the line is blank.
 
     Raises:
-        UserError: the line is not UTF-8, or is not one whole JSON object (names ``where``).
+        UserError: the line is not UTF-8 or not one complete JSON object (names ``where``).
     """
     try:
         line = raw.decode("utf-8")
@@ -185,7 +185,7 @@ def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:
         raise UserError(f"{where}: not UTF-8 (byte {error.start}); save the file as UTF-8.") from None
     if not line.strip():
         return None
-    if line.startswith("\ufeff"):  # invisible, as Windows' editors write it
+    if line.startswith("\ufeff"):  # invisible; some Windows editors write it
         raise UserError(f"{where}: a byte order mark opens the line; save the file as UTF-8 without one.")
     try:
         row = parse_json(line)
@@ -204,7 +204,7 @@ def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list
     """Read and validate a file of records.
 
     Raises:
-        UserError: as ``read_rows``, or a row does not fit the schema (names the field).
+        UserError: as ``read_rows``; or a row does not match the schema (names the field).
     """
     records = []
     for number, row in read_rows(path, may_be_empty=may_be_empty):
@@ -216,10 +216,10 @@ def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list
 
 
 def only_regular(path: Path) -> None:
-    """Refuse what is there but is neither a file nor a folder: reading a pipe or a device may never end.
+    """Refuse an existing path that is neither a file nor a folder: reading a pipe or device may block forever.
 
     Raises:
-        UserError: it is a pipe, a socket or a device, or its name is too long.
+        UserError: the path is a pipe, a socket or a device, or its name is too long.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -229,10 +229,10 @@ def only_regular(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file that a stage of ours wrote.
+    """The object in a JSON file written by one of this repository's stages.
 
     Raises:
-        UserError: it is damaged; OSError: it can't be read.
+        UserError: the file is damaged; OSError: it can't be read.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -244,10 +244,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, object) of a JSON list or a JSONL file; the place reads like "dev.json, item 3".
+    """Yield (place, object) for each item of a JSON list or JSONL file; a place reads like "dev.json, item 3".
 
     Raises:
-        UserError: the file is missing or is neither, or an item is no object.
+        UserError: the file is missing or neither format, or an item is not an object.
     """
     if path.suffix == ".jsonl":
         for line, row in read_rows(path):
@@ -263,10 +263,10 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_field(row: Mapping[str, Any], key: str, place: str) -> str:
-    """A field of a row that must hold text; ``place``: the file and the line, for the message.
+    """A field of a row that must hold text; ``place`` (file and line) is for the message.
 
     Raises:
-        UserError: it is missing, empty or no text.
+        UserError: the field is missing, blank or not a string.
     """
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
@@ -275,10 +275,10 @@ def text_field(row: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def load_json(path: Path) -> Any:
-    """The content of a JSON file that somebody else may have written.
+    """The content of a JSON file from any source.
 
     Raises:
-        UserError: it does not exist, can't be read, or is not JSON; also for an unpaired surrogate.
+        UserError: the file does not exist, can't be read, is not JSON, or contains an unpaired surrogate.
     """
     only_regular(path)
     try:
@@ -292,13 +292,13 @@ def load_json(path: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Strict JSON.
+    """The value of a strict JSON text.
 
     Raises:
-        ValueError: it is none, or holds NaN, an infinity or an unpaired surrogate; RecursionError: nested too deep.
+        ValueError: not JSON, or contains NaN, an infinity or an unpaired surrogate; RecursionError: nested too deeply.
     """
     value = json.loads(text, parse_constant=_refuse_constant)
-    if "\\ud" in text.lower():  # JSON may hold an unpaired surrogate, which neither a file nor a tokenizer takes
+    if "\\ud" in text.lower():  # JSON allows unpaired surrogates; neither files nor tokenizers do
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
 
@@ -308,7 +308,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def mean_and_error(values: Iterable[float]) -> dict[str, float | int]:
-    """Mean, standard error of the mean (sample deviation over root n; 0 for n < 2) and n, for a metrics file."""
+    """Mean, standard error of the mean (sample standard deviation / sqrt(n); 0 for n < 2) and n."""
     sample = list(values)
     n = len(sample)
     if n == 0:

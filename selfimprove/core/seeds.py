@@ -1,7 +1,7 @@
-"""Seed keys: every random choice is named by what it is for, never by when it happens.
+"""Seed keys: every random choice is keyed by its purpose, never by when it happens.
 
-A sample's noise comes from ``(run, task, turn, sample)``; so it does not depend on the order of the work, on the
-number of workers, on who shares the batch, on a restart, or on Python's hash salt.
+A sample's noise is derived from ``(run, task, turn, sample)``. It therefore does not depend on the order of the work,
+the number of workers, the other rows of the batch, restarts or Python's hash salt.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from hashlib import blake2b
 
 
 def key_bits(*parts: object) -> int:
-    """64 bits named by ``parts`` (compared by ``str``): the same on every machine and in every process."""
+    """A 64-bit hash of the ``str`` of each part: the same on every machine and in every process."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
 
 
 def rng(*parts: object) -> random.Random:
-    """A private generator named by ``parts``; for shuffles and choices outside the engines."""
+    """A private generator seeded with ``key_bits(*parts)``, for shuffles and choices outside the engines."""
     return random.Random(key_bits(*parts))
 
 
 def datasets_order(count: int, seed: int) -> list[int]:
-    """The order of ``datasets.Dataset.shuffle(seed=seed)`` of so many rows, which the original SPIN shuffles with."""
+    """The order of ``datasets.Dataset.shuffle(seed=seed)`` for ``count`` rows, as used by the original SPIN."""
     import numpy as np
 
     return [int(index) for index in np.random.default_rng(seed).permutation(count)]
@@ -31,7 +31,7 @@ def datasets_order(count: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class SeedKey:
-    """Names one sample: the run's seed, the task's id, the turn (0-based) and the sample's index in that turn."""
+    """Identifies one sample: the run's seed, the task's id, the turn (0-based) and the sample's index in that turn."""
 
     run: int
     task: str

@@ -1,6 +1,6 @@
-"""Declared data sources: fetched from their URL or from a mirror folder, and used only if the SHA-256 agrees.
+"""Declared data sources: fetched from their URL or from a mirror folder, and used only if the SHA-256 matches.
 
-``data/sources.yaml`` says what there is. A file of it appears in the target folder whole and verified, or not at all.
+``data/sources.yaml`` lists them. A file appears in the target folder complete and verified, or not at all.
 """
 
 import os
@@ -28,7 +28,7 @@ def _relative(path: str) -> str:
 
 
 class SourceFile(Section):
-    """One file: where it is on the network (None: nowhere in this form), where below a mirror, and its hash."""
+    """One file: its path below a mirror folder, its URL (None: not available in this form) and its hash."""
 
     path: Annotated[str, AfterValidator(_relative)]
     url: str | None = Field(default=None, pattern=r"^https?://")
@@ -53,9 +53,9 @@ def load_sources(path: Path = SOURCES) -> dict[str, Source]:
     """The declared sources by name.
 
     Raises:
-        UserError: the file is missing or does not fit the schema (names the key).
+        UserError: the file is missing or does not match the schema (names the key).
     """
-    from selfimprove.core.yaml import read_yaml  # here, since the environments of backends lack ruamel.yaml
+    from selfimprove.core.yaml import read_yaml  # imported here: backend environments lack ruamel.yaml
 
     try:
         return TypeAdapter(dict[str, Source]).validate_python(read_yaml(path))
@@ -73,14 +73,15 @@ def fetch(
     backoff: float = 1.0,
     timeout: float = 60.0,
 ) -> list[Path]:
-    """Bring a source's files into ``folder``; returns their paths in the order declared.
+    """Fetch a source's files into ``folder``; returns their paths in the order declared.
 
-    From ``mirror`` if given (then no network is touched), else by HTTP with ``tries`` attempts, ``backoff`` seconds
-    before the second and doubling, ``timeout`` seconds of silence at most. A file that is there already with the
-    right hash is kept. JSONL files are read through once: a torn line shows here, not in the middle of a run.
+    Files are copied from ``mirror`` if given (without any network access), otherwise downloaded by HTTP with ``tries``
+    attempts, a wait of ``backoff`` seconds before the second that doubles each time, and a timeout of ``timeout``
+    seconds without data. An existing file with the right hash is kept. JSONL files are parsed once, so that a truncated
+    line is found here and not in the middle of a run.
 
     Raises:
-        UserError: unknown source, missing or unreachable file, wrong hash, torn line.
+        UserError: unknown source, missing or unreachable file, wrong hash, truncated line.
     """
     sources = load_sources(sources_file)
     if name not in sources:
@@ -170,6 +171,6 @@ def _verify(part: Path, file: SourceFile, origin: str, sources_file: Path) -> No
 
 
 def sha256_of(path: Path) -> str:
-    """Of the file's content, in hexadecimal digits."""
+    """Hexadecimal SHA-256 of a file's content."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,6 @@
-"""Curves of a running stage: TensorBoard's event files, or W&B, trackio or DVCLive.
+"""Curves of a running stage, written to TensorBoard event files, W&B, trackio or DVCLive.
 
-They are no outputs and no output depends on them: if writing them fails, the stage says so once and goes on.
+They are not stage outputs, and no output depends on them: if writing fails, the stage warns once and continues.
 
     tensorboard --logdir .scratch/tensorboard
 """
@@ -30,10 +30,10 @@ class TrackingParams(Section):
 
 
 def check_package(params: TrackingParams) -> None:
-    """Refuse what could not be written to before any work begins.
+    """Check before any work begins that the tracking package can be used.
 
     Raises:
-        UserError: the package is not installed, or W&B has no key (it would ask on the terminal, in mid-stage).
+        UserError: the package is not installed, or W&B has no key (it would prompt on the terminal during the stage).
     """
     package = params.report_to
     if package not in ("none", "tensorboard") and find_spec(package) is None:
@@ -48,7 +48,7 @@ def check_package(params: TrackingParams) -> None:
     try:
         known = wandb.login(prompt=False)
     except wandb.errors.Error:
-        return  # unreachable, or refused: said with the first metrics
+        return  # unreachable or refused: reported with the first metrics
     if not known:
         raise UserError(
             "tracking.report_to: wandb has no key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline."
@@ -56,23 +56,23 @@ def check_package(params: TrackingParams) -> None:
 
 
 class Sink(Protocol):
-    """Where metrics go."""
+    """Destination of metrics."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Flush buffered metrics."""
 
 
 class Tracker:
-    """The curves of one run of a stage. Opens what it writes to with the first metrics."""
+    """The curves of one run of a stage. The sink is opened with the first metrics."""
 
     def __init__(self, params: TrackingParams, stage: str, scratch: Path) -> None:
-        """``scratch``: below it lie the folders that this writes.
+        """``scratch``: the parent of the folders that sinks write to.
 
         Raises:
-            UserError: as ``check_package``.
+            UserError: see ``check_package``.
         """
         check_package(params)
         self._to, self._stage, self._scratch = params.report_to, stage, scratch
@@ -82,7 +82,7 @@ class Tracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write metrics by name; ``step`` counts optimiser steps, iterations or episodes.
 
-        A stage that counts from the start again (its second set of episodes) goes on where it was.
+        If a stage restarts its count (for a second set of episodes), the curve continues from the last step.
         """
         if self._to == "none" or not metrics:
             return
@@ -93,7 +93,7 @@ class Tracker:
             if self._sink is None:
                 self._sink = SINKS[self._to](self._stage, self._scratch / self._to / self._stage, self._last)
             self._sink.log(self._last, metrics)
-        except Exception as error:  # whatever a tracking package raises, training is worth more than its curve
+        except Exception as error:  # no failure of a tracking package may stop the stage
             self._give_up(error)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Tracker:
 
 
 class TensorBoard:
-    """Event files. A run that goes on writes a file of its own; what was there from its first step on is superseded."""
+    """Event files. A resumed run writes a new file, which supersedes earlier events from its first step on."""
 
     def __init__(self, stage: str, folder: Path, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -139,7 +139,7 @@ class TensorBoard:
 
 
 class _Run:
-    """A run of W&B's interface."""
+    """Base of sinks with W&B's interface."""
 
     _run: Any
 
@@ -151,7 +151,7 @@ class _Run:
 
 
 class WandB(_Run):
-    """Weights & Biases; the key comes from ``WANDB_API_KEY`` or ``wandb login``, ``WANDB_MODE=offline`` needs none."""
+    """Weights & Biases. The key comes from ``WANDB_API_KEY`` or ``wandb login``; ``WANDB_MODE=offline`` needs none."""
 
     def __init__(self, stage: str, folder: Path, step: int) -> None:
         import wandb
@@ -171,7 +171,7 @@ class Trackio(_Run):
 
 
 class DvcLive:
-    """DVCLive's folder of TSV files, one a metric; it makes no DVC experiment of its own."""
+    """DVCLive's folder of TSV files, one per metric; no DVC experiment is created."""
 
     def __init__(self, stage: str, folder: Path, step: int) -> None:
         from dvclive import Live

@@ -1,4 +1,4 @@
-"""Reading a YAML file. Apart from ``params``, whose schemas the environments of backends read without ruamel.yaml."""
+"""Reads YAML files. Separate from ``params``, whose schemas backend environments import without ruamel.yaml."""
 
 from copy import deepcopy
 from functools import lru_cache
@@ -12,10 +12,10 @@ from selfimprove.core.errors import UserError
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The file as plain objects (YAML 1.2, as DVC reads it).
+    """The file's mapping as plain objects (YAML 1.2, as in DVC).
 
     Raises:
-        UserError: missing, not YAML, or not a mapping.
+        UserError: the file is missing, not YAML, or not a mapping.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder where a file was expected; move it away, or `git restore {path}`.")
@@ -26,7 +26,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
-    except (YAMLError, ValueError) as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
+    except (YAMLError, ValueError) as error:  # includes text that is not UTF-8 and numbers with thousands of digits
         said = " ".join(str(error).split()).replace(' in "<byte string>",', " at")
         raise UserError(f"{path}: not YAML ({said}); fix the file.") from None
     except RecursionError:
@@ -38,9 +38,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _parsed(text: bytes) -> object:
-    """Each text is parsed once: a stage reads params.yaml several times, each in a tenth of a second.
+    """Cached, because a stage reads params.yaml several times and parsing takes a tenth of a second.
 
-    Not by the C library, which ends the process where lists are nested deep.
+    The C library is not used: it crashes the process on deeply nested lists.
     """
     value: object = YAML(typ="safe", pure=True).load(text)
     return value

@@ -1,4 +1,4 @@
-"""The engines of a stage that plays: over its journal, with its progress, and their throughput in its timing."""
+"""Opens the engines of a stage that plays, with the stage's journal, progress and throughput statistics."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ async def asking(
     *,
     expert: ExpertMaker | None = None,
 ) -> AsyncIterator[tuple[dict[str, Engine], StageProgress]]:
-    """The engines of ``policies`` (see ``open_engines``), and a progress over ``total`` units that watches them."""
+    """Yield the engines of ``policies`` (see ``open_engines``) and a progress of ``total`` units that monitors them."""
     with stage.journal() as journal, stage.progress(total) as progress:
         async with open_engines(
             configs, policies, threads=stage.run.threads, journal=journal, expert=expert, cluster=stage.run.cluster

@@ -1,7 +1,7 @@
-"""Keeps git's branch through a killed experiment.
+"""Restores the git branch after a killed experiment.
 
-``dvc exp run`` leaves the branch while it works, and goes back at its end. Where it is killed, git stays on no branch;
-so the branch's name is kept.
+``dvc exp run`` detaches HEAD while it runs and returns to the branch at its end. If it is killed, HEAD stays detached;
+the branch's name is therefore saved beforehand.
 """
 
 from collections.abc import Iterator
@@ -14,24 +14,24 @@ BRANCH = Path(".scratch/branch")
 
 
 def keep_branch() -> None:
-    """Keep the name of the branch that an experiment is about to leave; on none, nothing."""
+    """Save the name of the current branch before an experiment; do nothing if HEAD is detached."""
     code, name = git("symbolic-ref", "--quiet", "HEAD")
     if code == 0:
         write_text(BRANCH, name)
 
 
 def back_on_branch() -> Iterator[str]:
-    """Go back to the kept branch where an experiment left git on none, and say so; files stay as they are."""
+    """Return to the saved branch if an experiment left HEAD detached, and report it; no file is changed."""
     if not BRANCH.is_file():
         return
     name = BRANCH.read_text(encoding="utf-8").strip()
     BRANCH.unlink()
     if git("symbolic-ref", "--quiet", "HEAD")[0] == 0:
-        return  # it went back itself, or a person has chosen a branch
+        return  # the experiment returned to it, or the user has checked out a branch
     short = name.removeprefix("refs/heads/")
     if git("rev-parse", "HEAD") == git("rev-parse", name):
         git("symbolic-ref", "-m", "back from a killed experiment", "HEAD", name)
-        git("reset", "--quiet")  # the index alone, as DVC does
+        git("reset", "--quiet")  # resets the index only, as DVC does
         stash = git("rev-parse", "--verify", "--quiet", "refs/stash")[0] == 0
         aside = " Edits that are missing are in `git stash`." if stash else ""
         yield f"a killed experiment left git on no branch; it is on {short} again.{aside}"

@@ -1,7 +1,8 @@
-"""``make check``: checks that need no run. ``make repro`` and ``make exp`` do them first.
+"""``make check``: checks before a run, which ``make repro`` and ``make exp`` also perform first.
 
-It validates every section of params.yaml and reports every fault, not only the first. For the methods that are named
-and have no results yet it checks what their stages would miss late: API keys, packages, a GPU, models, templates.
+Every section of params.yaml is validated, and all faults are reported, not only the first. For each named method that
+has no results yet, the requirements that its stages would otherwise miss late are checked: API keys, packages, a GPU,
+models, templates.
 """
 
 import os
@@ -44,22 +45,22 @@ from selfimprove.pipeline.small_defaults import small_settings
 
 PARAMS_FILE = Path("params.yaml")
 SAY = "--say"
-"""Among the arguments: say that all is in order, as ``make check`` does; before a run nothing is said."""
+"""Option of ``make check``: report success as well; before a run, only faults are printed."""
 GRAPH_FILE = Path("dvc.yaml")
 RESULTS = Path("results/summary")
 _EACH = re.compile(r"\$\{([\w.]+)\}")
 _ABSENT: Any = object()
 LOCAL = ("models/", "/", "./", "../")
-"""How a model's name begins that can only be a folder; every other one may be the hub's."""
+"""Prefixes of model names that must be folders; any other name may be on the hub."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
-"""Device files, one of which exists where the NVIDIA driver is installed (the last: under WSL)."""
+"""Device files, one of which exists if the NVIDIA driver is installed (the last under WSL)."""
 
 
 @one_sentence()
 def main() -> None:
-    """Arguments: the methods that are about to run, or ``params``: that file alone; none: all. ``--say``: what is fine.
+    """Arguments: the methods about to run (none: all), or ``params`` to check only params.yaml; ``--say``: see ``SAY``.
 
-    Exit with 2 and a sentence a fault.
+    Exits with code 2 and one sentence per fault.
     """
     asked = [word for word in sys.argv[1:] if word != SAY]
     methods = [method for method in METHODS if method in asked or not asked]
@@ -88,20 +89,19 @@ def main() -> None:
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each key that does not fit or that DVC lacks, and one if curves cannot be sent where they are
-    wanted."""
+    """One sentence per invalid key and per key missing for DVC, and one if the tracking package cannot be used."""
     faults = list(schema_faults(values, str(PARAMS_FILE)))
     yield from faults
     if not faults and GRAPH_FILE.is_file():
         yield from graph_faults(values, _graph(GRAPH_FILE.absolute(), GRAPH_FILE.stat().st_mtime_ns))
-    with suppress(ValidationError):  # which is told already
+    with suppress(ValidationError):  # already reported
         yield from _said("", check_package, TrackingParams.model_validate(values.get("tracking", {})))
 
 
 def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each key that DVC reads for a stage (``stages``: of dvc.yaml) and that stands nowhere in the file.
+    """One sentence per key that DVC reads for a stage and that the file lacks; ``stages``: the ones in dvc.yaml.
 
-    The schemas know a value for it; DVC does not, and would end in the middle of the run.
+    The schemas have a default for such a key. DVC has none and would fail in the middle of the run.
     """
     told = set()
     for name, stage in stages.items():
@@ -122,12 +122,12 @@ def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterat
 
 @cache
 def _graph(file: Path, _changed: int) -> Mapping[str, Any]:
-    """The stages of a dvc.yaml, read once for all points of a grid."""
+    """The stages of a dvc.yaml, cached for all points of a grid."""
     return YAML(typ="safe").load(file)["stages"]
 
 
 def _at(values: Any, key: str) -> Any:
-    """What stands at a dotted key; ``_ABSENT`` if nothing does."""
+    """The value at a dotted key; ``_ABSENT`` if there is none."""
     for part in key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return _ABSENT
@@ -136,7 +136,7 @@ def _at(values: Any, key: str) -> Any:
 
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:
-    """What a method's section needs and this machine, or what it plays, lacks: keys, packages, files, levels, GPUs."""
+    """What a method's section needs and this machine or environment lacks: keys, packages, files, levels, GPUs."""
     used = engines_in(section)
     for name, engine in getattr(section, "engines", {}).items():
         if name not in used:
@@ -154,7 +154,7 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
         yield from _played_faults(section)
     env = getattr(section, "env", None)
     for one in (env, *env.mixed()) if isinstance(env, EnvParams) else ():
-        if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # its nodes have Java
+        if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # Ray's nodes have Java
             yield from _said("env: ", find_java)
     for key, template in every(section, "chat_template"):
         yield from _template_faults(key, template)
@@ -171,7 +171,7 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
 
 
 def compiler_faults(headers: Path) -> Iterator[str]:
-    """What Triton lacks here, which compiles a launcher in C for each kernel; ``headers``: the folder of Python's."""
+    """What Triton, which compiles a C launcher for each kernel, lacks here; ``headers``: folder of Python's headers."""
     lacking = []
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))):
         lacking.append("a C compiler")
@@ -183,7 +183,7 @@ def compiler_faults(headers: Path) -> Iterator[str]:
 
 
 def base_faults(method: str, base: BaseParams) -> Iterator[str]:
-    """What a method's ``base`` names by path and what is not there."""
+    """Models and templates that a method's ``base`` names by path and that do not exist."""
     place, model = f"base.{method}", base.model or ""
     if model in MADE and not Path(model).is_dir():
         yield f"{place}.model: {model} does not exist yet; {MADE[model]}."
@@ -199,11 +199,11 @@ def _template_faults(key: str, template: str) -> Iterator[str]:
 
 
 def _played_faults(section: ReflectRLParams) -> Iterator[str]:
-    """Levels and tasks that the environment does not have; where tasks are made from files, both follow from those."""
+    """Levels and tasks that the environment lacks; not checked if tasks come from a file, which determines both."""
     asked = {"generate.levels": section.generate.levels, "evaluate.levels": section.evaluate.levels}
     taxi = isinstance(section.env, TaxiParams)
     if section.env.takes_task_file or not (taxi or any(asked.values())):
-        return  # others may take long to list their tasks
+        return  # other environments may be slow to list their tasks
     env = section.env.make()
     if taxi:
         yield from _said("", partial(build_splits, seed=0), section.tasks, env)
@@ -213,7 +213,7 @@ def _played_faults(section: ReflectRLParams) -> Iterator[str]:
 
 
 def _said(place: str, check: Callable[..., object], *arguments: object) -> Iterator[str]:
-    """The sentence of a check that refuses, behind its place; nothing if it does not."""
+    """Run a check and yield its error message, if any, prefixed with ``place``."""
     try:
         check(*arguments)
     except UserError as error:
@@ -221,7 +221,7 @@ def _said(place: str, check: Callable[..., object], *arguments: object) -> Itera
 
 
 def engines_in(section: Section) -> set[str]:
-    """Names of engines that anything in the section asks (``evaluate`` asks those that hold the trained model)."""
+    """Names of engines that the section uses (``evaluate`` uses those that hold the trained model)."""
     named = {"student", "actor", "policy", "reflector"}
     for key in ("engine", "teacher", "models", "judge"):
         for _, value in every(section, key):
@@ -230,7 +230,7 @@ def engines_in(section: Section) -> set[str]:
 
 
 def every(value: Any, wanted: str, place: str = "") -> Iterator[tuple[str, Any]]:
-    """(key path, value) of every field or entry called ``wanted``, at any depth."""
+    """Yield (key path, value) of every field or entry named ``wanted``, at any depth, unless it is None."""
     if isinstance(value, BaseModel):
         entries = [(name, getattr(value, name)) for name in type(value).model_fields]
     elif isinstance(value, Mapping):

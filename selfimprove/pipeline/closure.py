@@ -1,13 +1,12 @@
-"""What code a stage depends on: every module of this repository that its script imports, directly or not.
+"""Determines the code a stage depends on: every module of this repository that its script imports, transitively.
 
-Imports inside functions and relative ones count, packages with what their ``__init__.py`` holds, and so do modules that
-another process is started with, which no import names, and files that a module reads beside itself (``with_name``).
-``PLUMBING`` does not count, nor do empty ``__init__.py`` files.
-Of the environments only those count that the params name.
-Code is hashed without comments, docstrings and layout: only a changed program is another one.
+The closure includes imports inside functions, relative imports, the ``__init__.py`` of packages, modules that are
+started in other processes and therefore not imported, and files that a module reads from its own folder
+(``with_name``). It excludes ``PLUMBING``, empty ``__init__.py`` files, and environments that the params do not name.
+Code is hashed without comments, docstrings and layout, so that only changes to the program count.
 
-The manifest of a script is both what DVC knows as the code of its stages (the stage ``inputs`` writes it to
-``data/code``) and part of the key of their scratch: whatever is edited, only those stages run again that import it.
+The manifest of a script is the dependency through which DVC tracks the code of its stages (the stage ``inputs`` writes
+it to ``data/code``) and part of their scratch key. An edit therefore re-runs only the stages that import the module.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from selfimprove.pipeline.installed import installed
 
 MANIFESTS = Path("data/code")
 ENVIRONMENT = MANIFESTS / "environment.txt"
-"""Where the stage ``inputs`` writes what is installed."""
+"""Where the stage ``inputs`` writes the installed packages."""
 
 PARAMS = Path("params.yaml")
 REGISTRY = Path("selfimprove/envs/registry.py")
-"""Imports worlds by name. Of worlds that the params do not name only their names are read; no stage depends on them."""
+"""Imports environments by name. Only the names of those absent from the params are read; no stage depends on them."""
 
 KNOWN = Path(".scratch/code.json")
-"""Cache of what was found in each file, by the hash of its content: parsing all of them takes two seconds."""
+"""Cache of the analysis of each file, keyed by the hash of its content: parsing all files takes two seconds."""
 KNOWN_FORMAT = 2
-"""Raised when more is looked for in a file; a cache of another format is not read."""
+"""Incremented when the analysis changes; a cache in another format is ignored."""
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
@@ -47,7 +46,7 @@ STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
     TRAINING / "processes.py": (TRAINING / "worker.py",),
     TRAINING / "xtuner/backend.py": (TRAINING / "xtuner/launch.py", TRAINING / "xtuner/parts.py"),
 }
-"""Module -> modules that run in processes which it starts (``python -m``, or a config that the other reads)."""
+"""Module -> modules that run in processes it starts (by ``python -m`` or through a config that names them)."""
 
 PLUMBING = frozenset(
     Path(file)
@@ -67,14 +66,14 @@ PLUMBING = frozenset(
         "stages/__init__.py",
     )
 )
-"""Modules that cannot change a result: they show, time, lock or save the work, or name a run.
+"""Modules that cannot change a result: they display, time, lock or save the work, or name a run.
 
-A test replaces each of them by one that does next to nothing: the stages publish the same bytes.
+A test replaces each with a module that does almost nothing and checks that the stages publish the same bytes.
 """
 
 
 class _Source(NamedTuple):
-    """A file as the closure sees it: the hash of its content; that of its program; modules and files that it names."""
+    """Analysis of a file: hashes of its content and of its program, and the modules and files that it names."""
 
     content: str
     code: str
@@ -83,9 +82,9 @@ class _Source(NamedTuple):
 
 
 def manifest(script: Path, root: Path = Path()) -> str:
-    """What a script depends on, a line each: SHA-256 of the program (or of a data file), and the file below ``root``.
+    """A script's dependencies, one line each: SHA-256 of the program (or data file) and the path below ``root``.
 
-    That is the script, each file that it imports, starts or reads, directly or not, and the environment at the end.
+    These are the script and each file that it imports, starts or reads, transitively; the last line is the environment.
     """
     return manifests([script], root)[script]
 
@@ -107,12 +106,12 @@ def scripts(root: Path = Path()) -> list[Path]:
 
 
 def program(text: str) -> str:
-    """A module's program: its syntax tree without comments, docstrings and places, the same in every Python version."""
+    """A module's syntax tree without comments, docstrings and positions, the same in every Python version."""
     return repr(_shape(ast.parse(text)))
 
 
 class _Sources:
-    """Reads each file once; what was parsed by an earlier process is taken from ``KNOWN``. A context."""
+    """Context manager that analyses each file once, reusing the results of earlier processes from ``KNOWN``."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._file = root, root / KNOWN
@@ -121,7 +120,7 @@ class _Sources:
         self._new = False
 
     def closure(self, script: Path) -> dict[Path, _Source]:
-        """What a script consists of."""
+        """All files that a script consists of, with their analysis."""
         found: dict[Path, _Source] = {}
         waiting = [script]
         while waiting:
@@ -142,7 +141,7 @@ class _Sources:
         yield from STARTED_BY_NAME.get(file, ())
 
     def _source(self, file: Path) -> _Source | None:
-        """None if there is no such file (what is imported from a module may be one, or a name in it)."""
+        """None if there is no such file: a name imported from a module may be a submodule or an attribute."""
         if file not in self._read:
             path = self._root / file
             data = path.read_bytes() if path.is_file() else None
@@ -164,15 +163,15 @@ class _Sources:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep what was parsed anew, if there is a scratch folder; the checksum tells a torn file."""
+        """Save new results if there is a scratch folder; a checksum detects a truncated file."""
         if self._new and self._file.parent.is_dir():
             text = json.dumps(self._known)
-            with suppress(OSError):  # a full disk costs only time here
+            with suppress(OSError):  # a full disk only costs time here
                 self._file.write_text(f"{_sealed(text)}\n{text}", encoding="utf-8")
 
 
 def _files_of(module: str) -> Iterator[Path]:
-    """The files that Python runs for ``a.b``, as far as they exist: the packages above it, and its own."""
+    """The files that Python may run for ``import a.b``: the module's own and its packages' (they need not exist)."""
     parts = module.split(".")
     yield Path(*parts).with_suffix(".py")
     for end in range(1, len(parts) + 1):
@@ -180,7 +179,7 @@ def _files_of(module: str) -> Iterator[Path]:
 
 
 def _played(script: Path, root: Path) -> Iterator[Path]:
-    """The modules of the environments that the params of the script's method name; of all methods', if it has none."""
+    """Files of the environments that the params of the script's method name; of all methods if it belongs to none."""
     from selfimprove.envs.registry import DEFAULTS, MIXTURE, modules_of
 
     values = read_yaml(root / PARAMS) if (root / PARAMS).is_file() else {}
@@ -194,7 +193,7 @@ def _played(script: Path, root: Path) -> Iterator[Path]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a section of the params."""
+    """Every string value in a section of the params."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -203,7 +202,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _read_known(file: Path) -> dict[str, _Source]:
-    """The cache; empty if the file is damaged."""
+    """The cache; empty if the file is missing or damaged."""
     try:
         checksum, text = file.read_text(encoding="utf-8").split("\n", 1)
     except (OSError, ValueError):
@@ -218,7 +217,7 @@ def _sealed(text: str) -> str:
 
 
 def _parsed(content: str, text: str, package: tuple[str, ...]) -> _Source:
-    """What a file holds; ``package``: the names of the packages around it, from which its relative imports start."""
+    """Analysis of a file's text; ``package``: the names of its enclosing packages, to resolve relative imports."""
     modules, beside = set[str](), set[str]()
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -238,7 +237,7 @@ def _parsed(content: str, text: str, package: tuple[str, ...]) -> _Source:
 
 
 def _shape(node: Any) -> Any:
-    """A syntax tree as plain values; fields that hold nothing are left out, as other versions of Python have others."""
+    """A syntax tree as plain values; empty fields are omitted, because they differ between Python versions."""
     if isinstance(node, ast.AST):
         fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
         return (type(node).__name__, *((name, shape) for name, shape in fields if shape is not None and shape != []))
@@ -248,5 +247,5 @@ def _shape(node: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Whether a statement is a text alone: a docstring."""
+    """Whether a statement is a bare string, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

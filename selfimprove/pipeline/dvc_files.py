@@ -1,13 +1,13 @@
-"""DVC's own files: copies of dvc.lock that were whole, and what a kill of DVC leaves behind.
+"""Protects DVC's own files: the run lock, backups of dvc.lock, and repairs after DVC was killed.
 
-One run at a time works in a folder (``take_turn``): DVC names who works on a file only while a stage runs, so two runs
-would meet between stages, and one of them would take a dvc.lock that is being written for a torn one.
+Only one run at a time uses a folder (``take_turn``). DVC locks files only while a stage runs, so two runs would collide
+between stages, and one of them would mistake a dvc.lock that is being written for a truncated one.
 
-DVC rewrites dvc.lock after every stage in place: a SIGKILL at that moment leaves it empty or torn, and DVC then refuses
-to start. Every stage therefore keeps a copy at its beginning, when DVC has finished writing about the stage before
-(``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: the stages that have ended since are run again,
-which only publishes their finished work. ``.dvc/tmp/rwlock`` says which process works on which file; a torn one, and
-the entries of processes that have ended, are removed.
+DVC rewrites dvc.lock in place after every stage. A SIGKILL at that moment leaves it empty or truncated, and DVC then
+refuses to start. Every stage therefore makes a backup when it starts, after DVC has recorded the previous stage
+(``keep``). Before DVC starts, a damaged dvc.lock is replaced by the backup. Stages that finished later run again, which
+only publishes their finished work. ``.dvc/tmp/rwlock`` records which process uses which file; it is removed if damaged,
+and emptied if none of its processes is a running DVC.
 """
 
 import fcntl
@@ -30,17 +30,18 @@ LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
 REPO_LOCK = Path(".dvc/tmp/lock")
-"""Locked (``flock``) by the DVC that is writing; it lets go of it while its stage runs."""
+"""Locked (``flock``) by a DVC while it writes; released while its stage runs."""
 
 POLL_SECONDS = 0.5
 TURN = Path(".scratch/locks/repro")
-"""Locked by the run that works here; holds its process id."""
+"""The run lock: locked by the run that uses this folder; contains its process id."""
 
 
 def take_turn() -> int:
-    """Wait until no other run works in this folder, which is reported once, and repair what a kill has left.
+    """Acquire the run lock, reporting a wait once, and repair what a killed run has left.
 
-    Returns the file that holds the turn: it lasts as long as any process has it open, a DVC whose make was killed too.
+    Returns the lock's file descriptor. The lock is held as long as any process has it open, including a DVC whose make
+    was killed.
     """
     TURN.parent.mkdir(parents=True, exist_ok=True)
     turn = os.open(TURN, os.O_RDWR | os.O_CREAT, 0o644)
@@ -56,22 +57,22 @@ def take_turn() -> int:
 
 
 def sign_turn(turn: int, pid: int) -> None:
-    """Write this process's id, for others that wait."""
+    """Write the id of the process that holds the lock, for the message of waiting runs."""
     os.ftruncate(turn, 0)
     os.pwrite(turn, str(pid).encode("ascii"), 0)
 
 
 def keep() -> None:
-    """Keep a copy of dvc.lock. Called while the stage's DVC waits for it; while another one writes, none is kept."""
+    """Back up dvc.lock, unless another DVC is writing. Called while the stage's own DVC waits for the stage."""
     with ExitStack() as held:
         if REPO_LOCK.exists():
             lock = held.enter_context(REPO_LOCK.open("rb"))
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # other stages keep a copy as well
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # other stages make backups as well
             except BlockingIOError:
                 return
         if not LOCK.exists():
-            return  # the first stage of all
+            return  # the very first stage
         text = LOCK.read_bytes()
         if not (KEPT.is_file() and KEPT.read_bytes() == text):
             with aside(KEPT) as part:
@@ -79,7 +80,7 @@ def keep() -> None:
 
 
 def restore() -> Iterator[str]:
-    """Repair what a kill of DVC left; a sentence for each repair. Only while no DVC works here."""
+    """Repair what a killed DVC left and yield a sentence per repair. No DVC may be running in this folder."""
     if LOCK.exists() and not _whole(LOCK):
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:
@@ -97,7 +98,7 @@ def restore() -> Iterator[str]:
 
 
 def wait_for_others() -> None:
-    """Wait while another DVC works in this folder that a person has started without make; says so once."""
+    """Wait while a DVC that was started without make is running in this folder; reported once."""
     said = False
     while others := [pid for pid in _processes(_entries() or _Entries()) if _is_dvc(pid)]:
         if not said:
@@ -130,7 +131,7 @@ class _Process(BaseModel):
 
 
 class _Entries(BaseModel):
-    """``rwlock`` as DVC takes it. (Its own schema lies in a package whose import removes colours from our output.)"""
+    """Schema of ``rwlock``. DVC's own is in a package whose import removes colours from our output."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     write: dict[str, _Process] = {}
@@ -138,7 +139,7 @@ class _Entries(BaseModel):
 
 
 def _entries() -> _Entries | None:
-    """The content of ``rwlock``; None if it is torn, or nothing that DVC takes."""
+    """The content of ``rwlock``; None if it is truncated or otherwise invalid for DVC."""
     try:
         return _Entries.model_validate_json(RWLOCK.read_bytes())
     except FileNotFoundError:
@@ -153,7 +154,7 @@ def _processes(entries: _Entries) -> set[int]:
 
 
 def _is_dvc(pid: int) -> bool:
-    """Whether a process lives and is a DVC (a number may have been given to another program since)."""
+    """Whether a process is alive and is DVC (the id may have been reused by another program)."""
     try:
         process = psutil.Process(pid)
         names = {Path(word).name for word in process.cmdline()}

@@ -1,4 +1,4 @@
-"""The settings of ``make exp SET="key=value …"``: checked before anything is done, written when the run begins."""
+"""The settings of ``make exp SET="key=value …"``: validated before any work, written when the run starts."""
 
 import shutil
 import sys
@@ -16,11 +16,11 @@ from selfimprove.pipeline.layout import rewritten
 
 
 def check_settings(text: str) -> dict[str, Any]:
-    """Let DVC write the settings into a copy of params.yaml; what that holds then.
+    """Let DVC apply the settings to a copy of params.yaml and return the resulting params.
 
     Raises:
-        UserError: a word that DVC does not read, an unknown key, or a value that does not fit (names the nearest key);
-            or there is no commit that the experiment could belong to.
+        UserError: a setting that DVC cannot parse, an unknown key (suggests the closest one) or an invalid value; or
+            the repository has no commit to which the experiment could belong.
     """
     if git("rev-parse", "--verify", "--quiet", "HEAD")[0]:
         raise UserError("nothing is committed here, and an experiment belongs to a commit; `git commit` first.")
@@ -28,7 +28,7 @@ def check_settings(text: str) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         copy = Path(shutil.copy(PARAMS_FILE, folder))
         absent = [word for word in text.split() if not _taken(copy, word)]
-        for word in absent:  # as new keys, so that the schemas say what is wrong with them
+        for word in absent:  # add as new keys, so that the schemas report the fault
             if not _taken(copy, f"+{word}"):
                 raise UserError(
                     f"SET: {word!r} is not key=value with one value; write for example run.seed=18, and give several "
@@ -43,17 +43,17 @@ def check_settings(text: str) -> dict[str, Any]:
 
 
 def write_settings(text: str) -> None:
-    """Write the settings into params.yaml; lines that they do not change stay as they are (DVC lays all out anew).
+    """Write the settings to params.yaml without changing other lines (DVC would reformat the whole file).
 
     Raises:
-        UserError: as ``check_settings``; nothing is written then.
+        UserError: see ``check_settings``; nothing is written then.
     """
     wanted = check_settings(text)
     write_text(PARAMS_FILE, rewritten(PARAMS_FILE.read_text(encoding="utf-8"), wanted))
 
 
 def _taken(file: Path, word: str) -> bool:
-    """Whether DVC takes the word; then it stands in the file."""
+    """Apply a setting to the file; returns whether DVC accepted it."""
     from dvc.exceptions import InvalidArgumentError
     from dvc.utils.hydra import apply_overrides
     from omegaconf.errors import OmegaConfBaseException
@@ -67,7 +67,7 @@ def _taken(file: Path, word: str) -> bool:
 
 @one_sentence()
 def main() -> None:
-    """Argument: the settings, with spaces between them."""
+    """Argument: the settings, separated by spaces."""
     check_settings(sys.argv[1])
 
 

@@ -1,4 +1,4 @@
-"""Shared by the finetune stages of all methods: the tokens that count, the call, and publishing."""
+"""Shared by the finetune stages of all methods: inputs and token budgets, training, and publishing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ from selfimprove.training.launch import finetune
 
 
 class Given(NamedTuple):
-    """What a row is trained from. ``ancestors``: training tokens of the rows that it goes on from, the base's own left
-    out; ``budget``: the tokens that a control may read."""
+    """Inputs of a row's training. ``ancestors``: training tokens of the rows it continues from, excluding the base's
+    own; ``budget``: maximum number of training tokens of a control (None: no limit)."""
 
     model: Path
     data: Path
@@ -24,7 +24,7 @@ class Given(NamedTuple):
 
 
 def given(stage: Stage[Any], method: str, row: Any) -> Given:
-    """The inputs that the keys of a ``methods.rows.TrainedRow`` name (declares them)."""
+    """Declare and return the inputs that a ``methods.rows.TrainedRow`` names."""
     return Given(
         model=stage.input(f"models/{method}/{row.init}"),
         data=stage.input(f"data/{method}/{row.source}/train/{row.data}.jsonl"),
@@ -34,12 +34,12 @@ def given(stage: Stage[Any], method: str, row: Any) -> Given:
 
 
 def lineage_tokens(stage: Stage[Any], method: str, name: str) -> int:
-    """Training tokens that a row and its ancestors read, the base's own left out (declares the input)."""
+    """Training tokens of a row and its ancestors, excluding the base's own (declares the input)."""
     return int(read_object(stage.input(f"results/{method}/{name}/train.json"))["lineage_tokens"])
 
 
 def budget_of(stage: Stage[Any], method: str, match: str) -> int | None:
-    """What a control may read: the tokens of ``match`` and its ancestors; of others that matches none, no bound."""
+    """A control's token budget: that of ``match`` and its ancestors; None for a row that matches none."""
     return None if match == NONE else lineage_tokens(stage, method, match)
 
 
@@ -56,16 +56,16 @@ def train_and_publish(
     pinned: int | None = None,
     shortened: int = 0,
 ) -> Path:
-    """Train ``model`` and publish the new one with its metrics and its loss curve, under the stage's item.
+    """Train ``model`` and publish the result, its metrics and its loss curve under the stage's item.
 
     Args:
-        ancestors: training tokens of the rows that this one goes on from.
-        budget: stop after so many tokens; ``epochs`` is then ignored.
-        pinned: messages that open every dialogue and are never dropped.
-        shortened: examples that have lost a part of their prompt before.
+        ancestors: training tokens of the rows that this one continues from.
+        budget: number of tokens after which training stops, whatever ``epochs`` is.
+        pinned: number of messages at the start of every dialogue that are never dropped.
+        shortened: number of examples whose prompt has already been shortened.
 
     Returns:
-        Where the new model lies until the stage ends.
+        The temporary folder of the new model until the stage ends.
     """
     name = stage.item
     out = stage.output(f"models/{method}/{name}")
@@ -87,7 +87,7 @@ def train_and_publish(
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
     metrics = report.model_dump(mode="json", exclude={"timing", "loss"})
     metrics["counters"]["truncated"] += shortened
-    # What the controls match: the tokens that this row and its ancestors read, the base's own left out.
+    # Controls match this number: training tokens of this row and its ancestors, excluding the base's own.
     metrics["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
     write_json(stage.output(f"results/{method}/{name}/train.json"), metrics)
     write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])

@@ -1,7 +1,7 @@
-"""A stage's own process hands the stage to the warm helper (``pipeline.warm``), before it imports what the stage needs.
+"""Forwards a stage to the warm helper (``pipeline.warm``) before the stage's own process imports anything heavy.
 
-``stages/__init__.py`` calls it, which Python runs first for every ``python -m stages.<script>``. Hence the standard
-library alone.
+``stages/__init__.py``, which Python runs first for every ``python -m stages.<script>``, calls ``forward``. Only the
+standard library is imported here.
 """
 
 import json
@@ -11,20 +11,20 @@ import socket
 import sys
 
 ADDRESS = "SELFIMPROVE_WARM"
-"""Names the helper's socket."""
+"""Environment variable with the path of the helper's socket."""
 TERMINATE = b"t"
-"""To the helper: this process got a SIGTERM."""
+"""Sent to the helper: this process received a SIGTERM."""
 RUNS = b"r"
-"""From the helper's child: it runs the stage, and has signals of its own."""
+"""Sent by the helper's child: it runs the stage and handles signals itself."""
 BY_ITSELF = b"-"
-"""From the helper: the stage has to run in its own process."""
+"""Sent by the helper: the stage must run in its own process."""
 INTERRUPTED = 128 + signal.SIGINT
 FIRST = "stages.inputs"
-"""Runs while the helper is still importing, and needs little of that."""
+"""A stage that runs while the helper is still importing and needs few of its packages."""
 
 
 def forward() -> None:
-    """Have the helper run this stage, and end with its exit code; return if there is no helper, or it will not."""
+    """Let the helper run this stage and exit with its code; return if there is no helper or it declines."""
     module = next((word for word in sys.orig_argv if word.startswith("stages.")), FIRST)
     address = os.environ.get(ADDRESS)
     if not address or module == FIRST:
@@ -45,11 +45,11 @@ def forward() -> None:
     with line:
         try:
             socket.send_fds(line, [json.dumps(job).encode() + b"\n"], [0, 1, 2])
-            # Until the child is there a signal ends this process, and with it the call.
+            # Until the child exists, a signal ends this process and thereby the request.
             runs = line.recv(1) == RUNS
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
-        except OSError:  # the helper could not import
+        except OSError:  # the helper failed to import
             runs = False
         if not runs:
             del os.environ[ADDRESS]
@@ -60,7 +60,7 @@ def forward() -> None:
             try:
                 part = line.recv(64)
             except KeyboardInterrupt:
-                continue  # the terminal has interrupted the child too; wait for its answer
+                continue  # the child got the SIGINT too; wait for its exit code
             if not part:
                 break
             answer += part

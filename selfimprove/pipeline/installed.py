@@ -1,9 +1,8 @@
-"""The packages that results depend on, in the versions really installed: part of the identity of every run.
+"""The packages that results depend on, in their installed versions: part of the identity of every run.
 
-They are what pyproject.toml's dependencies bring (the names in ``requirements/runtime.lock``) and torch, which that
-lock leaves out. Development tools (linters, pytest) and packages installed beside them (vLLM, bitsandbytes,
-ScienceWorld) do not count, and neither does the build of a version (``+cpu``, ``+cu130``): so a machine with GPUs and
-one without agree on the default's runs.
+These are pyproject.toml's dependencies with their own (the names in ``requirements/runtime.lock``) and torch, which
+that lock omits. Development tools (linters, pytest), optional packages (vLLM, bitsandbytes, ScienceWorld) and the build
+of a version (``+cpu``, ``+cu130``) do not count, so that machines with and without GPUs agree on the default's runs.
 """
 
 import os
@@ -16,14 +15,14 @@ SUFFIX = ".dist-info"
 
 
 def installed(root: Path = Path()) -> str:
-    """``name==version``, a line each, sorted by name; what is not installed is left out.
+    """One ``name==version`` per line, sorted by name; packages that are not installed are omitted.
 
-    Read from the names of the ``.dist-info`` folders (``name-version.dist-info``, by the wheel format's specification),
-    which takes a millisecond; ``importlib.metadata`` opens every file in them and takes two hundred.
+    Versions are read from the names of ``.dist-info`` folders (``name-version.dist-info`` in the wheel specification).
+    This takes a millisecond; ``importlib.metadata``, which opens every file in them, takes two hundred.
     """
     names = {*re.findall(r"(?m)^([^\s=]+)==", (root / LOCK).read_text(encoding="utf-8")), "torch"}
     found: dict[str, str] = {}
-    for folder in reversed(sys.path):  # the first on the path is what Python imports
+    for folder in reversed(sys.path):  # reversed: Python imports the first match
         for entry in os.listdir(folder) if os.path.isdir(folder) else ():
             if entry.endswith(SUFFIX):
                 name, _, version = entry.removesuffix(SUFFIX).partition("-")
@@ -32,5 +31,5 @@ def installed(root: Path = Path()) -> str:
 
 
 def _normal(name: str) -> str:
-    """A distribution's name as all its spellings are compared (PEP 503)."""
+    """A distribution's normalised name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""How much is run at once (``JOBS=4``): stages of a run, or runs of a sweep; and which GPUs each of them gets."""
+"""Degree of parallelism (``JOBS=4``) for the stages of a run or the runs of a sweep, and the GPUs assigned to each."""
 
 import math
 import os
@@ -17,16 +17,16 @@ from selfimprove.pipeline.warm import uses_gpu
 
 PARAMS_FILE = Path("params.yaml")
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says (cgroup v2) what limits the container has that this process is in."""
+"""Where Linux (cgroup v2) exposes the limits of this process's container."""
 STAGE_BYTES = 2_000_000_000
-"""What the largest stages of the default take, rounded up: two replicas of an engine."""
+"""Memory of the default's largest stages, rounded up: two replicas of an engine."""
 
 
 def asked(jobs: str) -> int:
-    """The number that a person gives.
+    """The number of jobs given by the user.
 
     Raises:
-        UserError: it is none.
+        UserError: ``jobs`` is not a positive integer.
     """
     if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
         raise UserError(f"JOBS={jobs}: how many stages may run at once is a number from 1 on; JOBS=1 runs one by one.")
@@ -34,10 +34,10 @@ def asked(jobs: str) -> int:
 
 
 def jobs_here(params: dict[str, Any]) -> int:
-    """How many stages of a run with these params there is room for: cores and free memory, or a container's limits.
+    """The number of stages with these params that fit into cores and free memory, or into a container's limits.
 
-    One where that is not all that they share: a GPU, a server that answers or plays, a cluster; or where a model other
-    than the small ones of this repository takes more memory (``make plan`` says how much).
+    It is 1 if stages share more than that (a GPU, an inference or environment server, a cluster), or if a base is not
+    one of this repository's small models and so needs more memory (``make plan`` reports how much).
     """
     run = load_section(params, "run", RunParams, str(PARAMS_FILE))
     models = {params.get("base", {}).get(method, {}).get("model") for method in METHODS}
@@ -52,15 +52,15 @@ def jobs_here(params: dict[str, Any]) -> int:
 
 
 def _container_cores() -> float:
-    """How many cores' time a container's limit (``docker run --cpus``) leaves."""
+    """CPU cores allowed by the container's limit (``docker run --cpus``); infinite without a limit."""
     with suppress(OSError, ValueError):
         quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-        return int(quota) / int(period)  # "max", where there is no limit, is no number
+        return int(quota) / int(period)  # int("max") fails: there is no limit
     return math.inf
 
 
 def _container_bytes() -> float:
-    """How much memory a container's limit leaves; its page cache counts as free."""
+    """Bytes of memory left under the container's limit, counting its page cache as free; infinite without a limit."""
     with suppress(OSError, ValueError):
         most = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         held = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
@@ -69,7 +69,7 @@ def _container_bytes() -> float:
 
 
 def _asks_server(params: Any) -> bool:
-    """Of params or a part of them: whether ``engine: openai`` or an environment's ``server`` stands in there."""
+    """Whether params, or a part of them, contain ``engine: openai`` or an environment's ``server`` at any depth."""
     if isinstance(params, dict):
         named = params.get("engine") == "openai" or bool(params.get("server"))
         return named or any(map(_asks_server, params.values()))
@@ -77,10 +77,10 @@ def _asks_server(params: Any) -> bool:
 
 
 def gpu_shares(jobs: int) -> list[dict[str, str]]:
-    """What each of ``jobs`` runs at once gets in its environment: nothing where there is no GPU.
+    """Environment variables that assign GPUs to each of ``jobs`` concurrent runs; empty mappings without a GPU.
 
     Raises:
-        UserError: not one run, or fewer GPUs than runs.
+        UserError: ``jobs`` is less than 1 or exceeds the number of GPUs.
     """
     if jobs < 1:
         raise UserError(f"JOBS={jobs}: one run at once is the least.")

@@ -1,11 +1,11 @@
-"""CPU kernels: those that are fastest here, or those that give the same bits on every x86-64 processor with AVX2.
+"""CPU kernels: the fastest ones here, or ones that give identical bits on every x86-64 processor with AVX2.
 
-The libraries below choose their kernels by the processor, and each kernel rounds in its own way: torch, oneDNN,
-OpenBLAS and NumPy by its instructions, MKL by its maker too (on AMD it takes one path, whatever instructions it is told
-to use). So the same run gives other last bits on another processor, and in time other tokens. ``run.kernels: portable``
-names one path for each library; for MKL that is the only one that it offers on all makers' processors. They read these
-variables when they are loaded, so a process that has begun without them starts again. So does a native stage that has
-them from a run that was begun as portable.
+The libraries below dispatch kernels by processor, and each kernel rounds differently. torch, oneDNN, OpenBLAS and NumPy
+dispatch by instruction set, MKL also by vendor (on AMD it uses one path, whatever instruction set is requested). The
+same run therefore differs in the low-order bits on another processor, and eventually in its tokens. ``run.kernels:
+portable`` selects one path for each library; for MKL, the only one available on all vendors' processors. The libraries
+read these variables when they are loaded, so a process started without them restarts itself. So does a native stage
+that has inherited them from a portable run.
 """
 
 import os
@@ -27,13 +27,13 @@ PORTABLE: Mapping[str, str] = {
     "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
 }
 MARK = "SELFIMPROVE_KERNELS"
-"""Set with them, so that they are told apart from variables that a person has set."""
+"""Set together with ``PORTABLE``, to distinguish these variables from ones that the user has set."""
 CPU = Path("/proc/cpuinfo")
-"""Where Linux says which instructions the processor has."""
+"""Where Linux lists the processor's instruction sets."""
 
 
 def wanted() -> object:
-    """``run.kernels`` of the params; nothing if they cannot be read, which a stage says itself."""
+    """``run.kernels`` of the params; None if they cannot be read, which the stage itself reports."""
     try:
         run = read_yaml(Path("params.yaml")).get("run")
     except UserError:
@@ -42,17 +42,17 @@ def wanted() -> object:
 
 
 def environment(kernels: object) -> Mapping[str, str]:
-    """The variables that choose these kernels; none for native, which is what the libraries choose themselves."""
+    """The environment variables that select these kernels; none for native, the libraries' own choice."""
     return {**PORTABLE, MARK: "portable"} if kernels == "portable" else {}
 
 
 def chosen(kernels: object) -> bool:
-    """Whether this process has started with them, and with no others of ours."""
+    """Whether this process was started with exactly the variables for these kernels."""
     return environment(kernels).items() <= os.environ.items() and (kernels == "portable" or MARK not in os.environ)
 
 
 def start_again(kernels: object) -> None:
-    """Run this command anew, in the same process, with the variables that choose these kernels."""
+    """Re-execute this command in the same process with the variables that select these kernels."""
     for name in (*PORTABLE, MARK) if MARK in os.environ else ():
         os.environ.pop(name, None)
     os.environ.update(environment(kernels))
@@ -61,13 +61,13 @@ def start_again(kernels: object) -> None:
 
 def check(kernels: Kernels) -> None:
     """Raises:
-    UserError: this processor does not have the instructions of the portable kernels.
+    UserError: this processor cannot run the portable kernels.
     """
     if kernels == "portable" and not is_portable_here():
         raise UserError("run.kernels: portable needs an x86-64 processor with AVX2, and this one is none; set native.")
 
 
 def is_portable_here() -> bool:
-    """Whether this is an x86-64 processor with AVX2; where no file says so, any x86-64."""
+    """Whether this is an x86-64 processor with AVX2 (any x86-64 if ``CPU`` does not exist)."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     return x86 and (not CPU.is_file() or " avx2 " in CPU.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Changes a YAML file's values and keeps the lines of all others, comments included."""
+"""Changes values in a YAML file while keeping all other lines and their comments."""
 
 import re
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ _WORDS = re.compile(r"[A-Za-z0-9_./-]+( [A-Za-z0-9_./-]+)*")
 
 
 def rewritten(text: str, value: Mapping[str, Any]) -> str:
-    """A file's text with ``value`` in place of what it holds; lines that keep theirs stay as they are.
+    """A file's text with its content replaced by ``value``; lines whose values do not change are kept.
 
     Args:
-        text: a block mapping in YAML.
-        value: what it is to say, as plain objects.
+        text: a YAML block mapping.
+        value: the new content, as plain objects.
     """
     yaml = YAML()
     yaml.preserve_quotes = True
@@ -27,7 +27,7 @@ def rewritten(text: str, value: Mapping[str, Any]) -> str:
 
 
 def _block(lines: list[str], start: int, end: int, node: CommentedMap, value: Mapping[str, Any]) -> list[str]:
-    """Lines [start, end), which hold the block mapping ``node`` and nothing else, as ``value`` wants them."""
+    """Lines [start, end), which consist of the block mapping ``node``, rewritten to represent ``value``."""
     places = [(node.lc.key(key)[0], key) for key in node]
     column = node.lc.key(next(iter(node)))[1]
     out = lines[start : places[0][0]]
@@ -49,21 +49,21 @@ def _block(lines: list[str], start: int, end: int, node: CommentedMap, value: Ma
 
 
 def _without_tail(lines: list[str], first: int, after: int) -> int:
-    """Where an entry's own lines end: blank lines and comments after them belong to what follows."""
+    """The end of an entry's own lines; trailing blank lines and comments belong to the next entry."""
     while after > first + 1 and (not lines[after - 1].strip() or lines[after - 1].lstrip().startswith("#")):
         after -= 1
     return after
 
 
 def _is_block(node: Any, line: int) -> bool:
-    """Whether a value is a mapping whose entries stand on lines of their own below its key's."""
+    """Whether a value is a block mapping, whose entries are on the lines below its key."""
     if not isinstance(node, CommentedMap) or not node or node.fa.flow_style():
         return False
     return bool(node.lc.key(next(iter(node)))[0] > line)
 
 
 def _dumped(key: str, value: Any, column: int, *, in_braces: bool = False) -> list[str]:
-    """An entry's lines. ``in_braces``: a mapping stands in braces, as it did; else only one of plain values does."""
+    """An entry's lines. ``in_braces``: write a mapping in braces, as before; otherwise only one of plain values is."""
     yaml = YAML()
     yaml.default_flow_style = None
     yaml.width = WIDTH - column
@@ -78,7 +78,7 @@ def _dumped(key: str, value: Any, column: int, *, in_braces: bool = False) -> li
     out = StringIO()
     yaml.dump(entry, out)
     lines = [f"{' ' * column}{line}".rstrip() for line in out.getvalue().splitlines()]
-    if in_braces and any(line.endswith(":") for line in lines):  # a key and its value on two lines are hard to read
+    if in_braces and any(line.endswith(":") for line in lines):  # avoid a key and its value on two lines
         return _dumped(key, value, column)
     return lines
 
@@ -89,5 +89,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
     if isinstance(value, str) and not _WORDS.fullmatch(value):
-        return DoubleQuotedScalarString(value)  # DVC's reader takes no plain text with a colon, in braces
+        return DoubleQuotedScalarString(value)  # DVC cannot read an unquoted colon in braces
     return value

@@ -1,7 +1,7 @@
-"""Locks: one process at a time works on a stage, or runs a command in a folder.
+"""Locks that let only one process at a time run a stage, or a command in a folder.
 
-A second run of a stage is refused with a sentence, except when the first is an orphan: ``kill -9`` of dvc leaves its
-stage working. The orphan's results are as good as ours, so we wait for it and take them over.
+A second run of a stage is refused with an error, unless the first is an orphan: ``kill -9`` of DVC leaves its stage
+running. The orphan's results are equally valid, so the second run waits for it and takes them over.
 """
 
 import itertools
@@ -25,7 +25,7 @@ HOST = socket.gethostname()
 LOCKS = Path(".scratch/locks")
 POLL_SECONDS = 0.2
 UNNAMED_POLLS = 10
-"""After so many tries a holder without a name is reported."""
+"""Number of attempts after which a lock held by an unidentified process is reported."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def alone(file: Path, sentence: str) -> Iterator[None]:
     """Hold a lock.
 
     Raises:
-        UserError: another process holds it; says ``sentence``.
+        UserError: another process holds it; the message is ``sentence``.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -46,7 +46,7 @@ def alone(file: Path, sentence: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(file: Path, sentence: str) -> Iterator[None]:
-    """Hold a lock; where another process holds it, say ``sentence`` and wait."""
+    """Hold a lock; if another process holds it, print ``sentence`` and wait."""
     with ExitStack() as held:
         try:
             held.enter_context(alone(file, sentence))
@@ -58,10 +58,10 @@ def in_turn(file: Path, sentence: str) -> Iterator[None]:
 
 @contextmanager
 def stage_lock(folder: Path, stage: str) -> Iterator[None]:
-    """Hold the stage's lock.
+    """Hold the stage's lock, waiting for an orphan that holds it.
 
     Raises:
-        UserError: a living run of the stage, started by a living parent, holds it; or one on another machine.
+        UserError: it is held by a run whose parents are alive, or by a run on another machine.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}.owner.json"
@@ -72,7 +72,7 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
             break
         except Timeout:
             holder = _holder(owner)
-            if holder is None:  # between its acquiring the lock and its writing its name; or that file was removed
+            if holder is None:  # not written yet, or the file was removed
                 tried += 1
                 if tried == UNNAMED_POLLS:
                     print(
@@ -112,18 +112,18 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
 
 
 def _holder(owner: Path) -> dict[str, object] | None:
-    """What the holder of a lock has written of itself; None if it is gone, or if that is missing or damaged."""
+    """The lock holder's description of itself; None if the process is gone or the file is missing or damaged."""
     try:
         value: dict[str, Any] = json.loads(owner.read_text())
         _ = [float(one) for one in (value["pid"], value["created"], *itertools.chain(*value["parents"]))]
-        elsewhere = value.get("host", HOST) != HOST  # the lock that it holds says that it lives
+        elsewhere = value.get("host", HOST) != HOST  # alive, since it holds the lock
         return value if elsewhere or _lives(value["pid"], value["created"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _is_orphan(holder: dict[str, object]) -> bool:
-    """Whether one of the two processes above it (dvc, and the shell dvc starts stages with) has gone."""
+    """Whether one of the holder's two ancestors (DVC, and the shell in which DVC starts stages) has ended."""
     above = holder["parents"]
     assert isinstance(above, list)
     return not all(_lives(pid, created) for pid, created in above)

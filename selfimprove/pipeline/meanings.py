@@ -1,7 +1,7 @@
-"""Descriptions of the keys of params.yaml that have none in their schema: for docs/params.md.
+"""Descriptions, for docs/params.md, of the keys of params.yaml whose schema has none.
 
-A name alone stands for that key in every section, ``Class.name`` for one kind of section, ``package.name`` for those of
-one package (a method); the longer form goes before the name alone.
+A plain name describes that key in every section, ``Class.name`` in one kind of section, and ``package.name`` in the
+sections of one package (a method). The longer forms take precedence over the plain name.
 """
 
 MEANINGS = {

@@ -1,8 +1,8 @@
-"""The position of a whole ``dvc repro``: ``stage 12 of 89, at most about 14 min left``, added to DVC's line a stage.
+"""Progress of a whole ``dvc repro``: adds ``stage 12 of 89, at most about 14 min left`` to DVC's line for each stage.
 
-DVC says of each stage in turn that it runs, that it did not change, or that it was restored. Those lines are counted.
-How long stages take is known from their last run here (``.scratch/stages.json``, seconds by DVC's name). Which of those
-that are still to come will be skipped is not known before DVC reaches them, hence "at most".
+DVC reports for each stage in turn that it runs, did not change, or was restored; these lines are counted. Durations are
+those of each stage's last run here (``.scratch/stages.json``: seconds by DVC's stage name). Which of the remaining
+stages will be skipped is unknown until DVC reaches them, hence "at most".
 """
 
 import json
@@ -28,7 +28,7 @@ _FOREACH = re.compile(r"\$\{([\w.]+)\}")
 
 
 class Overall:
-    """Adds the position to DVC's lines. ``goals``: the stages that DVC was asked for."""
+    """Adds the position to DVC's lines. ``goals``: the targets of ``dvc repro``."""
 
     def __init__(self, goals: Sequence[str]) -> None:
         self._goals = goals
@@ -37,7 +37,7 @@ class Overall:
         self._running, self._since = "", 0.0
 
     def line(self, line: str) -> str:
-        """A line of DVC's output, with the position if it says that a stage runs."""
+        """A line of DVC's output, with the position added if it announces a running stage."""
         found = _NAMED.match(line)
         if found is None:
             return line
@@ -46,12 +46,12 @@ class Overall:
         if not line.startswith("Running") or found[1] == ALWAYS:
             return line
         self._running, self._since = found[1], time.monotonic()
-        if not self._names:  # only now: a run in which nothing has changed reads nothing
+        if not self._names:  # deferred: a run without changes reads no files
             self._names = stage_names(self._goals)
         return f"{line.rstrip().rstrip(':')} ({self._position()}):\n"
 
     def end(self) -> None:
-        """The running stage has ended, without a known failure: keep how long it took."""
+        """Record the duration of the running stage, which has ended without a known failure."""
         if self._running:
             keep_seconds(self._running, time.monotonic() - self._since)
             self._running = ""
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
 
 
 def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
-    """DVC's names of all stages that the goals need: ``report`` needs every stage, ``rise-report`` RISE's."""
+    """DVC's names of all stages that the goals depend on: ``report`` on every stage, ``rise-report`` on RISE's."""
     reader = YAML(typ="safe")
     params: dict[str, Any] = reader.load(root / "params.yaml")
     names = []
@@ -92,13 +92,13 @@ def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
 
 
 def keep_seconds(stage: str, seconds: float) -> None:
-    """Keep how long a stage took."""
-    with suppress(OSError, UserError):  # a full disk costs the run only what it would say of the next one
+    """Record a stage's duration."""
+    with suppress(OSError, UserError):  # a full disk only costs the next run its time estimates
         write_json(SECONDS, known_seconds() | {stage: round(seconds, 1)})
 
 
 def known_seconds() -> dict[str, float]:
-    """Stage -> seconds of its last run here."""
+    """Stage -> duration of its last run here, in seconds."""
     try:
         value = json.loads(SECONDS.read_text(encoding="utf-8"))
     except (OSError, ValueError):

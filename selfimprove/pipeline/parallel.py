@@ -1,11 +1,11 @@
-"""Stages that do not need one another, at the same time: ``make repro`` where there are more cores than a stage takes.
+"""Runs independent stages in parallel: ``make repro`` on machines with more cores than a stage uses.
 
-``python -m selfimprove.pipeline.parallel 4 report`` runs what is out of date among the stages that ``report`` needs,
-four at once. Each is run by a DVC of its own (``dvc repro --single-item``), which decides whether it has to and records
-it in dvc.lock; DVC's own locks keep these processes apart. A stage waits for those whose outputs it reads, and for
-nothing else; of those that are ready, the one with the longest way to the end begins first. No result depends on that:
-what a stage computes is named by its inputs, its params and its number of threads. With ``--set "key=value …"``
-(``make exp``) the settings are written into params.yaml first, and a DVC experiment is made of the run at the end.
+``python -m selfimprove.pipeline.parallel 4 report`` runs the out-of-date stages among the dependencies of ``report``,
+four at once. Each runs in its own DVC process (``dvc repro --single-item``), which decides whether the stage has to run
+and records it in dvc.lock; DVC's own locks keep these processes apart. A stage waits only for the stages whose outputs
+it reads. Ready stages start in order of their critical path, longest first. The order affects no result, which depends
+on the stage's inputs, params and number of threads alone. With ``--set "key=value …"`` (``make exp``) the settings are
+written to params.yaml first, and the finished run is saved as a DVC experiment.
 """
 
 import argparse
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 UNKNOWN_SECONDS = 10.0
-"""What a stage is taken to last that has not run here yet."""
+"""Assumed duration of a stage that has not run here yet."""
 
 OF_DVC = re.compile(
     r"Running stage |(Updat|Generat)ing lock file|To track the changes|To enable auto staging|Use `dvc push`|"
     r"\s*git add |\s*dvc config |Data and pipelines |ERROR: failed to reproduce .* exited with (2|130)$|\s*$"
 )
-"""DVC's lines on every stage. What they say stands in the lines here already, or in what the stage itself says."""
+"""DVC's lines about every stage, which are hidden: the lines printed here or by the stage itself say the same."""
 COMMAND = "> "
-"""DVC shows a stage's command so, in the line after the one that says that it runs."""
+"""Prefix of the line with a stage's command, which DVC prints after "Running stage …"."""
 TAIL_BYTES = 2000
-"""Of a stage's output, where its last line is looked for."""
+"""Length of the end of a stage's output in which its last line is searched."""
 
 Needs = Mapping[str, Set[str]]
-"""Stage -> those whose outputs it reads."""
+"""Stage -> the stages whose outputs it reads."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A stage at work: its DVC, what both have printed, since when, and what it has in its environment."""
+    """A running stage: its DVC process, the output of both, its start time and its additional environment."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -66,42 +66,42 @@ class _Job:
     share: Mapping[str, str]
 
     def printed(self, most: int | None = None) -> str:
-        """What is there so far, or its end. The children write at the file's position, which must not be moved."""
+        """The output so far, or its last ``most`` bytes, read without moving the file position that children share."""
         file = self.output.fileno()
         size = os.fstat(file).st_size
         start = 0 if most is None else max(0, size - most)
         return os.pread(file, size - start, start).decode("utf-8", "replace")
 
     def lines(self, most: int | None = None) -> list[str]:
-        """What the stage has printed, and what DVC says of it alone."""
+        """The stage's own lines and those of DVC's lines that are specific to it."""
         lines = self.printed(most).splitlines()
         commands = {line for before, line in pairwise(lines) if "Running stage " in before and line.startswith(COMMAND)}
         return [for_terminal(line) for line in lines if not OF_DVC.match(line) and line not in commands]
 
     @property
     def ran(self) -> bool:
-        """Whether DVC ran the stage, rather than to find it unchanged or in its cache."""
+        """Whether DVC ran the stage rather than finding it unchanged or in its cache."""
         return "Running stage " in self.printed()
 
 
 @dataclass
 class Stop:
-    """Whether a person wants the run to end. The terminal tells the stages too: they save what they have done."""
+    """Whether the user has interrupted the run. The terminal interrupts the stages too, and they save their work."""
 
     asked: bool = False
 
     def ask(self, *_: object) -> None:
-        """For ``signal.signal``."""
+        """Signal handler."""
         self.asked = True
 
 
 class Parallel:
-    """Works stages off.
+    """Runs stages in parallel.
 
     Args:
-        needs: what is to be done, and what each of these needs among them.
-        shares: what each of the stages that run at once has in its environment, such as GPUs of its own.
-        stop: asked, no further stage begins, and those at work are waited for.
+        needs: the stages to run, with their dependencies among these.
+        shares: one set of environment variables (such as its own GPUs) for each concurrent stage.
+        stop: once asked, no further stage starts, and running stages are awaited.
     """
 
     def __init__(self, needs: Needs, shares: Sequence[Mapping[str, str]], stop: Stop) -> None:
@@ -117,9 +117,9 @@ class Parallel:
         self._console = Console(stderr=True)
 
     def run(self) -> int:
-        """Returns the exit code: 0, that of the first stage that failed, or 130 if the run was to stop."""
+        """Return the exit code: 0, that of the first failed stage, or 130 if the run was interrupted."""
         spinner = Spinner("dots")
-        # Else rich sends what is printed to the terminal, also where standard output is a file.
+        # Otherwise rich would redirect printed lines to the terminal even if standard output is a file.
         both = self._console.is_terminal and sys.stdout.isatty()
         with Live(spinner, console=self._console, transient=True, redirect_stdout=both) as live:
             try:
@@ -147,7 +147,7 @@ class Parallel:
             self._waiting.remove(name)
             share = self._free.pop(0)
             output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the stage has ended)
-            # What this process has of the turn that keeps other runs away, its children have too, should it be killed.
+            # Children inherit the run lock's file descriptor, so the lock stays held if this process is killed.
             process = subprocess.Popen(
                 ["dvc", "--wait-for-lock", "repro", "--single-item", name],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False, env={**os.environ, **share},
@@ -163,7 +163,7 @@ class Parallel:
         code = job.process.returncode
         with job.output:
             lines, ran = job.lines(), job.ran
-        if code and self._stop.asked:  # what Python says of a DVC that was interrupted while it started is no news
+        if code and self._stop.asked:  # hide tracebacks of a DVC interrupted during start-up
             lines = [line for line in lines if line.startswith(f"{name}:")]
         for line in lines:
             self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -179,19 +179,19 @@ class Parallel:
             )
 
     def _left(self) -> float:
-        """Seconds, by those of each stage's last run: the longest way, or all the work if the jobs take longer."""
+        """Remaining seconds, estimated from each stage's last run: the critical path or work / jobs, if longer."""
         left = [name for name in self._needs if name not in self._done]
         work = sum(self._seconds[name] for name in left) / self._jobs
         return max(work, max((self._way[name] for name in left), default=0.0))
 
     def _shown(self) -> Text:
-        """For a terminal: how far the stages at work are."""
+        """Progress of the running stages, for a terminal."""
         last = {name: (job.lines(TAIL_BYTES) or [f"{name}: begins"])[-1] for name, job in self._at_work.items()}
         return Text("\n  ".join([f"{len(self._done)} of {len(self._needs)} stages done", *last.values()]))
 
 
 def ways(needs: Needs, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> seconds from its beginning to the end of the last stage that cannot begin without it."""
+    """Stage -> length of its critical path: seconds from its start to the end of the last stage that depends on it."""
     found: dict[str, float] = {}
     needed_by: dict[str, set[str]] = {name: set() for name in needs}
     for name, those in needs.items():
@@ -205,7 +205,7 @@ def ways(needs: Needs, seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def needs_of(repo: "Repo", goals: Sequence[str]) -> dict[str, set[str]]:
-    """All stages that the goals need, and what each of them needs."""
+    """The goals and all stages that they depend on, each with its direct dependencies."""
     import networkx as nx
 
     graph = repo.index.graph
@@ -215,7 +215,7 @@ def needs_of(repo: "Repo", goals: Sequence[str]) -> dict[str, set[str]]:
 
 
 def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
-    """Those of them that have changed, or need one that has: what each needs among them."""
+    """The stages of ``needs_of`` that have changed or depend on a changed one, with their dependencies among these."""
     from dvc.repo import Repo
 
     with Repo(_wait_for_lock=True) as repo:
@@ -227,7 +227,7 @@ def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
 
 
 def save_experiment(goals: Sequence[str]) -> int:
-    """Let DVC make an experiment of what is there; its exit code. It finds every stage as it is."""
+    """Let DVC save the workspace as an experiment, in which no stage has to run; returns DVC's exit code."""
     keep_branch()
     done = subprocess.run(
         ["dvc", "exp", "run", *goals],
@@ -253,7 +253,7 @@ def main() -> None:
     if args.set:
         write_settings(args.set)
     shares = gpu_shares(args.jobs) if uses_gpu(read_yaml(PARAMS_FILE)) else [{}] * args.jobs
-    code = Parallel({ALWAYS: set()}, [{}], stop).run()  # first, as what it finds decides what is out of date
+    code = Parallel({ALWAYS: set()}, [{}], stop).run()  # first: its outputs decide what is out of date
     if code == 0:
         code = Parallel(out_of_date(args.goals), shares, stop).run()
     if code == 0 and args.set:

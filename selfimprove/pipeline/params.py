@@ -1,6 +1,6 @@
-"""Reads params.yaml: closed schemas, and one sentence for each fault.
+"""Reads params.yaml with closed schemas and reports each fault in one sentence.
 
-A stage validates the sections it uses; an unknown top-level key is refused by every stage.
+A stage validates the sections it uses; every stage refuses an unknown top-level key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.pipeline.kernels import Kernels
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
-"""In the order of tables and messages."""
+"""The methods, in the order of tables and messages."""
 
 SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
 OUTPUTS = ("data", "models", "results", ".scratch")
-"""Folders that the stages write to."""
+"""Folders to which the stages write."""
 
 SHOWN = 60
-"""Characters of a value that a message repeats, at most."""
+"""Maximum number of characters of a value that a message repeats."""
 
 
 class RunParams(Section):
@@ -56,7 +56,7 @@ class RunParams(Section):
 
     @property
     def identity(self) -> tuple[int, int, str]:
-        """What results depend on."""
+        """The values that results depend on."""
         return self.seed, self.threads, self.kernels
 
 
@@ -67,8 +67,8 @@ def load_section(values: dict[str, Any], name: str, schema: type[S], where: str)
     """Validate one section.
 
     Raises:
-        UserError: names the first key that does not fit and, for an unknown one, the nearest that exists;
-            ``section_faults`` names all of them.
+        UserError: names the first invalid key and, if it is unknown, the closest known one (``section_faults`` reports
+            all of them).
     """
     try:
         _check_sections(values, name, where)
@@ -78,7 +78,7 @@ def load_section(values: dict[str, Any], name: str, schema: type[S], where: str)
 
 
 def section_faults(values: dict[str, Any], name: str, schema: type[Section], where: str) -> list[str]:
-    """One sentence for each key of a section that does not fit; none if it is valid."""
+    """One sentence per invalid key of a section; empty if the section is valid."""
     try:
         _check_sections(values, name, where)
         schema.model_validate(values[name])
@@ -90,14 +90,14 @@ def section_faults(values: dict[str, Any], name: str, schema: type[Section], whe
 
 
 def named_paths(value: Any) -> set[Path]:
-    """Files and folders that a part of the params names: every text in it that is the path of something that exists.
+    """Files and folders that a part of the params names: every string in it that is an existing path.
 
-    Folders that hold the outputs are left out.
+    Folders that contain outputs are omitted.
     """
     if isinstance(value, str):
         try:
             return {Path(value)} if value and Path(value).exists() and not _holds_outputs(Path(value)) else set()
-        except (OSError, ValueError):  # longer than a name may be, or with a null character
+        except (OSError, ValueError):  # the name is too long or contains a null character
             return set()
     if isinstance(value, BaseModel):
         value = [getattr(value, name) for name in type(value).model_fields]
@@ -109,9 +109,9 @@ def named_paths(value: Any) -> set[Path]:
 
 
 def _holds_outputs(path: Path) -> bool:
-    """Whether it is this folder, one above it, or one of all stages' outputs: these change with every run.
+    """Whether a path is this folder, a parent of it, or an output folder, all of which change with every run.
 
-    No input is meant, but a text that happens to be a path, such as a stop text ``.``.
+    Such a string is not meant as an input but happens to be a path, such as the stop text ``.``.
     """
     place, here = path.resolve(), Path.cwd()
     return place in (here, *here.parents) or place in [here / name for name in OUTPUTS]
@@ -129,7 +129,7 @@ def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
 
 
 def _explain(error: ValidationError, section: str, value: Any) -> list[str]:
-    """A sentence a fault. Unknown keys come first: a mistyped key also makes the right one missing."""
+    """One sentence per fault, unknown keys first: a mistyped key also makes the correct one missing."""
     faults = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     return list(dict.fromkeys(_sentence(fault, section, value) for fault in faults))
 
@@ -143,7 +143,7 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
     if kind == "missing":
         return f"{path}: missing; add it."
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
-    remedy = "" if ";" in message else "; fix it"  # most of our own validators say what to do
+    remedy = "" if ";" in message else "; fix it"  # most of our own validators include a remedy
     shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {_short(fault['input'])}"
     return sentence(f"{path}: {message[0].lower()}{message[1:]}{shown}{remedy}")
 
@@ -154,7 +154,7 @@ def _short(value: Any) -> str:
 
 
 def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:
-    """The keys that stand in the file: pydantic's location without a union's tag (engine, data, an environment's)."""
+    """The keys as in the file: pydantic's location without the tags of unions (engine, data, environment)."""
     keys, node = [], value
     for part in loc:
         tags = (node.get("engine"), node.get("data")) if isinstance(node, dict) else ()
@@ -179,6 +179,6 @@ def _known_keys() -> set[str]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    # A key of another section is no remedy here, however well it is spelt.
+    # A valid key of another section is not suggested.
     close = [] if name in known else get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else "; remove it or fix its name."

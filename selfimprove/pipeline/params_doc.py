@@ -1,4 +1,4 @@
-"""Writes docs/params.md from the schemas: every key of params.yaml with its type, default and meaning."""
+"""Generates docs/params.md from the schemas: every key of params.yaml with its type, default and meaning."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def page() -> str:
 
 
 def schemas() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section once, with the place where it first stands."""
+    """Every section once, with the place of its first occurrence."""
     seen: set[type[BaseModel]] = set()
     waiting: list[tuple[str, type[BaseModel]]] = list(SCHEMAS.items())
     while waiting:
@@ -42,19 +42,19 @@ def schemas() -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def keys_of(schema: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The keys that a section has in the file: those of an adapter's environment stand beside its own."""
+    """A section's keys as in the file, where an adapter's inner environment has its keys beside the adapter's."""
     return [(key, field) for key, field in schema.model_fields.items() if key != INNER]
 
 
 def meaning(schema: type[BaseModel], key: str) -> str:
-    """The field's description; without one, what ``MEANINGS`` says of it."""
+    """The field's description, or its entry in ``MEANINGS`` if it has none."""
     described = schema.model_fields[key].description
     found = (MEANINGS[name] for name in names_of(schema, key) if name in MEANINGS)
     return described or next(found, "")
 
 
 def names_of(schema: type[BaseModel], key: str) -> tuple[str, ...]:
-    """Under which ``MEANINGS`` may have a key, in the order in which they count."""
+    """Names under which ``MEANINGS`` may list a key, in order of precedence."""
     classes = [f"{one.__name__}.{key}" for one in schema.__mro__ if issubclass(one, BaseModel)]
     return *classes, f"{schema.__module__.split('.')[-2]}.{key}", key
 
@@ -82,7 +82,7 @@ def _type(annotation: Any) -> str:
 
 
 def _named(annotation: Any) -> str:
-    """A type in the words of params.yaml, without its bounds."""
+    """A type in the terms of params.yaml, without its bounds."""
     arguments = [_named(argument) for argument in get_args(annotation)]
     origin = get_origin(annotation)
     if origin is Annotated:

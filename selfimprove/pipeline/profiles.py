@@ -1,8 +1,8 @@
-"""``make use PROFILE=name``: params.yaml becomes the default profile with one overlay from ``profiles/`` laid over it.
+"""``make use PROFILE=name``: writes params.yaml as the default profile with one overlay from ``profiles/``.
 
-Mappings merge key by key, everything else is replaced, and a null removes a mapping of the default. A mapping of
-another kind (another ``engine``, another ``launcher.kind``) replaces the default's whole. Lines that the overlay does
-not change stay as they are, with their comments.
+Mappings are merged key by key and everything else is replaced; a null removes a mapping of the default. A mapping of a
+different kind (another ``engine``, another ``launcher.kind``) replaces the default's as a whole. Lines that the overlay
+does not change keep their text, including comments.
 """
 
 import re
@@ -24,19 +24,19 @@ FOLDER = Path("profiles")
 DEFAULT = "default"
 PARAMS = Path("params.yaml")
 WRITTEN = Path(".scratch/use")
-"""The SHA-256 of what `make use` wrote last."""
+"""Contains the SHA-256 of the params.yaml that `make use` wrote last."""
 PROFILE_MARK = "Profile "
-"""What the line begins with that says which profile a params.yaml is."""
+"""Start of the comment line that names the profile of a params.yaml."""
 
 
 def compose(name: str, folder: Path = FOLDER) -> str:
-    """The text of params.yaml under a profile: the default's own lines wherever the profile changes nothing.
+    """The text of params.yaml under a profile, with the default's own lines wherever the profile changes nothing.
 
-    A value that the profile changes is written anew, without the comment that stood beside the default's value. The
-    comment that opens the profile stands at the head of the file.
+    A value that the profile changes loses the comment beside the default's value. The profile's opening comment is
+    placed at the top of the file.
 
     Raises:
-        UserError: there is no such profile (names the nearest), or it is no mapping in YAML.
+        UserError: there is no such profile (names the closest), or it is not a YAML mapping.
     """
     wanted = composed(name, folder)
     text = _file(DEFAULT, folder).read_text(encoding="utf-8")
@@ -49,16 +49,16 @@ def compose(name: str, folder: Path = FOLDER) -> str:
 
 
 def named(text: str) -> str:
-    """The profile that a params.yaml says it is."""
+    """The profile named in the text of a params.yaml."""
     found = re.search(rf"^# {PROFILE_MARK}([\w.-]+)\.$", text, re.MULTILINE)
     return found[1] if found else DEFAULT
 
 
 def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """What ``compose`` writes, as plain objects.
+    """The params that ``compose`` returns as text, as plain objects.
 
     Raises:
-        UserError: there is no such profile (names the nearest), or it is no mapping in YAML.
+        UserError: there is no such profile (names the closest), or it is not a YAML mapping.
     """
     params = read_yaml(_file(DEFAULT, folder))
     if name != DEFAULT:
@@ -67,7 +67,7 @@ def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """Profiles that exist."""
+    """Names of all profiles."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
@@ -78,7 +78,7 @@ def _opening_comment(path: Path) -> list[str]:
 
 def _file(name: str, folder: Path) -> Path:
     path = folder / f"{name}.yaml"
-    if name not in names(folder):  # a path that leads out of the folder is no name
+    if name not in names(folder):  # excludes paths that leave the folder
         hint = meant(name, names(folder), f"there are: {', '.join(names(folder))}.")
         raise UserError(f"profiles: no profile {name!r}; {hint}")
     return path
@@ -86,7 +86,7 @@ def _file(name: str, folder: Path) -> Path:
 
 @one_sentence()
 def main() -> None:
-    """Write params.yaml, unless the profile does not fit the schemas or the file holds edits that are nowhere else."""
+    """Write params.yaml, unless the profile is invalid or the file contains edits that exist nowhere else."""
     from selfimprove.pipeline.sections import schema_faults
 
     name = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _kept(content: bytes) -> bool:
-    """Whether params.yaml is what `make use` wrote last, though the profile was edited since, or a profile as it is."""
+    """Whether params.yaml is what `make use` wrote last (even if the profile has changed since) or equals a profile."""
     if WRITTEN.is_file() and WRITTEN.read_text(encoding="utf-8").strip() == sha256(content).hexdigest():
         return True
     with suppress(UnicodeDecodeError, UserError):
@@ -114,7 +114,7 @@ def _kept(content: bytes) -> bool:
 
 
 def _committed(path: Path) -> bool:
-    """Whether the file is as the last commit has it."""
+    """Whether the file equals its version in the last commit."""
     code, shown = git("show", f"HEAD:./{path}")
     return code == 0 and shown == path.read_bytes().decode("utf-8", "replace")
 

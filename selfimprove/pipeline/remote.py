@@ -1,12 +1,12 @@
-"""``make remote``, ``make publish``, ``make fetch``: results travel between machines by a DVC remote.
+"""``make remote``, ``make publish``, ``make fetch``: transfer of results between machines through a DVC remote.
 
-A remote is an S3 bucket or a folder that several machines see. ``publish`` copies there every output that DVC's cache
-holds, and the run cache (which stage, with which inputs, gave which outputs). ``fetch`` brings a clone what its
-dvc.lock names; with ``--all-runs`` what any published run has made, too. Each object is read again when it arrives: DVC
-itself drops a damaged one without saying which it was, and trusts its own list of what a remote holds.
+A remote is an S3 bucket or a folder shared by several machines. ``publish`` copies to it every output in DVC's cache,
+and the run cache (which stage produced which outputs from which inputs). ``fetch`` downloads what a clone's dvc.lock
+names, and with ``--all-runs`` also the outputs of every other published run. Each fetched object is re-read and
+verified: DVC itself drops a damaged one without naming it, and trusts its own index of the remote.
 
-Runs in the environment of ``make env-remote``, which has dvc-s3. Credentials are those that boto3 finds (environment
-variables, ``~/.aws``, a machine's role); none is ever written.
+Runs in the environment of ``make env-remote``, which has dvc-s3. Credentials are those found by boto3 (environment
+variables, ``~/.aws``, a machine's role) and are never written.
 """
 
 import json
@@ -26,17 +26,17 @@ from selfimprove.core.git import git
 from selfimprove.pipeline import verify
 
 NAME = "shared"
-"""The remote's name in .dvc/config. It is not DVC's default remote: the main environment's DVC, which has no S3 client,
-would then fail to read metrics of commits."""
+"""The remote's name in .dvc/config. It is not DVC's default remote, because the main environment's DVC, which has no S3
+client, would then fail to read metrics of commits."""
 
 FOLDER = ".dir"
-"""Suffix of the hash of a folder, as in ``verify``."""
+"""Suffix of a folder's hash, as in ``verify``."""
 
 EARLIER = "an earlier run"
-"""Stands for the path of an object that only the run cache names. Of these a remote need not hold all."""
+"""Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
 
 COMMITTED = ("dvc.lock", "params.yaml", ".dvc/config")
-"""By these a clone finds what was published."""
+"""Files through which a clone finds what was published."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,7 +46,7 @@ def set_remote(
     url: Annotated[str, typer.Argument(help="s3://bucket/folder, or the full path of a shared folder")],
     endpoint: Annotated[str, typer.Option(help="of a server other than Amazon's, as https://host:9000")] = "",
 ) -> None:
-    """Write the remote into .dvc/config, which is committed."""
+    """Write the remote to .dvc/config, which is committed."""
     from dvc.config import Config
 
     _check_url(url, endpoint)
@@ -68,7 +68,7 @@ def publish() -> None:
         for path in (cache.oid_to_path(oid) for oid in new):
             if verify.md5_of(Path(path)) != "".join(Path(path).parts[-2:]).removesuffix(FOLDER):
                 raise UserError(f"{path} is damaged; nothing was sent. Run `make verify`, which says what to do.")
-        # A folder's list goes last: where it stands, so do its files.
+        # A folder's list is sent last, so that its presence implies that of its files.
         for part in sorted(new - set(_folders(new))), sorted(_folders(new)):
             _copy(cache, remote, part, f"sending to {where}", check=False)
         runs = _copy_runs(repo.cache.legacy, repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"))
@@ -82,7 +82,7 @@ def publish() -> None:
 def fetch(
     all_runs: Annotated[bool, typer.Option(help="also what other published runs have made, for the run cache")] = False,
 ) -> None:
-    """Bring what dvc.lock names, and the run cache; then check it out."""
+    """Download what dvc.lock names and the run cache, and check it out."""
     with _opened("read from") as (repo, remote, where):
         if not verify.LOCK.is_file() and not all_runs:
             raise UserError(
@@ -107,8 +107,7 @@ def fetch(
 
 
 def _bring(remote: Any, cache: Any, named: Iterable[str], where: str) -> set[str]:
-    """Copy the objects that the cache lacks; returns those that are still missing, since the remote's are damaged or
-    not there."""
+    """Copy the objects that the cache lacks; returns those still missing because the remote's are damaged or absent."""
 
     def lacking(oids: Iterable[str]) -> list[str]:
         return sorted(oid for oid in oids if not Path(cache.oid_to_path(oid)).is_file())
@@ -120,8 +119,8 @@ def _bring(remote: Any, cache: Any, named: Iterable[str], where: str) -> set[str
 
 
 def _copy(source: Any, target: Any, oids: list[str], doing: str, *, check: bool) -> None:
-    """Copy objects to where they are not; the first error is raised when all have been tried. ``check`` reads each
-    again, and removes it if it is damaged."""
+    """Copy objects that the target lacks; the first error is raised after all have been tried. ``check``: re-read each
+    copy and remove it if damaged."""
     from dvc.fs.callbacks import TqdmCallback
 
     failed: list[BaseException] = []
@@ -134,7 +133,7 @@ def _copy(source: Any, target: Any, oids: list[str], doing: str, *, check: bool)
 
 
 def _faults(missing: Iterable[str], named: dict[str, str], remote: Any) -> Iterator[str]:
-    """A sentence for each object that did not arrive whole."""
+    """One sentence per object that did not arrive intact."""
     for oid in sorted(missing, key=lambda oid: named[oid]):
         place = remote.fs.unstrip_protocol(remote.oid_to_path(oid))
         if remote.exists(oid):
@@ -161,7 +160,7 @@ def _runs(place: Any) -> dict[str, str]:
 
 
 def _copy_runs(source: Any, target: Any) -> int:
-    """Copy what one run cache has and the other has not; an entry's name holds the hash of what it says."""
+    """Copy the run-cache entries that the target lacks and return their number; names contain a hash of the entry."""
     from dvc_objects.fs import generic
 
     held = _runs(target)
@@ -181,18 +180,18 @@ def _of_runs(runs: dict[str, str]) -> set[str]:
         try:
             found |= {out["md5"] for out in reader.load(Path(path))["outs"]}
         except (YAMLError, ValueError, TypeError, KeyError):
-            continue  # DVC removes a damaged entry when it meets it
+            continue  # DVC removes a damaged entry when it encounters it
     return found
 
 
 def _inner(repo: Any, oids: Iterable[str]) -> set[str]:
-    """The files of those folders whose lists the local cache holds."""
+    """Hashes of the files in those folders whose lists are in the local cache."""
     lists = [repo.cache.local.oid_to_path(oid) for oid in _folders(oids)]
     return {oid for path in lists if Path(path).is_file() for oid in _entries(path)}
 
 
 def _entries(path: str) -> dict[str, str]:
-    """Hash -> path, of the files that a folder's list names. Raises: UserError, if the local list is damaged."""
+    """Hash -> path of each file in a folder's list. Raises: UserError: the local list is damaged."""
     try:
         return {entry["md5"]: entry["relpath"] for entry in json.loads(Path(path).read_bytes())}
     except (ValueError, TypeError, KeyError):
@@ -249,7 +248,7 @@ def _opened(doing: str) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _explained(error: BaseException, where: str, doing: str) -> str | None:
-    """What an error of DVC, s3fs or botocore means, and what to do; None for one that is not known."""
+    """The meaning and remedy of an error from DVC, s3fs or botocore; None if the error is not a known one."""
     from dvc.exceptions import DvcException
 
     chain: list[BaseException] = []

@@ -1,7 +1,7 @@
-"""``make repro``: DVC runs what is out of date, one stage after another or several at once (``JOBS=4``).
+"""``make repro``: DVC runs the out-of-date stages, one after another or several in parallel (``JOBS=4``).
 
-Where nobody says how many, it is as many as the cores have room for, ``run.threads`` for each; one where a stage takes
-a GPU or asks a server, a large model is trained, or a cluster does the work.
+By default, as many stages run at once as fit into the CPU cores (``run.threads`` each) and the memory. The default is
+one if a stage uses a GPU or a server, a large model is trained, or a cluster does the work.
 """
 
 import os
@@ -26,13 +26,13 @@ def main(
     jobs: Annotated[str, typer.Option(help="stages at once; empty: as many as there are cores for")] = "",
     settings: Annotated[str, typer.Option("--set", help="make an experiment with these params")] = "",
 ) -> None:
-    """Become the command that does it."""
+    """Run the stages that are out of date."""
     params = check_settings(settings) if settings else read_yaml(PARAMS_FILE)
     count = asked(jobs) if jobs else jobs_here(params)
     if count > 1:
         print(f"up to {count} stages at once (JOBS=1: one after another)", flush=True)
     if settings:
-        os.environ.update(environment(params["run"]["kernels"]))  # the helper starts before they are written
+        os.environ.update(environment(params["run"]["kernels"]))  # the helper starts before params are written
         how = [*PARALLEL, str(count), f"--set={settings}"]
     else:
         how = [*PARALLEL, str(count)] if count > 1 else ["dvc", "repro"]

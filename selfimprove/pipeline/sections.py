@@ -1,4 +1,4 @@
-"""The schema of each section of params.yaml, and params with every training's settings written out."""
+"""The schema of each section of params.yaml, and params with the settings of every training written out."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,14 +30,14 @@ SCHEMAS: dict[str, type[Section]] = {
 
 
 def schema_faults(values: Mapping[str, Any], where: str) -> Iterator[str]:
-    """A sentence for each key of params that does not fit; ``where``: the file that holds them."""
+    """One sentence per invalid key of params; ``where``: their file."""
     values = {"tracking": {}, **values}
     for name, schema in SCHEMAS.items():
         yield from section_faults(values, name, schema, where)
 
 
 def spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """All of params.yaml with the settings of every training beside it, and nothing left that trainings share."""
+    """All of params.yaml with each training's settings written out and the sections of shared settings emptied."""
     full = dict(values)
     for method, schema in METHOD_SCHEMAS.items():
         section = values[method]

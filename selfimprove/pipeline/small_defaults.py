@@ -1,7 +1,7 @@
-"""Warns when a method's base is a person's own model and rows still train with the small default model's settings.
+"""Warns if a method's base is the user's own model and rows still use the training settings of the small default model.
 
 The default profile trains a model of 0.8 million parameters with learning rates of about 1e-3 on sequences of 352 to
-1,024 tokens. A large model trained like that loses in a few steps what it knew.
+1,024 tokens. With these settings a large model loses its pretrained abilities within a few steps.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,15 @@ from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
 DEFAULT = Path(__file__).resolve().parents[2] / "profiles/default.yaml"
 LARGE = 5_000_000
-"""Parameters from which on the default's settings do not fit."""
+"""Number of parameters from which the default's settings are unsuitable."""
 LENGTHS = ("max_length", "row_tokens")
 
 
 def small_settings(values: Mapping[str, Any], method: str) -> str | None:
-    """One sentence that names the keys of ``method`` that still fit the small default only; None if there are none.
+    """One sentence naming the keys of ``method`` that still have values for the small default model; None without any.
 
-    A section counts if its learning rate is the default profile's at the same place; its lengths are then named too.
+    A section is included if its learning rate equals the default profile's at the same place; unchanged lengths are
+    then named too.
 
     Args:
         values: all of params.yaml.
@@ -43,7 +44,7 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
 
 
 def _kept(section: Any, default: Any, place: str) -> Iterator[str]:
-    """``key.path value`` of what a training section shares with the default's at the same place."""
+    """Yield ``key.path value`` for each setting that a training section shares with the default's at the same place."""
     if not isinstance(section, Mapping) or not isinstance(default, Mapping):
         return
     if "lr" in section and section["lr"] == default.get("lr") and section.get("epochs") != 0:

@@ -1,10 +1,10 @@
 """The stage runner: everything that stage scripts share.
 
-A stage reads validated params, takes its lock, works in a scratch folder named by the hash of its inputs, params and
-code (the manifest that DVC depends on too, ``pipeline.closure``), and publishes its outputs at the end by renaming.
-Killed at any moment and started again, it resumes from what the scratch folder holds and ends with the same bytes.
-DVC deletes a stage's outputs before running it; a finished scratch folder therefore keeps hard links to them, and a
-re-run with the same identity publishes those at once.
+A stage reads validated params, acquires its lock, works in a scratch folder named by the hash of its inputs, params and
+code (the manifest that DVC also depends on, ``pipeline.closure``), and publishes its outputs at the end by renaming.
+If it is killed at any moment and started again, it resumes from the scratch folder and produces the same bytes.
+DVC deletes a stage's outputs before running it. A finished scratch folder therefore keeps hard links to them, and a
+re-run with the same identity publishes these at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
 JOURNAL, MANIFEST = "completions.journal", "manifest.json"
 DVC_STAGE = "DVC_STAGE"
-"""DVC sets it to the name of the stage that it runs, such as ``rise-generate@iter1``."""
+"""Environment variable that DVC sets to the name of the running stage, such as ``rise-generate@iter1``."""
 PROBE_BYTES = 1 << 20
 
 
@@ -54,7 +54,7 @@ class Stage(Generic[S]):
 
     Attributes:
         name: the stage's name in dvc.yaml, such as ``rise-generate@iter1``.
-        item: what follows the ``@`` ("" if nothing does).
+        item: the part of the name after ``@`` ("" without one).
         run: the ``run`` section; ``params``: the method's section.
         tracker: the curves of this run.
     """
@@ -73,10 +73,10 @@ class Stage(Generic[S]):
         self.timing: dict[str, float] = {}
 
     def input(self, path: str) -> Path:
-        """Declare and return an input; its content is part of the run's identity.
+        """Declare an input, whose content becomes part of the run's identity, and return its path.
 
         Raises:
-            UserError: it does not exist.
+            UserError: the path does not exist.
         """
         if "scratch" in self.__dict__:
             raise RuntimeError(f"{self.name}: input {path} was declared after the work began")
@@ -90,18 +90,18 @@ class Stage(Generic[S]):
         return place
 
     def narrow(self, identity: Any) -> None:
-        """Declare which part of the params this stage reads; the rest is not part of its identity.
+        """Declare the part of the params that this stage reads; only this part enters its identity.
 
-        Files and folders that this part names by path are inputs by their content (``named_paths``).
+        Files and folders that it names by path are inputs, identified by content (``named_paths``).
         """
         self._identity = identity
 
     @cached_property
     def scratch(self) -> Path:
-        """The run's own folder, named by its identity; scratch of other identities of this stage is removed.
+        """The run's own folder, named by its identity; folders of this stage's other identities are removed.
 
-        The first use marks the end of the inputs and the start of the work; work that an earlier run of the same
-        identity finished is not repeated (``_AlreadyDone``, which the runner catches).
+        The first access marks the end of input declarations and the start of the work. Work that an earlier run with
+        the same identity finished is not repeated (``_AlreadyDone``, which the runner catches).
         """
         home = SCRATCH / "stages" / self.name.replace("@", "-")
         folder = home / self._key()
@@ -116,7 +116,7 @@ class Stage(Generic[S]):
         return folder
 
     def output(self, path: str) -> Path:
-        """Declare an output; returns where to write it for now (a fresh place; published when the stage ends)."""
+        """Declare an output and return a new temporary path to write it to; it is published when the stage ends."""
         place = self.scratch / "out" / path
         if place.is_dir():
             shutil.rmtree(place)
@@ -129,25 +129,25 @@ class Stage(Generic[S]):
         """The params entry named by the item.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no such entry.
         """
         if self.item not in entries:
             raise UserError(f"no entry {self.item!r} in params.yaml; there are: {', '.join(entries)}.")
         return entries[self.item]
 
     def journal(self) -> Journal:
-        """The run's journal, with whatever an earlier, killed run of the same identity wrote."""
+        """The run's journal, including the entries of an earlier, killed run with the same identity."""
         self._journal = Journal(self.scratch / JOURNAL)
         return self._journal
 
     def count_blocked(self, played: Sequence[EpisodeResult]) -> None:
-        """Report the episodes that engine or environment failed for good, if any.
+        """Report blocked episodes, in which an engine or environment failed permanently.
 
-        A blocked episode counts as failed. The stage's journal is then kept after publication, so that running the
-        stage again (``dvc repro --force``) asks for the blocked episodes alone.
+        A blocked episode counts as failed. If there are any, the journal is kept after publication, so that another run
+        of the stage (``dvc repro --force``) repeats only the blocked episodes.
 
         Raises:
-            UserError: more than ``run.max_blocked`` of them; nothing is published, the answers are kept.
+            UserError: their share exceeds ``run.max_blocked``; nothing is published, and the answers are kept.
         """
         blocked = [one for one in played if one.status == "blocked"]
         if not blocked:
@@ -172,7 +172,7 @@ class Stage(Generic[S]):
         return StageProgress(self.name, total, tracker=self.tracker)
 
     def publish(self) -> None:
-        """Move every output into place; keep hard links to them in the scratch folder."""
+        """Move every output into place, keeping hard links in the scratch folder."""
         done = self.scratch / "done"
         if not done.is_dir():
             staged = self.scratch / "done.part"
@@ -200,7 +200,7 @@ class Stage(Generic[S]):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def _intact(self, done: Path) -> bool:
-        """Whether finished outputs are there and unchanged (a user may have edited a file that shares their bytes)."""
+        """Whether finished outputs exist unchanged (a user may have edited one through its hard link)."""
         if not done.is_dir():
             return False
         try:
@@ -223,16 +223,16 @@ class Stage(Generic[S]):
 
 
 class _AlreadyDone(BaseException):
-    """An earlier run of this identity finished; only publishing is left."""
+    """An earlier run with this identity has finished; only publishing is left."""
 
 
 def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
-    """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
+    """Decorator that makes a script's ``main`` a stage.
 
-    Without the argument the item is that of the stage which DVC says it runs.
+    ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``. The default item is taken from ``DVC_STAGE``.
 
-    Exit codes: 0 done; 2 an error that the user can correct, reported in one sentence; any other is a fault of this
-    repository, with its traceback.
+    Exit codes: 0 after success; 2 after an error that the user can correct, reported in one sentence; 130 if
+    interrupted. Any other code is a bug in this repository and comes with a traceback.
     """
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
@@ -241,7 +241,7 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
             script = Path(*module.split(".")).with_suffix(".py")
             if not kernels.chosen(wanted := kernels.wanted()):
                 kernels.start_again(wanted)
-            # DVC names the stage in the environment, so that no name from params.yaml is ever part of a shell's line.
+            # Read from the environment, so that no name from params.yaml ever becomes part of a shell command.
             item = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(DVC_STAGE, "").partition("@")[2]
             full = f"{name}@{item}" if item else name
             since = warm.started()
@@ -284,7 +284,7 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
 
 
 def _module_of(main: Callable[..., None]) -> str:
-    """The script as ``python -m`` names it, also where it was started as a file: ``stages.rise.data``."""
+    """The script's module name, such as ``stages.rise.data``, even if it was started as a file."""
     spec = main.__globals__["__spec__"]
     if spec is not None:
         return str(spec.name)
@@ -293,7 +293,7 @@ def _module_of(main: Callable[..., None]) -> str:
 
 
 def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> None:
-    """One run under its lock, from main to publishing; ``since``: when it began, in seconds since the epoch."""
+    """Execute one run under its lock, from main to publishing; ``since``: its start in seconds since the epoch."""
     kernels.check(current.run.kernels)
     # Read by OpenMP and MKL when torch is imported, which no stage has done yet.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(current.run.threads)
@@ -305,16 +305,16 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
             main(current)
         own = time.monotonic() - began - current.journal_seconds
         current.publish()
-        # From the process's start, so that Python's own start and the imports count; ``own_seconds``: the stage's work,
-        # without start, imports, journals and publishing.
+        # ``seconds`` counts from the start of the process, including Python's start-up and imports. ``own_seconds`` is
+        # the stage's work without start-up, imports, journals and publishing.
         timing = {**current.timing, "own_seconds": own, "seconds": time.time() - since}
         write_json(SCRATCH / "timing" / f"{current.name}.json", timing)
 
 
 def _full_disk(error: Exception) -> str | None:
-    """What could not be written and why, if the disk is full (or a quota or file size limit is reached), else None.
+    """What could not be written and why, if the disk is full (or a quota or file-size limit is reached), else None.
 
-    torch and safetensors report a failed write as errors of their own, which do not say why; a probe then tells.
+    torch and safetensors report a failed write by their own exceptions without the reason, hence the test write.
     """
     if not isinstance(error, OSError):
         try:
@@ -328,7 +328,7 @@ def _full_disk(error: Exception) -> str | None:
 
 
 def content_digest(path: Path) -> str:
-    """Hash of a file's content, or of the names and contents below a folder."""
+    """Hash of a file's content, or of the names and contents of all files below a folder."""
     digest = blake2b(digest_size=16)
     for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
         digest.update(str(file.relative_to(path)).encode() + b"\0")

@@ -1,4 +1,4 @@
-"""``.scratch/logs/<stage>.log``: what a stage printed on standard error, tracebacks included, also of earlier runs."""
+"""Writes ``.scratch/logs/<stage>.log``: a stage's standard error with tracebacks, including earlier runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import IO, Any, TextIO
 
 LOGS = Path(".scratch/logs")
 MOST_BYTES = 1 << 20
-"""A log that is larger is begun anew."""
+"""A larger log is overwritten by the next run."""
 
 
 class _Both:
-    """Standard error that is also written to a file. What moves the cursor (progress bars) is not kept."""
+    """Standard error, duplicated to a file except for cursor movements (progress bars)."""
 
     def __init__(self, shown: TextIO, log: _Log) -> None:
         self._shown, self._log = shown, log
@@ -31,7 +31,7 @@ class _Both:
 
 
 class _Log:
-    """The file. A stage needs none: where it can't be written (a full disk), that is said once."""
+    """The log file. It is optional: if it can't be written (a full disk), this is reported once."""
 
     def __init__(self, path: Path, stage: str) -> None:
         self._path, self._stage = path, stage
@@ -39,7 +39,7 @@ class _Log:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             mode = "wb" if path.is_file() and path.stat().st_size > MOST_BYTES else "ab"
-            self._file = path.open(mode, buffering=0)  # nothing is held back that closing would have to write
+            self._file = path.open(mode, buffering=0)  # unbuffered: closing has nothing to write
         except OSError as error:
             self._give_up(error)
 
@@ -66,14 +66,14 @@ class _Log:
 
 @contextmanager
 def kept_log(stage: str) -> Iterator[None]:
-    """Keep what is printed on standard error inside the block, and the traceback that ends it, in the stage's log."""
+    """Copy the block's standard error, and the traceback of an exception that ends it, to the stage's log."""
     with closing(_Log(LOGS / f"{stage.replace('/', '-')}.log", stage)) as log:
         log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {stage}\n")
         before = sys.stderr
         sys.stderr = _Both(before, log)  # type: ignore[assignment]
         try:
             yield
-        except Exception:  # Python prints its traceback only when the process ends
+        except Exception:  # Python prints the traceback only after this block
             traceback.print_exc(file=log)  # type: ignore[arg-type]
             raise
         finally:

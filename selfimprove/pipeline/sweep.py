@@ -1,12 +1,12 @@
-"""``make sweep GRID="key=a,b key=c,d"``: a DVC experiment for each point of a grid, several at once.
+"""``make sweep GRID="key=a,b key=c,d"``: runs a DVC experiment for each point of a grid, several in parallel.
 
-Every point is worked off in a folder of its own, ``.scratch/sweep/<name>``: a clone of the repository as it is now,
-edits that are not committed included, which shares DVC's cache with it. There the ordinary run happens (what ``make
-repro`` does), is saved as an experiment of the last commit and handed back. A sweep that was killed and is started
-again leaves out the experiments that are there and goes on inside the stage that was cut off; DVC's own queue would
-begin that stage anew. Points share what is equal in them through the run cache.
+Each point runs in its own folder, ``.scratch/sweep/<name>``: a clone of the repository, including uncommitted edits,
+that shares DVC's cache. There the pipeline runs as under ``make repro``, is saved as an experiment of the last commit
+and fetched back. When a killed sweep is restarted, it skips existing experiments and resumes within the interrupted
+stage; DVC's own queue would restart that stage from scratch. Points share the results of identical stages through the
+run cache.
 
-With GPUs, each of the runs at work has its own share of those that are visible.
+With GPUs, each concurrent run has its own share of the visible ones.
 """
 
 import itertools
@@ -44,14 +44,14 @@ HOME = Path(".scratch/sweep")
 MOST_POINTS = 1000
 NAME_LENGTH = 60
 TOLD = 3
-"""Lines of a failed run's log that are shown."""
+"""Number of lines shown from the end of a failed run's log."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One experiment: its name, what it sets, and its params.yaml."""
+    """One experiment: its name, its settings, and the text of its params.yaml."""
 
     name: str
     settings: Mapping[str, Any]
@@ -64,7 +64,7 @@ def main(
     jobs: Annotated[int, typer.Option(help="runs at once")] = 1,
     method: Annotated[str, typer.Option(help="one method, or all")] = "all",
 ) -> None:
-    """Work off the grid's points. Exit code 2: a key or value does not fit (nothing was started), or a run failed."""
+    """Run all points of the grid. Exit code 2: a key or value is invalid (nothing was started), or a run failed."""
     settings = parse_grid(grid)
     text = PARAMS_FILE.read_text(encoding="utf-8") if PARAMS_FILE.is_file() else ""
     values = [with_settings(read_yaml(PARAMS_FILE), one) for one in settings]
@@ -83,10 +83,10 @@ def main(
 
 
 def parse_grid(text: str) -> list[dict[str, Any]]:
-    """The settings of each point, in the order in which a loop in a loop would come to them.
+    """The settings of each point, in the order of nested loops over the keys.
 
     Raises:
-        UserError: not of the form key=value,value; a key stands twice; a value is not YAML; too many points.
+        UserError: not of the form key=value,value; a repeated key or value; a value that is not YAML; too many points.
     """
     axes: dict[str, list[Any]] = {}
     for word in text.split():
@@ -99,7 +99,7 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
             raise UserError(f"GRID: {key} stands there twice; give all of its values after one equals sign.")
         try:
             axes[key] = [YAML(typ="safe", pure=True).load(value) for value in raw]
-        except (YAMLError, ValueError, RecursionError):  # of a date that does not exist, say
+        except (YAMLError, ValueError, RecursionError):  # for example, an impossible date
             raise UserError(f"GRID: a value of {word!r} is not YAML; correct it.") from None
         if len({repr(value) for value in axes[key]}) < len(raw):
             raise UserError(f"GRID: {key} has one value twice; leave one out.")
@@ -112,10 +112,10 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
 
 
 def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay the settings into params; whether their keys exist, the schemas say.
+    """Apply the settings to params in place, without checking that their keys exist (the schemas do).
 
     Raises:
-        UserError: a key leads through a value that is no mapping.
+        UserError: a key's path passes through a value that is not a mapping.
     """
     for key, value in settings.items():
         node: Any = values
@@ -129,7 +129,7 @@ def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[s
 
 
 class _Runs:
-    """The runs at work. A SIGTERM or Ctrl-C is passed on to them: each saves what it has done, and ends."""
+    """Executes the runs. A SIGTERM or Ctrl-C is forwarded to those in progress, which save their work and exit."""
 
     def __init__(self, method: str, shares: Sequence[dict[str, str]]) -> None:
         self.stopped = False
@@ -146,7 +146,7 @@ class _Runs:
             process.terminate()
 
     def one(self, point: GridPoint) -> str | None:
-        """Work off one point; a sentence if it failed."""
+        """Run one point; returns an error message if it failed."""
         share = self._free.get()
         try:
             return None if self.stopped else self._run(point, share)
@@ -159,11 +159,11 @@ class _Runs:
         folder = _prepare(point)
         log = Path(f"{folder}.log")
         print(f"{point.name}: {said}; log: {log}", flush=True)
-        saved = any(ref.endswith(f"/{point.name}") for ref in _experiments(folder))  # before a kill
+        saved = any(ref.endswith(f"/{point.name}") for ref in _experiments(folder))  # by an earlier, killed sweep
         for command in (
             [sys.executable, "-m", "selfimprove.pipeline.check", *self._methods],
             [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", self._goal],
-            ["dvc", "exp", "run", "--name", point.name, self._goal],  # runs nothing: every stage is as it is
+            ["dvc", "exp", "run", "--name", point.name, self._goal],  # no stage has to run
         )[: 0 if saved else None]:
             code = self._call(command, folder, log, share)
             if self.stopped:
@@ -211,7 +211,7 @@ def _work_off(points: Sequence[GridPoint], method: str, shares: Sequence[dict[st
 
 
 def _prepare(point: GridPoint) -> Path:
-    """The point's folder, as an earlier sweep left it, or new."""
+    """The point's folder, newly created or left by an earlier sweep."""
     folder = HOME / point.name
     if folder.is_dir():
         return folder
@@ -226,7 +226,7 @@ def _prepare(point: GridPoint) -> Path:
             shutil.copy2(source, target, follow_symlinks=False)
         else:
             target.unlink(missing_ok=True)
-    # What is ignored by git but named by the params (a model that was fetched, say), and the environments.
+    # Link git-ignored paths that the params name (such as a downloaded model) and the Python environments.
     made = {out.path for out in outputs()} if LOCK.is_file() else set[Path]()
     named = {path for path in named_paths(YAML(typ="safe", pure=True).load(point.params)) if not path.is_absolute()}
     for path in sorted({*named, Path(".venv"), Path(".venvs")} - made):
@@ -243,7 +243,7 @@ def _prepare(point: GridPoint) -> Path:
 
 
 def _remove_others(points: Sequence[GridPoint]) -> None:
-    """Folders of other grids and of other states of the repository; a run that is still at work in one ends with it."""
+    """Remove folders of other grids and of other repository states; a run still active in one of them ends."""
     kept = {"lock", *(point.name for point in points), *(f"{point.name}.log" for point in points)}
     for place in HOME.iterdir():
         if place.name not in kept:
@@ -251,7 +251,7 @@ def _remove_others(points: Sequence[GridPoint]) -> None:
 
 
 def _state(method: str) -> bytes:
-    """What an experiment rests on besides its settings: the commit, edits since, and which method is run.
+    """Hash of what determines an experiment besides its settings: the commit, uncommitted edits and the method.
 
     Raises:
         UserError: nothing is committed yet.
@@ -268,21 +268,21 @@ def _state(method: str) -> bytes:
 
 
 def _name(settings: Mapping[str, Any], state: bytes) -> str:
-    """Short, fit for a git reference, and the same for the same settings and state."""
+    """A short name, valid in a git reference and determined by the settings and state."""
     words = "-".join(f"{key.rsplit('.', 1)[1] if '.' in key else key}-{value}" for key, value in settings.items())
     digest = blake2b(repr(sorted(settings.items())).encode() + state, digest_size=3).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9_]+', '-', words).strip('-')[:NAME_LENGTH]}-{digest}"
 
 
 def _edited() -> list[str]:
-    """Files that differ from the last commit or that git does not know yet; none that it ignores."""
+    """Files that differ from the last commit or are untracked, except ignored ones."""
     changed = _git("diff", "--name-only", "-z", "HEAD").split("\0")
     new = _git("ls-files", "-z", "--others", "--exclude-standard").split("\0")
     return sorted({name for name in changed + new if name})
 
 
 def _experiments(folder: Path) -> list[str]:
-    """References of DVC experiments."""
+    """Git references of DVC experiments."""
     listed = _git("for-each-ref", "--format=%(refname)", "refs/exps", folder=folder).split()
     return [ref for ref in listed if re.fullmatch(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/[^/]+", ref)]
 

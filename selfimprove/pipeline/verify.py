@@ -1,7 +1,7 @@
-"""``make verify``: whether outputs and DVC's cache still hold the bytes that dvc.lock names.
+"""``make verify``: checks that outputs and DVC's cache still match the hashes in dvc.lock.
 
-DVC itself trusts a file whose size and time have not changed, and checks a damaged cache file out as up to date. Here
-every file is read. The cache shares its files with the working folder (hard links): a file is read once.
+DVC itself trusts a file whose size and modification time have not changed, and checks out a damaged cache file as up to
+date. Here every file is read; one that the cache and the workspace share by a hard link is read once.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from selfimprove.core.errors import UserError, first_line
 
 LOCK = Path("dvc.lock")
 FOLDER = ".dir"
-"""Suffix of the hash of a folder: the cache then holds a JSON list of its files and their hashes."""
+"""Suffix of a folder's hash, for which the cache holds a JSON list of the folder's files and their hashes."""
 OBJECTS = Path("files/md5")
-"""Below the folder of DVC's cache."""
+"""Location of the objects below DVC's cache folder."""
 
 
 class Out(NamedTuple):
-    """A file that dvc.lock names, directly or in a folder: its stage, and its MD5 hash (``.dir``: a folder's)."""
+    """A file or folder that dvc.lock names, or a file in such a folder: its stage, path and MD5 (folders: ``.dir``)."""
 
     stage: str
     path: Path
@@ -35,7 +35,7 @@ class Out(NamedTuple):
 
 @one_sentence()
 def main() -> None:
-    """Exit with 2 and a sentence a damaged file."""
+    """Exit with code 2 and one sentence per damaged file."""
     try:
         outs = list(outputs())
         faults = list(dict.fromkeys(found(outs)))
@@ -48,10 +48,10 @@ def main() -> None:
 
 
 def outputs() -> Iterator[Out]:
-    """Every output of every finished stage; a folder comes before its files.
+    """Every output of every finished stage; a folder precedes its files.
 
     Raises:
-        UserError: there is no dvc.lock, or it is torn.
+        UserError: dvc.lock is missing or damaged.
     """
     if not LOCK.is_file():
         raise UserError(f"{LOCK} does not exist, so nothing has been made yet; run `make repro`.")
@@ -65,7 +65,7 @@ def outputs() -> Iterator[Out]:
 
 
 def found(outs: list[Out]) -> Iterator[str]:
-    """A sentence for each file that is damaged or gone."""
+    """One sentence per damaged or missing file."""
     for out in outs:
         kept = _in_cache(out.md5)
         whole = not kept.is_file() or md5_of(kept) == out.md5.removesuffix(FOLDER)
@@ -74,7 +74,7 @@ def found(outs: list[Out]) -> Iterator[str]:
             yield f"{kept} (of {out.path}) is damaged in DVC's cache; delete it and {out.path}, then run {again}."
         elif out.md5.endswith(FOLDER):
             if kept.is_file():
-                continue  # its files are named one by one
+                continue  # its files are checked one by one
             if not out.path.is_dir():
                 yield f"{out.path} is missing, and DVC's cache does not hold it; run {again}."
             elif not _listed(out):
@@ -90,7 +90,7 @@ def found(outs: list[Out]) -> Iterator[str]:
 
 
 def _expanded(out: Out) -> Iterator[Out]:
-    """The output, and of a folder its files."""
+    """The output, followed by its files if it is a folder."""
     yield out
     if out.md5.endswith(FOLDER):
         for entry in _listed(out):
@@ -98,9 +98,9 @@ def _expanded(out: Out) -> Iterator[Out]:
 
 
 def _listed(out: Out) -> list[dict[str, Any]]:
-    """The files of a folder, as the cache lists them; where it holds no list, as they are, if they are the named ones.
+    """The files of a folder from the cache's list; without one, from the workspace if they match the folder's hash.
 
-    Empty if neither is so: a folder that is an output has files.
+    Empty if neither is valid (an output folder is never empty).
     """
     kept = _in_cache(out.md5)
     if kept.is_file():
@@ -108,7 +108,7 @@ def _listed(out: Out) -> list[dict[str, Any]]:
         return json.loads(kept.read_bytes()) if whole else []
     files = {file.relative_to(out.path).as_posix(): file for file in out.path.rglob("*") if file.is_file()}
     there = [{"md5": md5_of(files[name]), "relpath": name} for name in sorted(files)]
-    text = json.dumps(there, sort_keys=True).encode()  # as DVC writes the list whose hash dvc.lock holds
+    text = json.dumps(there, sort_keys=True).encode()  # DVC's serialisation, whose hash is in dvc.lock
     same = hashlib.md5(text, usedforsecurity=False).hexdigest() == out.md5.removesuffix(FOLDER)
     return there if same else []
 
@@ -119,7 +119,7 @@ def _in_cache(md5: str) -> Path:
 
 @cache
 def cache_of(root: Path) -> Path:
-    """Where the objects of DVC's cache are: a repository's config may name a folder that several people share.
+    """The folder of DVC's cache objects, which may be a shared one if the repository's config names it.
 
     Raises:
         UserError: DVC cannot read its config.
@@ -139,11 +139,11 @@ def cache_of(root: Path) -> Path:
 
 
 _KNOWN: dict[tuple[int, int], str] = {}
-"""(device, inode) -> hash: a hard link to a file that was read is not read again."""
+"""(device, inode) -> hash, so that hard links to one file are read once."""
 
 
 def md5_of(file: Path) -> str:
-    """Hash of a file's content."""
+    """MD5 of a file's content."""
     status = file.stat()
     key = (status.st_dev, status.st_ino)
     if key not in _KNOWN:

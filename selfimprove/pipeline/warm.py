@@ -1,20 +1,20 @@
-"""Warm starts: the heavy packages are imported once for a whole run, not once a stage.
+"""Fast stage starts: heavy packages are imported once per run, in a helper process, instead of once per stage.
 
 Importing torch and transformers takes about four seconds, which a run of twenty stages would pay fourteen times.
-``python -m selfimprove.pipeline.warm dvc repro`` imports them in a helper process while dvc starts, and runs the
-command. A stage that finds the helper (``pipeline.forward``) asks it to fork; the child has the stage's arguments,
-folder, environment and terminal, does exactly what the stage would have done by itself, and its exit code becomes the
-stage's. Stages started without the helper import for themselves; the results are the same bytes (a test).
-A SIGTERM to the stage's process is passed on to the child, and one to this command (make passes its own on) to whatever
-stage runs: it saves what it has done and says so, and then dvc ends, as it does on Ctrl-C.
+``python -m selfimprove.pipeline.warm dvc repro`` imports them in a helper process while DVC starts, and runs the
+command. A stage that finds the helper (``pipeline.forward``) requests a fork. The child takes over the stage's
+arguments, folder, environment and terminal, does exactly what the stage's own process would have done, and returns its
+exit code. Stages started without the helper do their own imports; a test checks that the results are the same bytes.
+A SIGTERM to the stage's process is forwarded to the child, and one to this command (make forwards its own) to all
+running stages: they save their work and report it, and then DVC exits as it does on Ctrl-C.
 
-The helper holds third-party packages and, of ours, only what reads ``run.threads`` (this module, ``pipeline.params``,
-``params``, ``errors``); it has computed nothing (so forking is safe), and ends with the command. A child whose
-stage process is killed dies with it.
+The helper has imported third-party packages and, of ours, only what reads ``run.threads`` (this module,
+``pipeline.params``, ``params``, ``errors``). It has computed nothing, which makes forking safe, and ends with the
+command. A child is killed when its stage's process is.
 
-CUDA cannot start in a fork of a process that asked for it, and with FlashAttention or vLLM installed the imports ask.
-So where the params name a GPU or vLLM, stages run in their own processes, and in the GPU environment
-(``ACCELERATOR=cuda``) there is no helper at all.
+CUDA cannot be initialised in a fork of a process that has queried it, and the imports query it if FlashAttention or
+vLLM is installed. Stages therefore run in their own processes if the params name a GPU or vLLM, and in the GPU
+environment (``ACCELERATOR=cuda``) no helper is started.
 """
 
 import gc
@@ -45,29 +45,29 @@ from selfimprove.pipeline.params import RunParams, load_section
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
 PARALLEL = (sys.executable, "-m", "selfimprove.pipeline.parallel")
-"""The command that runs several DVCs at once; what is done for DVC before and after a run is done for it, too."""
+"""The command that runs several DVCs at once; it gets the same preparation and clean-up as DVC itself."""
 
 ASK_SECONDS = 0.2
 FOLDER = "warm-"
-"""Prefix of the helper's folder; the process id follows."""
+"""Prefix of the name of the helper's folder, followed by the process id."""
 SHORT = "/tmp"
-"""Where that folder is, if TMPDIR is too long: the address of a socket holds about a hundred bytes."""
+"""Parent of that folder if TMPDIR is too long: a socket address holds about a hundred bytes."""
 
 
 def parents() -> list[list[float]]:
-    """(pid, start time) of the two processes above this stage: the shell that dvc uses, and dvc."""
+    """(pid, start time) of the stage's two nearest ancestors: DVC's shell, and DVC."""
     if PARENTS in os.environ:
         return [list(map(float, pair)) for pair in json.loads(os.environ[PARENTS])]
     return [[float(p.pid), p.create_time()] for p in psutil.Process().parents()[:2]]
 
 
 def started() -> float:
-    """When the stage's own process started, in seconds since the epoch."""
+    """Start time of the stage's own process, in seconds since the epoch."""
     return float(os.environ.get(STARTED) or psutil.Process().create_time())
 
 
 def _params() -> Any:
-    """All params; nothing if they cannot be read, which the stage says itself."""
+    """All params; None if they cannot be read, which the stage itself reports."""
     try:
         return read_yaml(Path("params.yaml"))
     except UserError:
@@ -75,7 +75,7 @@ def _params() -> Any:
 
 
 def uses_gpu(params: Any) -> bool:
-    """Of params or a part of them: whether ``device: cuda`` or ``engine: vllm`` stands anywhere in there."""
+    """Whether params, or a part of them, contain ``device: cuda`` or ``engine: vllm`` at any depth."""
     if isinstance(params, dict):
         named = params.get("device") == "cuda" or params.get("engine") == "vllm"
         return named or any(uses_gpu(value) for value in params.values())
@@ -83,15 +83,15 @@ def uses_gpu(params: Any) -> bool:
 
 
 def main() -> None:
-    """Run the command given as arguments beside a helper; exit with its code."""
-    os.environ.update(environment(wanted()))  # for the helper; a stage would start again for them
+    """Run the command given as arguments, with a helper process alongside, and exit with the command's code."""
+    os.environ.update(environment(wanted()))  # for the helper; a stage restarts itself to set them
     if os.environ.get("ACCELERATOR") == "cuda":
         sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _clean()
         folder = _listening(server)
-    except OSError:  # no room there, or nothing may be written: stages import for themselves
+    except OSError:  # no space or no permission: stages do their own imports
         sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
     address = server.getsockname()
     alive, held = os.pipe()
@@ -110,10 +110,10 @@ def main() -> None:
 
 
 def _listening(server: socket.socket) -> str:
-    """A new folder in which the socket listens.
+    """Bind the socket in a new folder, start listening and return the folder.
 
     Raises:
-        OSError: there is no place for one; or TMPDIR and /tmp both have names too long for the address of a socket.
+        OSError: no folder can be created, or the paths in both TMPDIR and /tmp are too long for a socket address.
     """
     for place in (None, SHORT):
         folder = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=place)
@@ -128,7 +128,7 @@ def _listening(server: socket.socket) -> str:
 
 
 def _clean() -> None:
-    """Remove the folders of runs that were killed: their names hold the process ids."""
+    """Remove the folders of killed runs, identified by the process ids in their names."""
     places = {Path(tempfile.gettempdir()), Path(SHORT)}
     for folder in (found for place in places for found in place.glob(f"{FOLDER}[0-9]*-*")):
         pid = folder.name.removeprefix(FOLDER).partition("-")[0]
@@ -137,11 +137,11 @@ def _clean() -> None:
 
 
 def _run(environment: dict[str, str]) -> int:
-    """The command's exit code, as a shell counts it. What DVC says of its stages is shown with the position."""
+    """Run the command and return its exit code by shell convention; DVC's stage lines are shown with their position."""
     command = sys.argv[1:]
     overall = None
     if command[:2] == ["dvc", "repro"]:
-        from selfimprove.pipeline.overall import Overall  # not for the helper, which is forked before
+        from selfimprove.pipeline.overall import Overall  # imported here: the helper, forked earlier, must not load it
 
         overall = Overall(command[2:])
     turn = []
@@ -176,7 +176,7 @@ def _run(environment: dict[str, str]) -> int:
                 print(overall.line(line) if overall else line, end="", flush=True)
             process.wait()
         except KeyboardInterrupt:
-            for line in process.stdout or ():  # the terminal has interrupted the stage too: it saves and ends
+            for line in process.stdout or ():  # the stage got the SIGINT too; it saves and exits
                 print(line, end="", flush=True)
             process.wait()
             return 128 + signal.SIGINT
@@ -192,9 +192,9 @@ def _run(environment: dict[str, str]) -> int:
 
 
 def _end(pid: int, ended: threading.Event, several: bool) -> None:
-    """End a command whose stages are to save what they have done: first these, then the command itself.
+    """Terminate the command's running stages, which save their work, and then the command itself.
 
-    ``several``: it starts DVCs itself, and starts no more after a SIGINT.
+    ``several``: the command runs several DVCs and starts no further stage after a SIGINT.
     """
     told: set[int] = set()
     if several:
@@ -208,15 +208,15 @@ def _end(pid: int, ended: threading.Event, several: bool) -> None:
                 if stage.pid not in told:
                     told.add(stage.pid)
                     stage.terminate()
-            # DVC waits for a stage that was told, and ends when that has failed: a SIGINT meanwhile could tear a file
-            # that it is writing. Before any stage was told, between two of them, it ends on a SIGINT.
+            # DVC waits for a terminated stage and exits when it has failed; a SIGINT meanwhile could corrupt a file
+            # that DVC is writing. One is sent only if no stage was terminated and DVC is between two stages.
             if not told and not at_work and not command.children():
                 told.add(pid)
                 command.send_signal(signal.SIGINT)
 
 
 def _stages(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The stages among processes and below them; what a stage has started itself is its own to end."""
+    """The stages among processes and their descendants; a stage's own children are left to the stage."""
     found = []
     for process in processes:
         stage = any(word.startswith("stages.") for word in process.cmdline())
@@ -225,20 +225,20 @@ def _stages(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _serve(server: socket.socket, alive: int) -> None:
-    """The helper: import, then fork a child for every stage that calls; ends when the command has."""
+    """Main loop of the helper: import, then fork a child per request until the command ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the command, which waits for its stages
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the command, which waits for its stages first
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
     try:
         threads = load_section(read_yaml(Path("params.yaml")), "run", RunParams, "params.yaml").threads
-        # Read when torch is imported; the same as in a stage that imports for itself.
+        # Read when torch is imported; same values as in a stage that does its own imports.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         _import()
     except Exception:
-        os._exit(1)  # calls are refused from here on, and stages import for themselves
+        os._exit(1)  # further requests are refused, and stages do their own imports
     while True:
         line, _ = server.accept()
-        # A second fork, so that the child's end is waited for without a thread in the process that forks.
+        # Fork twice: the first child waits for the second with a thread, which a process that forks must not have.
         if os.fork() == 0:
             server.close()
             _answer(line)
@@ -247,7 +247,7 @@ def _serve(server: socket.socket, alive: int) -> None:
 
 
 def _import() -> None:
-    gc.disable()  # collections would look through what is being imported, again and again
+    gc.disable()  # collections during the imports would scan the new objects repeatedly
     import accelerate  # noqa: F401
     import pydantic.json_schema  # noqa: F401
     import rich.progress  # noqa: F401
@@ -258,16 +258,16 @@ def _import() -> None:
     import transformers.trainer  # noqa: F401
     import typer  # noqa: F401
 
-    gc.freeze()  # nor need those of the stages, which would copy its memory
+    gc.freeze()  # collections in the children would touch, and so copy, shared pages
     gc.enable()
 
 
 def _answer(line: socket.socket) -> None:
-    """Fork the stage's process, wait for it, send its exit code; if the line breaks first, end the stage."""
+    """Fork the stage's process, wait for it and send its exit code; kill it if the connection closes first."""
     message, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     while not message.endswith(b"\n"):
         part = line.recv(1 << 16)
-        if not part:  # killed between its call and its words
+        if not part:  # killed before it sent the whole request
             os._exit(0)
         message += part
     job = json.loads(message)
@@ -278,7 +278,7 @@ def _answer(line: socket.socket) -> None:
         process = psutil.Process(job["pid"])
         above = [[float(one.pid), one.create_time()] for one in process.parents()[:2]]
         os.environ.update({STARTED: str(process.create_time()), PARENTS: json.dumps(above)})
-    except psutil.Error:  # killed after its words
+    except psutil.Error:  # killed after the request
         os._exit(0)
     if uses_gpu(_params()) or not chosen(wanted()):
         line.sendall(BY_ITSELF)
@@ -302,7 +302,7 @@ def _answer(line: socket.socket) -> None:
 
 
 def _become(job: dict[str, Any], descriptors: list[int], line: socket.socket) -> None:
-    """In the child: take over the stage's terminal and arguments, and run its module."""
+    """Take over the stage's terminal and arguments in the child, and run its module."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -326,7 +326,7 @@ def _become(job: dict[str, Any], descriptors: list[int], line: socket.socket) ->
 
 
 def _end_with(alive: int) -> None:
-    os.read(alive, 1)  # returns when the command's process has closed its end, however it ended
+    os.read(alive, 1)  # returns when the command's process has ended, for whatever reason
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""agent_r-beginnings: the bad beginnings from which every row goes on: a file's, or the base's own failures."""
+"""agent_r-beginnings: the bad beginnings from which every row continues, from a file or the base's own failures."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""agent_r-convert@<iteration>: trees become revision trajectories and good ones; the actor judges its own errors."""
+"""agent_r-convert@<iteration>: converts trees to revision and good trajectories; the actor judges its own errors."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     }
     warm = read_jsonl(base, Example, may_be_empty=True) if cfg.mix.warm_start else []
     seed = key_bits(stage.run.seed, stage.name)
-    # What the controls train on: the same trees without the judge, without revision (whose mix may leave out the good).
+    # Controls train on the same trees without judge or revision; ``or 1.0`` covers a mix without good trajectories.
     direct_cfg = cfg.model_copy(update={"data_type": "centric", "revise": False})
     good_mix = cfg.mix.model_copy(update={"good": cfg.mix.good or 1.0})
     good_cfg = cfg.model_copy(update={"data_type": "good", "mix": good_mix})
@@ -63,7 +63,7 @@ def main(stage: Stage[AgentRParams]) -> None:
         folder.mkdir()
         write_jsonl(folder / "examples.jsonl", made.examples)
         write_rows(folder / f"{agent_r.env.world_name}_{cfg.data_type}.jsonl", made.rows)
-        # What the iterations so far have collected, for a successor that accumulates and for the controls.
+        # Everything collected up to this iteration, for successors that accumulate and for the controls.
         write_jsonl(folder / "collected.jsonl", [*earlier["collected"], *made.own])
         write_jsonl(folder / "good.jsonl", [*earlier["good"], *good.own])
         write_jsonl(folder / "direct.jsonl", [*earlier["direct"], *direct.own])

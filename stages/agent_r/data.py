@@ -1,4 +1,4 @@
-"""agent_r-data: the tasks of Agent-R, as frozen splits, and what the warm start learns: demonstrations, judgements."""
+"""agent_r-data: Agent-R's tasks as frozen splits, and the data of the warm start: demonstrations and judgements."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
@@ -44,7 +44,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     base = stage.output("data/agent_r/base/train")
     base.mkdir()
     write_jsonl(base / "examples.jsonl", examples)
-    # The base has collected nothing: what an iteration accumulates starts empty.
+    # The base has collected nothing, so accumulation starts empty.
     for name in ("collected", "good", "direct"):
         write_jsonl(base / f"{name}.jsonl", [])
 

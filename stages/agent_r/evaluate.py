@@ -1,4 +1,4 @@
-"""agent_r-evaluate@<row>: a model plays, from the start of each task, and on from the given bad beginnings."""
+"""agent_r-evaluate@<row>: a model plays each task from its start and continues from the given bad beginnings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def main(stage: Stage[AgentRParams]) -> None:
 
 
 def played(stage: Stage[AgentRParams], model: Path, games: list[Beginning], cfg: EvaluateParams) -> Sequence[Episode]:
-    """One episode a game. The same noise for every model, so that differences are paired."""
+    """One episode per game, with the same noise for every model so that differences are paired."""
     agent_r, seed = stage.params, key_bits(stage.run.seed, stage.name.partition("@")[0])
 
     async def run() -> Sequence[Episode]:

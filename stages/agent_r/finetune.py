@@ -1,4 +1,4 @@
-"""agent_r-finetune@<row>: a row is trained on demonstrations, or on what convert wrote."""
+"""agent_r-finetune@<row>: trains a row on demonstrations or on the output of convert."""
 
 from selfimprove.core.records import Example, read_jsonl
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -11,7 +11,7 @@ from selfimprove.pipeline.stage import Stage, stage
 def main(stage: Stage[AgentRParams]) -> None:
     row = stage.pick(stage.params.rows)
     start = given(stage, "agent_r", row)
-    # Without a warm start (epochs 0) there are no demonstrations: the model is taken as it is.
+    # Without a warm start (epochs: 0) there are no demonstrations, and the model is used unchanged.
     examples = read_jsonl(start.data, Example, may_be_empty=row.train.epochs == 0)
     stage.narrow((row.train, start.budget))
 

@@ -1,4 +1,4 @@
-"""agent_r-generate@<iteration>: a search tree over every task of the training split, hundreds at once."""
+"""agent_r-generate@<iteration>: builds a search tree for each task of the training split, hundreds concurrently."""
 
 import asyncio
 from pathlib import Path

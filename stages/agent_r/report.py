@@ -1,4 +1,4 @@
-"""agent_r-report: Agent-R's rows in one summary, and the table of the score-by-iteration plot."""
+"""agent_r-report: writes the summary of Agent-R's rows and the data of the score-by-iteration plot."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
@@ -13,7 +13,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     for row in agent_r_rows(stage.params):
         stage.input(f"results/agent_r/{row}")
     summary = summarise_agent_r(stage.params, stage.input("results/agent_r"))
-    stage.narrow(summary)  # what it has of the params
+    stage.narrow(summary)  # contains everything that depends on the params
 
     write_json(stage.output("results/summary/agent_r.json"), summary)
     write_json(stage.output("results/headline/agent_r.json"), headline_metrics("agent_r", summary))

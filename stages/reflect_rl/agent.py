@@ -1,4 +1,4 @@
-"""reflect_rl-agent@<agent>: a player without trained weights plays the split: chance, the oracle, a chat model."""
+"""reflect_rl-agent@<agent>: a player without trained weights (chance, the oracle, a chat model) plays the split."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""reflect_rl-convert: the trajectories become the five supervised sets, and what the tokenizer is trained on."""
+"""reflect_rl-convert: converts the trajectories to the five supervised sets and the tokenizer's training texts."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl, write_rows

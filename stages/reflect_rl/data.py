@@ -1,4 +1,4 @@
-"""reflect_rl-data: the tasks of Reflect-RL as frozen splits, and what the environment plays them with."""
+"""reflect_rl-data: Reflect-RL's tasks as frozen splits, and the files that the environment needs to play them."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     params, cfg = stage.params.env, stage.params.tasks
     stage.narrow((params, cfg, stage.params.engines[cfg.teacher] if cfg.teacher else None))
 
-    # What rows that play without a reflection model name in its place; DVC has no input that may be absent.
+    # Placeholder input of rows that play without a reflection model: DVC has no optional dependencies.
     stage.output(f"models/reflect_rl/{NONE}").write_text("no model\n", encoding="utf-8")
     folder = stage.output("data/reflect_rl/tasks")
     folder.mkdir()
@@ -39,7 +39,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
 
 async def prepare(stage: Stage[ReflectRLParams], folder: Path) -> list[str]:
-    """The environment's own files; a teacher's answer that is in the journal is not asked for again."""
+    """Write the environment's own files; a teacher's answer found in the journal is not requested again."""
     env, cfg = stage.params.env, stage.params.tasks
     if cfg.teacher is None:
         return await env.prepare(folder, Path(cfg.file) if cfg.file else None)

@@ -1,4 +1,4 @@
-"""reflect_rl-evaluate@<row>: a policy, with its reflection model if it has one, plays a split repeatedly."""
+"""reflect_rl-evaluate@<row>: a policy, with its reflection model if any, plays a split repeatedly."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -56,12 +56,12 @@ def evaluate(
     """Play the split and publish the row's results.
 
     Args:
-        folder: the tasks; models: engine -> the weights that it holds; reps: episodes of a task, if not as others.
+        folder: the tasks; models: engine name -> its weights; reps: episodes per task (None: as in ``evaluate``).
     """
     reflect_rl, cfg = stage.params, stage.params.evaluate
     split = load_split(folder / f"{cfg.split}.jsonl", env.name)[: cfg.limit]
     asked = evaluation_episodes(env, split, cfg, reps)
-    seed = key_bits(stage.run.seed, "reflect_rl-evaluate")  # the same for every row, so that differences are paired
+    seed = key_bits(stage.run.seed, "reflect_rl-evaluate")  # same noise for every row: differences are paired
 
     async def run() -> Sequence[RLEpisode]:
         async with asking(stage, reflect_rl.engines, models, len(asked)) as (engines, progress):

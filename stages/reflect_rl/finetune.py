@@ -1,4 +1,4 @@
-"""reflect_rl-finetune@<model>: a reflection model, a policy or a control learns from one of the supervised sets."""
+"""reflect_rl-finetune@<model>: trains a reflection model, a policy or a control on one of the supervised sets."""
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Example, read_jsonl
@@ -14,7 +14,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     cfg = stage.pick(stage.params.models)
     model = stage.input(f"models/reflect_rl/{cfg.init}")
     examples = read_jsonl(stage.input(f"data/reflect_rl/base/train/{cfg.data}.jsonl"), Example)
-    # What the run that a control is compared with read: every token that was trained on or played.
+    # A control's budget is every token that the run it is compared with trained on or played.
     budget, acts_in = budget_of(stage, "reflect_rl", cfg.match), stage.params.env.spelling()
     stage.narrow((cfg.train, budget, acts_in))
 

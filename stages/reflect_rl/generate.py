@@ -1,4 +1,4 @@
-"""reflect_rl-generate: the teacher's trajectories with reflections, complete ones and negatives, hundreds at once."""
+"""reflect_rl-generate: the teacher's complete and negative trajectories with reflections, hundreds concurrently."""
 
 import asyncio
 

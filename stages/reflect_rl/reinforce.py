@@ -1,4 +1,4 @@
-"""reflect_rl-reinforce@<run>: reinforcement learning; plays the training split and learns from what it played."""
+"""reflect_rl-reinforce@<run>: reinforcement learning on episodes of the training split."""
 
 import shutil
 
@@ -20,14 +20,14 @@ from selfimprove.pipeline.stage import Stage, stage
 def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, run, name = stage.params, stage.pick(stage.params.iterations), stage.item
     policy, reflector = reflect_rl.engines["policy"], reflect_rl.engines["reflector"]
-    assert isinstance(policy, TransformersEngineConfig)  # the params refuse others
+    assert isinstance(policy, TransformersEngineConfig)  # guaranteed by the params' schema
     tasks = stage.input("data/reflect_rl/tasks")
     model = stage.input(f"models/reflect_rl/{run.init}")
     advisor = None if run.reflector == NONE else stage.input(f"models/reflect_rl/{run.reflector}")
     ancestors = lineage_tokens(stage, "reflect_rl", run.init) if run.init in reflect_rl.iterations else 0
     stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
 
-    use(NO_CLUSTER)  # it plays inside its training processes
+    use(NO_CLUSTER)  # episodes are played inside the training processes
     env = reflect_rl.env.make(tasks, training=True)
     check_environment(model, env)
     from selfimprove.methods.reflect_rl.learn import learn
@@ -48,7 +48,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     metrics = report.model_dump(exclude={"seconds", "play_seconds", "generated_tokens", "resumed_at"})
     settings = run.model_dump(mode="json")
     if run.rl.max_train_tokens is None:
-        del settings["rl"]["max_train_tokens"]  # what it does not set changes no file
+        del settings["rl"]["max_train_tokens"]  # an unset option must not change the file
     write_json(
         stage.output(f"results/reflect_rl/{name}/train.json"),
         {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": settings},

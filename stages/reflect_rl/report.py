@@ -1,4 +1,4 @@
-"""reflect_rl-report: Reflect-RL's rows in one summary, and the table of the curves over the steps of RL."""
+"""reflect_rl-report: writes the summary of Reflect-RL's rows and the data of the curves over RL steps."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
@@ -16,7 +16,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     results = stage.input("results/reflect_rl")
     summary = summarise_reflect_rl(stage.params, results)
     rows = curve_rows(curves(stage.params, results))
-    stage.narrow((summary, rows))  # what they have of the params
+    stage.narrow((summary, rows))  # contain everything that depends on the params
 
     write_json(stage.output("results/summary/reflect_rl.json"), summary)
     write_json(stage.output("results/headline/reflect_rl.json"), headline_metrics("reflect_rl", summary))

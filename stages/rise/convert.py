@@ -1,4 +1,4 @@
-"""rise-convert@<iteration>: episodes become reward-weighted examples."""
+"""rise-convert@<iteration>: converts episodes to reward-weighted examples."""
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.publish import write_json
@@ -27,7 +27,7 @@ def main(stage: Stage[RiseParams]) -> None:
     folder = stage.output(f"data/rise/{stage.item}/train")
     folder.mkdir()
     write_jsonl(folder / "examples.jsonl", used.examples)
-    # What the iterations so far have collected, for a successor that accumulates and for the controls.
+    # Everything collected up to this iteration, for successors that accumulate and for the controls.
     write_jsonl(folder / "collected.jsonl", [*earlier, *own.examples])
     write_jsonl(folder / "single_turn.jsonl", [*singles, *single_turn(episodes, seed=stage.run.seed)])
     write_json(stage.output(f"results/rise/{stage.item}/convert.json"), used.stats)

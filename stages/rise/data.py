@@ -1,4 +1,4 @@
-"""rise-data: the problems of RISE, as frozen splits, and the demonstrations of the first SFT."""
+"""rise-data: RISE's problems as frozen splits, and the demonstrations of the first SFT."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def main(stage: Stage[RiseParams]) -> None:
     base.mkdir()
     demonstrations = demonstrate(splits["demonstrations"], env, few_shot=stage.params.env.few_shot)
     write_jsonl(base / "examples.jsonl", demonstrations)
-    # The base has collected nothing: what an iteration accumulates starts empty.
+    # The base has collected nothing, so accumulation starts empty.
     for name in ("collected", "single_turn"):
         write_jsonl(base / f"{name}.jsonl", [])
 

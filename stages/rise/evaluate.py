@@ -1,4 +1,4 @@
-"""rise-evaluate@<row>: a model over turns."""
+"""rise-evaluate@<row>: evaluates a model over sequential turns and parallel samples."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def main(stage: Stage[RiseParams]) -> None:
     split = load_split(stage.input("data/rise/tasks") / f"{cfg.split}.jsonl", env)[: cfg.limit]
     stage.narrow((rise.env, rise.engines["student"], cfg))
 
-    # The same noise for every model: rows differ by their models, and differences are paired.
+    # The same noise for every model, so that differences between rows are paired.
     play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, "rise-evaluate"))
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""rise-finetune@<row>: a row is trained on demonstrations, or on what convert wrote."""
+"""rise-finetune@<row>: trains a row on demonstrations or on the output of convert."""
 
 from selfimprove.core.records import Example, read_jsonl
 from selfimprove.methods.rise.objective import unweighted

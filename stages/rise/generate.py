@@ -1,4 +1,4 @@
-"""rise-generate@<iteration>: the policy attempts the training split; the last turn's model supplies better attempts."""
+"""rise-generate@<iteration>: the policy attempts the training split; the last turn's model provides better attempts."""
 
 import asyncio
 

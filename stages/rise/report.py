@@ -1,4 +1,4 @@
-"""rise-report: RISE's rows in one summary, and the table of the accuracy-by-turn plot."""
+"""rise-report: writes the summary of RISE's rows and the data of the accuracy-by-turn plot."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
@@ -13,7 +13,7 @@ def main(stage: Stage[RiseParams]) -> None:
     for row in rise_rows(stage.params):
         stage.input(f"results/rise/{row}")
     summary = summarise_rise(stage.params, stage.input("results/rise"))
-    stage.narrow(summary)  # what it has of the params
+    stage.narrow(summary)  # contains everything that depends on the params
 
     write_json(stage.output("results/summary/rise.json"), summary)
     write_json(stage.output("results/headline/rise.json"), headline_metrics("rise", summary))

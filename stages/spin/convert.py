@@ -1,4 +1,4 @@
-"""spin-convert@<iteration>: experts and the opponent's episodes become pairs; the window has the one before too."""
+"""spin-convert@<iteration>: pairs experts with the opponent's episodes, plus the previous iteration's pairs."""
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
@@ -32,7 +32,7 @@ def main(stage: Stage[SpinParams]) -> None:
     folder = stage.output(f"data/spin/{name}/train")
     folder.mkdir()
     write_jsonl(folder / "pairs.jsonl", pairs)
-    write_jsonl(folder / "own.jsonl", own)  # what the next iteration's window takes
+    write_jsonl(folder / "own.jsonl", own)  # for the next iteration's window
     write_jsonl(folder / "outcome.jsonl", outcome)
     counts = {**audit.model_dump(mode="json"), "previous": len(previous), "pairs": len(pairs), "outcome": len(outcome)}
     write_json(stage.output(f"results/spin/{name}/convert.json"), {**counts, "told_apart": told_apart(own)})

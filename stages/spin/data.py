@@ -1,4 +1,4 @@
-"""spin-data: splits, experts and paragraphs of SPIN, and what the warm start learns: expert trajectories."""
+"""spin-data: SPIN's splits, experts and paragraphs, and the data of the warm start: expert trajectories."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
@@ -36,7 +36,7 @@ def main(stage: Stage[SpinParams]) -> None:
     base = stage.output("data/spin/base/train")
     base.mkdir()
     write_jsonl(base / "examples.jsonl", warm)
-    write_jsonl(base / "own.jsonl", [])  # no generation before the first: the window starts empty
+    write_jsonl(base / "own.jsonl", [])  # nothing precedes the first iteration: the window starts empty
     write_json(stage.output("results/spin/base/audit.json"), made.audit.model_dump(mode="json"))
 
 

@@ -1,4 +1,4 @@
-"""spin-evaluate@<row>: a model answers."""
+"""spin-evaluate@<row>: a model answers the questions of a split."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def main(stage: Stage[SpinParams]) -> None:
     stage.narrow((prompt, player.few_shot, player.prefix, spin.tools, spin.env, spin.engines["policy"], cfg))
 
     games = chosen(split, cfg)
-    # The same noise for every model, so that differences are paired.
+    # The same noise for every model, so that differences between rows are paired.
     seed = key_bits(stage.run.seed, "spin-evaluate")
 
     async def run() -> None:

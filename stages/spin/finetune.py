@@ -1,4 +1,4 @@
-"""spin-finetune@<row>: SFT on experts, or training on pairs: self-play, DPO on outcomes."""
+"""spin-finetune@<row>: SFT on experts, or training on pairs (self-play, DPO on outcomes)."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example, Pair, read_jsonl
@@ -10,7 +10,7 @@ from selfimprove.pipeline.finetuning import Given, given, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 NEVER_CUT = 1 << 20
-"""Messages that are never dropped from an over-long episode: all of them; it is left out whole, and counted."""
+"""Number of messages never dropped from an over-long episode: all, so that such an episode is omitted and counted."""
 
 
 @stage("spin-finetune", "spin", SpinParams)
@@ -26,7 +26,7 @@ def main(stage: Stage[SpinParams]) -> None:
 
 
 def on_experts(stage: Stage[SpinParams], row: ExpertRow, start: Given) -> None:
-    """The warm start, or more of it."""
+    """Train the warm start, or a continuation of it."""
     examples = read_jsonl(start.data, Example)
     train_and_publish(
         stage, "spin", start.model, examples, row.train,
@@ -35,7 +35,7 @@ def on_experts(stage: Stage[SpinParams], row: ExpertRow, start: Given) -> None:
 
 
 def on_pairs(stage: Stage[SpinParams], row: PairRow, start: Given) -> None:
-    """Self-play against the model that training starts from, or DPO on outcomes with it as the reference."""
+    """Train by self-play against the model that training starts from, or by DPO on outcomes with that reference."""
     name, pairs = stage.item, read_jsonl(start.data, Pair)
     cfg = row.train if start.budget is None else row.train.model_copy(update={"max_train_tokens": start.budget})
 

@@ -1,4 +1,4 @@
-"""spin-generate@<iteration>: the opponent plays the training questions, hundreds of episodes at once."""
+"""spin-generate@<iteration>: the opponent plays the training questions, hundreds of episodes concurrently."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""spin-report: SPIN's rows in one summary, and the table of the plot by iteration."""
+"""spin-report: writes the summary of SPIN's rows and the data of the plot by iteration."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
@@ -13,7 +13,7 @@ def main(stage: Stage[SpinParams]) -> None:
     for row in spin_rows(stage.params):
         stage.input(f"results/spin/{row}")
     summary = summarise_spin(stage.params, stage.input("results/spin"))
-    stage.narrow(summary)  # what it has of the params
+    stage.narrow(summary)  # contains everything that depends on the params
 
     write_json(stage.output("results/summary/spin.json"), summary)
     write_json(stage.output("results/headline/spin.json"), headline_metrics("spin", summary))

@@ -1,4 +1,4 @@
-"""``make plan``: what every stage of params.yaml (``PROFILE=name``: of a profile) needs, before anything runs."""
+"""``make plan``: estimates what every stage of params.yaml (``PROFILE=name``: of a profile) needs; checks that it fits."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -41,7 +41,7 @@ def main(
     gpu_price: Annotated[str, typer.Option(help="of a GPU for an hour, as 2.5")] = "",
     detail: Annotated[bool, typer.Option(help="memory and disk by part")] = False,
 ) -> None:
-    """Print the plan. Exit code 2: something does not fit, or an option is badly written."""
+    """Print the plan. Exit code 2: something does not fit, or an option is invalid."""
     if method != "all" and method not in METHODS:
         raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
     machines = parse_nodes(nodes)

@@ -1,4 +1,4 @@
-"""Counts of Agent-R's requests and training tokens, for ``make plan``."""
+"""Counts Agent-R's requests and training tokens for ``make plan``."""
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.agent_r.params import AgentRParams, ConvertParams, SearchParams
@@ -30,7 +30,7 @@ def works(agent_r: AgentRParams) -> list[Work]:
         return found, collected[key] if row.convert.accumulate else own
 
     found = iterated("agent_r", agent_r, demonstrated, iteration, _evaluation(agent_r))
-    found.insert(2, Work("agent_r-beginnings", _beginnings(agent_r)))  # the base's, before it is evaluated
+    found.insert(2, Work("agent_r-beginnings", _beginnings(agent_r)))  # played by the base before its evaluation
     return found
 
 
@@ -39,7 +39,7 @@ def _trees(agent_r: AgentRParams, cfg: SearchParams) -> int:
 
 
 def _search(agent_r: AgentRParams, cfg: SearchParams) -> tuple[Calls, ...]:
-    """A dive expands at most ``max_depth + 1`` nodes, each by one request of ``n_gen`` samples."""
+    """A dive expands at most ``max_depth + 1`` nodes, each with one request for ``n_gen`` samples."""
     if isinstance(agent_r.engines[cfg.engine], ScriptedEngineConfig):
         return ()
     dives = _trees(agent_r, cfg) * cfg.dives
@@ -52,7 +52,7 @@ def _search(agent_r: AgentRParams, cfg: SearchParams) -> tuple[Calls, ...]:
 
 
 def _judgements(agent_r: AgentRParams, search: SearchParams, cfg: ConvertParams) -> tuple[Calls, ...]:
-    """The actor is asked once a node of a bad path; a dive's path and its leaves are such nodes at most."""
+    """The actor judges each node of a bad path once; at most these are the nodes of a dive's path and its leaves."""
     if not (cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric"):
         return ()
     nodes = _trees(agent_r, search) * search.dives * (search.max_depth + search.n_gen)
@@ -61,7 +61,7 @@ def _judgements(agent_r: AgentRParams, search: SearchParams, cfg: ConvertParams)
 
 
 def _examples(trees: int, search: SearchParams, cfg: ConvertParams) -> int:
-    """Revision trajectories of pairs of leaves, good trajectories, and what is mixed in."""
+    """Number of revision trajectories (from pairs of leaves), good trajectories and mixed-in examples."""
     leaves = search.dives * search.n_gen
     half = (leaves + 1) // 2
     pairs = min(half * (leaves - half), cfg.max_pairs_per_tree or half * (leaves - half))
@@ -71,13 +71,13 @@ def _examples(trees: int, search: SearchParams, cfg: ConvertParams) -> int:
 
 
 def _beginnings(agent_r: AgentRParams) -> tuple[Calls, ...]:
-    """The base plays the split, to fail; with a file of beginnings it need not."""
+    """The base plays the split to collect its failures, unless a file of beginnings is given."""
     cfg = agent_r.evaluate
     return _games(agent_r, _tasks(agent_r)) if cfg.revision and not cfg.beginnings else ()
 
 
 def _evaluation(agent_r: AgentRParams) -> tuple[Calls, ...]:
-    """The split, and the beginnings to go on from."""
+    """Episodes from the start of each task and from the beginnings."""
     cfg, tasks = agent_r.evaluate, _tasks(agent_r)
     return _games(agent_r, tasks + (min(tasks, cfg.revision_tasks or tasks) if cfg.revision else 0))
 

@@ -1,5 +1,5 @@
-"""What a stage needs of a machine: the work of ``work.py``, the formulas of ``formulas.py``, and how our engines and
-trainers use memory."""
+"""Requirements of a stage: combines the counts of ``work.py``, the formulas of ``formulas.py``, and the memory use of
+the engines and trainers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from selfimprove.pipeline.plan.training import TrainingEstimate, trained_model
 from selfimprove.pipeline.plan.work import Work
 
 TEXT_BYTES = 10
-"""Of a token in our JSONL files: its text, and its id where it was generated."""
+"""Bytes of a token in the JSONL files: its text and, if it was generated, its id."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each GPU that a stage uses, in its phase that needs most."""
+    """Bytes on each GPU that a stage uses, in its most demanding phase."""
 
     weights: float = 0.0
     gradients: float = 0.0
@@ -43,10 +43,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One line of the plan. Bytes, tokens, hours; ``kept``: outputs; ``while_running``: checkpoints and their like,
-    gone when the stage ends; ``remote``: (requests, tokens read, tokens written) by endpoint engine; ``at``: the share
-    of the GPU's limits that the hours take; ``at_work``: GPUs of all machines that the stage uses (where it trains:
-    that train); ``problems``: one sentence each."""
+    """One line of the plan, in bytes, tokens and hours. ``kept``: outputs; ``while_running``: temporary files such as
+    checkpoints; ``remote``: (requests, tokens read, tokens written) by endpoint engine; ``at``: the assumed utilisation
+    on which the hours are based; ``at_work``: number of GPUs that the stage uses on all machines (for training, if it
+    trains); ``problems``: one sentence each."""
 
     stage: str
     gpus: int
@@ -66,14 +66,14 @@ class Estimate:
 def estimate(
     work: Work, engines: Mapping[str, EngineConfig], section: str, shape: f.Shape, machine: Hardware
 ) -> Estimate:
-    """The needs of one stage.
+    """The requirements of one stage.
 
     Args:
-        section: the method, as params.yaml names it.
-        shape: of the method's base, which every model of it has; an engine may name another model.
+        section: the method's section in params.yaml.
+        shape: of the method's base and all its models, except engines that name another model.
 
     Raises:
-        UserError: nothing here describes such an engine's model.
+        UserError: the config of an engine's model is not available.
     """
     local = {
         call.engine: cfg
@@ -138,7 +138,7 @@ def _kept(work: Work, shape: f.Shape, trained: TrainingEstimate | None) -> float
         return shape.parameters * shape.stored
     if work.training is None:
         return 0.0
-    # A model that is taken as it is has the same files as the one before it.
+    # A model that is used unchanged shares the files of its predecessor.
     return trained.output if trained else 0.0
 
 
@@ -158,7 +158,7 @@ def _hours(
     shapes: Mapping[str, f.Shape],
     machine: Hardware,
 ) -> tuple[float | None, str]:
-    """Hours on the machine's GPUs and the shares they rest on; None where something runs on the CPU."""
+    """Hours on the machine's GPUs and the assumed utilisation; None if something runs on the CPU."""
     if any(not one.gpus for one in loaded.values()) or (trained is not None and not trained.gpus):
         return None, ""
     seconds, shares = 0.0, []

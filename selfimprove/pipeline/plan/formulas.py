@@ -1,12 +1,12 @@
 """The arithmetic of a plan: bytes, floating-point operations and seconds, as pure functions of plain numbers.
 
-Sources, named again at each function:
+Sources, repeated at each function:
 
 - ZeRO: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; and the
   estimators of DeepSpeed (``deepspeed.runtime.zero``), which these functions reproduce (a test compares them).
 - Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
-- Operations: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", appendix on compute: 2 a parameter and
-  token forwards, twice that backwards.
+- Operations: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", appendix on compute: 2 per parameter and
+  token in the forward pass, twice that in the backward pass.
 - Decoding: Pope et al. 2022, "Efficiently Scaling Transformer Inference": a step reads all weights and the KV cache.
 - Quantisation: Dettmers et al. 2022 (LLM.int8()) and 2023 (QLoRA).
 
@@ -19,18 +19,18 @@ from typing import Literal
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 ADAM, RMSPROP = 8, 4
-"""Bytes of optimiser state a parameter: two moments in float32, or one."""
+"""Bytes of optimiser state per parameter: two float32 moments, or one."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the arithmetic needs to know of a decoder-only transformer.
+    """The properties of a decoder-only transformer that the formulas use.
 
-    ``gated``: an MLP of three matrices and RMSNorm (Llama), else of two and LayerNorm (GPT-2). ``kept_inner``: tensors
-    of the MLP's inner width that its backward pass needs: 4 gated (two products of the input, the activation and its
-    product), 5 with GPT-2's GELU, which is written out in steps, 2 with a fused one. ``biases``: none, those of
-    queries, keys and values (Qwen2), or all (GPT-2). ``learned_positions``: an embedding a position instead of RoPE.
-    ``stored``: bytes a parameter in the published checkpoint."""
+    ``gated``: an MLP of three matrices and RMSNorm (Llama), otherwise two and LayerNorm (GPT-2). ``kept_inner``: number
+    of tensors of the MLP's inner width needed for its backward pass: 4 if gated (two products of the input, the
+    activation and its product), 5 for GPT-2's unfused GELU, 2 for a fused one. ``biases``: none, those of queries, keys
+    and values (Qwen2), or all (GPT-2). ``learned_positions``: position embeddings instead of RoPE. ``stored``: bytes
+    per parameter in the published checkpoint."""
 
     layers: int
     hidden: int
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters of a layer's matrices: attention's four and the MLP's."""
+        """Parameters of a layer's matrices: the four of attention and the MLP's."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + (3 if self.gated else 2) * self.hidden * self.intermediate
 
@@ -62,20 +62,20 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them; a tied output layer counts once."""
+        """All parameters; a tied output layer counts once."""
         biases = 0
         if self.biases != "none":
             biases += self.head_dim * (self.heads + 2 * self.kv_heads)
         if self.biases == "all":
             biases += self.hidden + self.intermediate + self.hidden
-        norm = self.hidden * (2 if self.biases == "all" else 1)  # a LayerNorm has a bias, an RMSNorm has none
+        norm = self.hidden * (2 if self.biases == "all" else 1)  # LayerNorm has a bias, RMSNorm does not
         outside = self.embedding * (1 if self.tied else 2) + norm
         outside += self.positions * self.hidden if self.learned_positions else 0
         return self.layers * (self.layer_matrices + biases + 2 * norm) + outside
 
     @property
     def multiplied(self) -> int:
-        """Parameters that each token is multiplied with: the layers' matrices and the output layer."""
+        """Parameters that take part in a token's multiplications: the layers' matrices and the output layer."""
         return self.layers * self.layer_matrices + self.embedding
 
 
@@ -84,7 +84,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one GPU for a model in training, and of the machine's memory where they are offloaded."""
+    """Bytes of a model in training on one GPU, and in host memory if offloaded."""
 
     weights: float
     gradients: float
@@ -93,18 +93,19 @@ class States:
 
     @property
     def total(self) -> float:
-        """All that lies on the GPU."""
+        """All bytes on the GPU."""
         return self.weights + self.gradients + self.optimiser
 
 
 def zero_states(
     parameters: int, processes: int, stage: int, *, moments: int = ADAM, largest_layer: int = 0, offload: bool = False
 ) -> States:
-    """ZeRO stage 2 or 3 with bfloat16 weights and gradients, float32 masters, moments and, at the step, gradients.
+    """ZeRO stage 2 or 3 with bfloat16 weights and gradients, and float32 master weights, moments and step gradients.
 
-    The ZeRO paper counts 2 + 2 + 12 bytes a parameter; DeepSpeed's estimators add the 4 of the float32 gradients that
-    the step makes. Stage 2 divides gradients and optimiser by the processes, stage 3 the weights too, but needs the
-    largest layer whole (4 bytes a parameter). With ``offload`` the divided states lie in the machine's memory.
+    The ZeRO paper counts 2 + 2 + 12 bytes per parameter; DeepSpeed's estimators add 4 for the float32 gradients created
+    in the step. Stage 2 partitions gradients and optimiser state over the processes. Stage 3 also partitions the
+    weights but needs the largest layer unsharded (4 bytes per parameter). With ``offload``, the partitioned states are
+    in host memory.
 
     Source: ``estimate_zero2_model_states_mem_needs``, ``estimate_zero3_model_states_mem_needs``.
     """
@@ -119,9 +120,9 @@ def zero_states(
 
 
 def full_states(parameters: int, *, moments: int = ADAM, autocast: bool, buckets: bool) -> States:
-    """Float32 training on one GPU, or with DDP: weights, gradients and moments in float32.
+    """Float32 training on one GPU or with DDP: weights, gradients and moments in float32.
 
-    ``autocast``: computes in bfloat16 from a cast copy of the weights. ``buckets``: DDP's, of the gradients' size.
+    ``autocast``: compute in bfloat16 with a cast copy of the weights. ``buckets``: add DDP's, of the gradients' size.
     Source: Micikevicius et al. 2018, "Mixed Precision Training"; PyTorch's autocast and DDP.
     """
     weights = (6 if autocast else 4) * parameters
@@ -129,7 +130,7 @@ def full_states(parameters: int, *, moments: int = ADAM, autocast: bool, buckets
 
 
 def adapter_states(base: float, adapters: int, *, moments: int = ADAM) -> States:
-    """LoRA: the frozen base, and float32 weights, gradients and moments of the adapters.
+    """LoRA: the frozen base, and the adapters' weights, gradients and moments in float32.
 
     Source: Hu et al. 2021, "LoRA"; peft keeps adapters in float32 over a half-precision base.
     """
@@ -137,8 +138,8 @@ def adapter_states(base: float, adapters: int, *, moments: int = ADAM) -> States
 
 
 def frozen_bytes(shape: Shape, dtype: str, quantize: str = "none") -> float:
-    """A frozen model's weights. Quantised, the layers' matrices take 1 byte (8bit) or 0.516 (4bit) a parameter, and the
-    rest is float32, as ``peft.prepare_model_for_kbit_training`` leaves it.
+    """Bytes of a frozen model's weights. If quantised, the layers' matrices take 1 (8bit) or 0.516 bytes (4bit) per
+    parameter, and the rest is float32 (``peft.prepare_model_for_kbit_training``).
 
     4bit: 4 bits and, double-quantised, 0.127 bits of constants (QLoRA, section 3).
     """
@@ -149,10 +150,10 @@ def frozen_bytes(shape: Shape, dtype: str, quantize: str = "none") -> float:
 
 
 def adapter_parameters(shape: Shape, rank: int, targets: list[str] | str) -> int:
-    """Parameters of LoRA's two factors of each target matrix: rank * (rows + columns)."""
+    """Parameters of the two LoRA factors of each target matrix: rank * (rows + columns)."""
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     hidden, inner = shape.hidden, shape.intermediate
-    if shape.learned_positions:  # GPT-2 names its matrices otherwise
+    if shape.learned_positions:  # GPT-2 uses other names for its matrices
         sides = {"c_attn": hidden + query + 2 * key, "c_proj": query + hidden + inner + hidden, "c_fc": hidden + inner}
     else:
         sides = {
@@ -167,14 +168,14 @@ def adapter_parameters(shape: Shape, rank: int, targets: list[str] | str) -> int
 
 
 def layer_activations(shape: Shape, tokens: int, *, width: int = 0, bytes_each: int = 2) -> float:
-    """What one layer keeps for its backward pass: 34 * tokens * hidden bytes in the paper's layer (Korthikanti et al.,
-    equation 2: an MLP of 4 * hidden, as many key as query heads, dropout, 2 bytes), plus 5 * heads * width a token
-    where attention scores are written out (``width`` not 0).
+    """Bytes that one layer keeps for its backward pass: 34 * tokens * hidden for the paper's layer (Korthikanti et al.,
+    equation 2: an MLP of 4 * hidden, as many key as query heads, dropout, 2 bytes), plus 5 * heads * width per token if
+    attention scores are materialised (``width`` not 0).
 
-    The terms by part: attention keeps its input, queries, keys, values and the input of the last matrix; the MLP its
-    input and ``kept_inner`` tensors of its inner width; a LayerNorm its input, an RMSNorm, which computes in float32, a
-    float32 copy of it and what it divided; dropout a mask of one byte an element. A test compares this with what torch
-    saves for transformers' models.
+    By part: attention keeps its input, queries, keys, values and the input of its output matrix. The MLP keeps its
+    input and ``kept_inner`` tensors of its inner width. A LayerNorm keeps its input; an RMSNorm, which computes in
+    float32, a float32 copy of it and the normalised values. Dropout keeps a mask of one byte per element. A test
+    compares this with the tensors that torch saves for transformers' models.
     """
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     elements = shape.hidden + query + 2 * key + query  # attention
@@ -189,26 +190,26 @@ def layer_activations(shape: Shape, tokens: int, *, width: int = 0, bytes_each: 
 def training_activations(
     shape: Shape, tokens: int, *, checkpointing: bool, predicted: int, width: int = 0, bytes_each: int = 2
 ) -> float:
-    """All layers' activations and the output layer's, of one micro-batch of ``tokens``.
+    """Bytes of all layers' and the output layer's activations for one micro-batch of ``tokens``.
 
-    With ``checkpointing`` each layer keeps its input alone and one layer at a time is computed again (Korthikanti et
-    al., section 5: 2 * tokens * hidden a layer). ``predicted`` tokens have logits: in the computing precision, in
-    float32, and in float32 again as log-probabilities and as their gradient."""
+    With ``checkpointing``, each layer keeps only its input, and one layer at a time is recomputed (Korthikanti et al.,
+    section 5: 2 * tokens * hidden per layer). ``predicted`` tokens have logits in the compute precision and three
+    float32 copies: the logits, the log-probabilities and their gradient."""
     one = layer_activations(shape, tokens, width=width, bytes_each=bytes_each)
     kept = shape.layers * tokens * shape.hidden * bytes_each + one if checkpointing else shape.layers * one
     return kept + predicted * shape.vocab * (bytes_each + 12)
 
 
 def inference_activations(shape: Shape, tokens: int, *, logits: int, bytes_each: int = 2) -> float:
-    """Of one layer at a time, for a pass over ``tokens``; ``logits`` rows of the vocabulary in float32, three times
-    (logits, their sorted copy, probabilities)."""
+    """Bytes of one layer's activations in a pass over ``tokens``, and of ``logits`` rows of the vocabulary in float32,
+    three times (logits, their sorted copy, probabilities)."""
     one = 2 * shape.hidden + shape.head_dim * (shape.heads + 2 * shape.kv_heads) + 2 * shape.intermediate
     return tokens * one * bytes_each + 12 * logits * shape.vocab
 
 
 def kv_bytes(shape: Shape, dtype: str) -> int:
-    """Keys and values of one token in all layers: 2 * layers * kv heads * head dim * bytes (Pope et al., section
-    3.3)."""
+    """Bytes of one token's keys and values in all layers: 2 * layers * kv heads * head dim * bytes (Pope et al.,
+    section 3.3)."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
 
 
@@ -216,16 +217,15 @@ def kv_bytes(shape: Shape, dtype: str) -> int:
 
 
 def forward_operations(shape: Shape, tokens: float, length: float) -> float:
-    """Of a forward pass over sequences of ``length`` tokens: 2 a multiplied parameter and token, and 2 * layers * width
-    of attention * length for its scores and its sums, halved since a token sees only what stands before it."""
+    """Operations of a forward pass over sequences of ``length`` tokens: 2 per multiplied parameter and token, plus
+    2 * layers * attention width * length for scores and weighted sums, already halved for causal attention."""
     attention = 2 * shape.layers * shape.heads * shape.head_dim * length
     return tokens * (2 * shape.multiplied + attention)
 
 
 def training_operations(shape: Shape, tokens: float, length: float, *, checkpointing: bool, frozen: bool) -> float:
-    """Forwards and backwards: three forward passes (6 a parameter and token); two where the weights are ``frozen`` and
-    only what flows through them has a gradient (LoRA); one more with ``checkpointing``, which computes forwards
-    again."""
+    """Operations of forward and backward passes: three forward passes (6 per parameter and token), two if the weights
+    are ``frozen`` and only activations have gradients (LoRA); one more with ``checkpointing`` for recomputation."""
     passes = (2 if frozen else 3) + (1 if checkpointing else 0)
     return passes * forward_operations(shape, tokens, length)
 
@@ -241,8 +241,7 @@ def decode_seconds(
     operations: float,
     floor: float,
 ) -> float:
-    """One decoding step of ``rows`` sequences of ``length`` tokens: reading weights and KV cache at ``bandwidth``
-    (bytes a second), or computing at ``operations`` (a second), whichever takes longer, and never less than
-    ``floor``."""
+    """Seconds of one decoding step of ``rows`` sequences of ``length`` tokens: reading weights and KV cache at
+    ``bandwidth`` (bytes/s) or computing at ``operations`` (per second), whichever is longer, and at least ``floor``."""
     reading = (weights + rows * length * kv_bytes(shape, dtype)) / bandwidth
     return max(reading, forward_operations(shape, rows, 2 * length) / operations, floor)

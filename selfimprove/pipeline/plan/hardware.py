@@ -1,5 +1,4 @@
-"""The machine that a plan is made for, as the command line describes it: GPUS=4x80GB GPU=H100 DISK=2TB
-PRICE=0.5,1.5."""
+"""The hardware that a plan assumes, as given on the command line: GPUS=4x80GB GPU=H100 DISK=2TB PRICE=0.5,1.5."""
 
 import os
 import re
@@ -14,7 +13,7 @@ UNITS = {"MB": 10**6, "GB": GB, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB":
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's limits, from its data sheet: dense bfloat16 operations and bytes of memory traffic, a second."""
+    """A GPU's limits from its data sheet: dense bfloat16 operations, and bytes of memory traffic, per second."""
 
     name: str
     operations: float
@@ -40,8 +39,8 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Hardware:
-    """``count`` GPUs of ``memory`` bytes on each of ``nodes`` machines; ``disk`` in bytes, ``price`` (of a million
-    prompt tokens and of a million written ones) and ``hourly`` (of a GPU) where they were given."""
+    """``count`` GPUs of ``memory`` bytes on each of ``nodes`` machines. Optional: ``disk`` in bytes, ``price`` (per
+    million prompt tokens, per million generated ones) and ``hourly`` (price per GPU hour)."""
 
     count: int
     memory: float
@@ -53,16 +52,15 @@ class Hardware:
 
     @property
     def gpus(self) -> int:
-        """Of all machines."""
+        """Number of GPUs of all machines."""
         return self.count * self.nodes
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is asked about. ``gpus``: count and bytes of each on a machine (None: those of this machine, else
-    what the launchers ask for, with 80 GB each); ``nodes``: how many such machines: vLLM's replicas stand on all of
-    them (``CLUSTER=ray``), training uses as many as ``launcher.nodes`` says; ``wide``: as if each launcher named all
-    GPUs of all machines. The others as in ``Hardware``."""
+    """The request for a plan. ``gpus``: number and bytes of the GPUs of each machine (None: see ``choose_machine``);
+    ``nodes``: number of such machines: vLLM's replicas run on all (``CLUSTER=ray``), training on ``launcher.nodes``;
+    ``wide``: plan as if each launcher named all GPUs of all machines. The other fields are as in ``Hardware``."""
 
     gpus: tuple[int, float] | None = None
     gpu: Gpu | None = None
@@ -74,7 +72,7 @@ class Asked:
 
 
 def parse_gpus(text: str) -> tuple[int, float]:
-    """``4x80GB``: (count, bytes each). Raises: UserError."""
+    """``4x80GB`` as (count, bytes each). Raises: UserError."""
     match = re.fullmatch(r"(\d{1,4})x(\d{1,5}(?:\.\d+)?)(MB|GB|TB|MiB|GiB|TiB)", text.strip(), re.IGNORECASE)
     if not match or not int(match[1]) or not float(match[2]):
         raise UserError(f"GPUS={text!r} is not a number of GPUs and their memory; write for example GPUS=4x80GB.")
@@ -82,7 +80,7 @@ def parse_gpus(text: str) -> tuple[int, float]:
 
 
 def parse_disk(text: str) -> float:
-    """``2TB``, in bytes. Raises: UserError."""
+    """``2TB`` in bytes. Raises: UserError."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(MB|GB|TB|MiB|GiB|TiB)", text.strip(), re.IGNORECASE)
     if not match or not float(match[1]):
         raise UserError(f"DISK={text!r} is not a size; write for example DISK=2TB.")
@@ -90,7 +88,7 @@ def parse_disk(text: str) -> float:
 
 
 def parse_price(text: str) -> tuple[float, float]:
-    """``0.5,1.5``: the price of a million prompt tokens and of a million written ones. Raises: UserError."""
+    """``0.5,1.5``: prices per million prompt tokens and per million generated ones. Raises: UserError."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?),(\d{1,6}(?:\.\d+)?)", text.strip())
     if not match:
         raise UserError(
@@ -101,21 +99,21 @@ def parse_price(text: str) -> tuple[float, float]:
 
 
 def parse_hourly(text: str) -> float:
-    """``2.5``: the price of a GPU for an hour. Raises: UserError."""
+    """``2.5``: price per GPU hour. Raises: UserError."""
     if not re.fullmatch(r"\d{1,4}(?:\.\d+)?", text.strip()):
         raise UserError(f"GPU_PRICE={text!r} is not the price of a GPU for an hour; write for example GPU_PRICE=2.5.")
     return float(text)
 
 
 def parse_nodes(text: str) -> int:
-    """``8``: how many machines. Raises: UserError."""
+    """``8``: number of machines. Raises: UserError."""
     if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
         raise UserError(f"NODES={text!r} is not a number of machines; write for example NODES=8.")
     return int(text)
 
 
 def parse_gpu(text: str) -> Gpu:
-    """The GPU of that name. Raises: UserError, with the nearest name."""
+    """The GPU with this name. Raises: UserError: unknown name (suggests the closest)."""
     wanted = re.sub(r"[^A-Z0-9]", "", text.upper())
     if wanted in GPUS:
         return GPUS[wanted]
@@ -124,7 +122,7 @@ def parse_gpu(text: str) -> Gpu:
 
 
 def default_gpu(memory: float) -> Gpu:
-    """A common GPU with so much memory."""
+    """A common GPU with ``memory`` bytes."""
     for limit, name in ((25 * GB, "RTX4090"), (52 * GB, "L40S"), (90 * GB, "H100"), (150 * GB, "H200")):
         if memory <= limit:
             return GPUS[name]
@@ -132,8 +130,8 @@ def default_gpu(memory: float) -> Gpu:
 
 
 def visible_gpus() -> tuple[int, float, Gpu] | None:
-    """What this machine has, by nvidia-smi and CUDA_VISIBLE_DEVICES: how many, the least memory of one, and which
-    (None: no GPU here)."""
+    """This machine's GPUs by nvidia-smi and CUDA_VISIBLE_DEVICES: their number, smallest memory and kind; None without
+    a GPU."""
     try:
         shown = subprocess.run(
             ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],

@@ -1,5 +1,4 @@
-"""How our engines use memory and time: vLLM (``engines/vllm/engine.py``) and the transformers engine
-(``engines/cpu/slots.py``)."""
+"""Memory and time of the engines: vLLM (``engines/vllm/engine.py``) and transformers (``engines/cpu/slots.py``)."""
 
 from dataclasses import dataclass, replace
 
@@ -12,28 +11,28 @@ from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.work import Calls
 
 COMPUTE, TRAFFIC = 0.40, 0.60
-"""Shares of a GPU's operations and memory traffic that generation is taken to reach."""
+"""Assumed utilisation of a GPU's peak operations and memory bandwidth in generation."""
 
 VLLM_STEP, EAGER_LAYER = 4e-3, 4e-4
-"""Seconds that a decoding step takes at least: vLLM's scheduling and sampling; with the transformers engine, a layer's
-kernels, which are started one by one."""
+"""Minimum seconds of a decoding step: vLLM's scheduling and sampling per step; for the transformers engine, the
+one-by-one kernel launches per layer."""
 
 BATCHED_TOKENS = 8192
-"""Tokens that vLLM is taken to prefill in one pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
+"""Assumed tokens of one vLLM prefill pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
 
 PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
-"""Bytes of a process beside its tensors: the CUDA context, library workspaces and fragmentation on a GPU; the libraries
-in the machine's memory, with CUDA and without."""
+"""Bytes of a process besides its tensors: on a GPU, the CUDA context, library workspaces and fragmentation; in host
+memory, the libraries with and without CUDA."""
 
 KEPT_BLOCKS = 256 * 2**20
-"""Bytes of prompt blocks that the transformers engine may keep at least; else as many as its slots
-(``engines/cpu/prefill.py``, whose import would load torch)."""
+"""Minimum bytes of prompt blocks that the transformers engine may cache; otherwise the size of its slots. Copied from
+``engines/cpu/prefill.py``, whose import would load torch."""
 
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine with its model. Bytes are on each of its ``gpus`` (0: it runs on the CPU); ``host``: in the machine's
-    memory; ``room``: sequences (transformers) or tokens (vLLM) that the KV cache holds, all replicas together."""
+    """An engine with its model. Bytes are per GPU (``gpus`` 0: it runs on the CPU); ``host``: bytes of host memory;
+    ``room``: capacity of all replicas' KV cache in sequences (transformers) or tokens (vLLM)."""
 
     cfg: TransformersEngineConfig | VllmEngineConfig
     gpus: int
@@ -55,8 +54,8 @@ def loaded_engine(
     machine: Hardware,
     held_dtype: str | None = None,
 ) -> LoadedEngine:
-    """An engine over a model of ``shape``; ``held_dtype``: it decodes over a trainer's own weights, whose keys and
-    values have this precision (``engines/cpu/slots.py``)."""
+    """An engine with a model of ``shape``. ``held_dtype``: the engine shares a trainer's weights, and this is the
+    precision of its keys and values (``engines/cpu/slots.py``)."""
     problems = _context_problems(place, cfg, shape)
     if isinstance(cfg, TransformersEngineConfig):
         return _transformers(place, cfg, shape, problems, held_dtype)
@@ -72,7 +71,7 @@ def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConf
 def _transformers(
     place: str, cfg: TransformersEngineConfig, shape: f.Shape, problems: list[str], held_dtype: str | None
 ) -> LoadedEngine:
-    """Rows of ``context`` tokens for slots and prefill, in the model's precision, and the prefix cache."""
+    """The KV cache consists of rows of ``context`` tokens for slots and prefill, and of the prefix cache."""
     token = f.kv_bytes(shape, held_dtype or cfg.dtype)
     rows, prefill_rows = batch_sizes(cfg, shape.parameters)
     slots = rows * cfg.context * token
@@ -92,7 +91,7 @@ def _transformers(
 
 
 def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> LoadedEngine:
-    """vLLM takes ``gpu_memory`` of each GPU: weights, its largest pass, and KV cache in what is left."""
+    """vLLM takes the share ``gpu_memory`` of each GPU: weights, its largest pass, and KV cache in the remainder."""
     parallel = cfg.tensor_parallel
     replicas = 1
     try:
@@ -126,8 +125,8 @@ def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, 
 
 
 def engine_seconds(call: Calls, engine: LoadedEngine, shape: f.Shape, machine: Hardware) -> float:
-    """Prefill of all prompts, then decoding, with as many sequences at once as there are and as fit. vLLM's replicas
-    stand on every machine."""
+    """Seconds to prefill all prompts and then decode, with as many concurrent sequences as exist and fit. vLLM's
+    replicas run on every machine."""
     if isinstance(engine.cfg, VllmEngineConfig):
         replicas, room = engine.replicas * machine.nodes, engine.room * machine.nodes
         engine = replace(engine, replicas=replicas, gpus=engine.gpus * machine.nodes, room=room)

@@ -1,4 +1,4 @@
-"""A profile's plan: its stages with what each needs, the totals, and what does not fit."""
+"""The plan of a profile: the requirements of its stages, the totals, and what does not fit."""
 
 import configparser
 import importlib
@@ -26,10 +26,10 @@ from selfimprove.training.config import FinetuneParams
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """One method of a profile (empty: of params.yaml).
+    """The plan of one method of a profile (empty: of params.yaml).
 
-    ``parameters``: of its model; ``notes``: bounds that stand in for what data decides; ``merged``: bytes of LoRA rows
-    with full weights, in scratch; ``problems``: what does not fit.
+    ``parameters``: of its model; ``notes``: assumed bounds on what the data determine; ``merged``: bytes of LoRA rows
+    merged to full weights in scratch; ``problems``: what does not fit.
     """
 
     profile: str
@@ -42,28 +42,28 @@ class MethodPlan:
 
     @property
     def kept(self) -> float:
-        """Of all stages, and the merged copies."""
+        """Bytes of all stages' outputs and of the merged copies."""
         return sum(line.kept for line in self.lines) + self.merged
 
     @property
     def while_running(self) -> float:
-        """Of the stage that needs most besides what is kept."""
+        """Largest number of bytes that a stage needs temporarily, besides ``kept``."""
         return max(line.while_running for line in self.lines)
 
     @property
     def hours(self) -> float | None:
-        """Of all stages that use GPUs; None: none does."""
+        """Hours of all stages that use GPUs; None if no stage does."""
         known = [line.hours for line in self.lines if line.gpus and line.hours is not None]
         return sum(known) if known else None
 
     @property
     def bottleneck(self) -> Estimate:
-        """The stage that takes the most hours."""
+        """The stage with the most hours."""
         return max(self.lines, key=lambda line: line.hours or 0.0)
 
     @property
     def cost(self) -> float | None:
-        """Of all GPUs of all machines for the plan's hours, and of the endpoints' tokens; None without the prices."""
+        """Cost of all GPUs of all machines for the plan's hours and of the endpoints' tokens; None without prices."""
         machine = self.machine
         if machine.hourly is None or (self.remote and machine.price is None):
             return None
@@ -73,7 +73,7 @@ class MethodPlan:
 
     @property
     def remote(self) -> dict[str, tuple[int, int, int]]:
-        """Requests, tokens read and tokens written, by endpoint engine."""
+        """(requests, tokens read, tokens written) by endpoint engine."""
         found: dict[str, tuple[int, int, int]] = {}
         for line in self.lines:
             for name, counts in line.remote.items():
@@ -83,7 +83,7 @@ class MethodPlan:
 
     @property
     def problems(self) -> list[str]:
-        """One sentence each."""
+        """What does not fit, one sentence per problem."""
         stages: dict[str, list[str]] = {}
         for line in self.lines:
             for problem in line.problems:
@@ -101,12 +101,12 @@ class MethodPlan:
 
 
 def disk_of(found: Sequence[MethodPlan]) -> float:
-    """Bytes on disk that several methods need, run one after the other."""
+    """Bytes on disk that several methods need if run one after another."""
     return sum(plan.kept for plan in found) + max(plan.while_running for plan in found)
 
 
 def faults(found: Sequence[MethodPlan]) -> list[str]:
-    """What does not fit, of each method, and the disk for all of them together."""
+    """The problems of each method; without any, whether the disk suffices for all of them together."""
     said = [problem for plan in found for problem in plan.problems]
     disk, needed = found[0].machine.disk, disk_of(found)
     if not said and disk is not None and needed > disk:
@@ -127,8 +127,8 @@ def plans(
     """The plans of a profile's methods, or of one method; without a profile, of params.yaml as it is.
 
     Raises:
-        UserError: no such profile, a method that it does not set up, params that do not fit their schemas, or a model
-            that nothing here describes.
+        UserError: no such profile, a method that it does not configure, invalid params, or a model whose config is not
+            available.
     """
     values = composed(profile, folder) if profile else read_yaml(PARAMS)
     written = profile or named(PARAMS.read_text(encoding="utf-8"))
@@ -144,7 +144,7 @@ def plans(
 
 
 def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
-    """The methods that a profile sets up: those that its own file names; of the default all."""
+    """The methods that a profile configures: those named in its own file, or all (for the default)."""
     if profile == DEFAULT:
         return list(METHODS)
     own = read_yaml(folder / f"{profile}.yaml")
@@ -152,7 +152,7 @@ def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
 
 
 def make_plan(profile: str, values: dict[str, Any], method: str, asked: Asked, where: str, memory: float) -> MethodPlan:
-    """Of one method under the params ``values`` of the file ``where``; ``memory``: bytes of a GPU that nobody named."""
+    """The plan of one method under the params ``values`` of the file ``where``; ``memory``: assumed bytes per GPU."""
     base = getattr(load_section(values, "base", BaseSection, where), method)
     vocab = getattr(load_section(values, "tokenizer", TokenizerSection, where), method).vocab_size
     params: Any = load_section(values, method, METHOD_SCHEMAS[method], where)
@@ -169,7 +169,7 @@ def make_plan(profile: str, values: dict[str, Any], method: str, asked: Asked, w
 
 
 def widened(work: Work, machine: Hardware) -> Work:
-    """The work with its fine-tuning over all GPUs of all machines, or as many as an optimiser step has examples."""
+    """The work with fine-tuning spread over all GPUs of all machines, but at most one per example of a step."""
     training = work.training
     if training is None or not isinstance(training.params, FinetuneParams) or training.params.device != "cuda":
         return work
@@ -183,8 +183,8 @@ def widened(work: Work, machine: Hardware) -> Work:
 
 
 def choose_machine(works: Sequence[Work], engines: Mapping[str, EngineConfig], asked: Asked, memory: float) -> Hardware:
-    """What was asked for; else this machine's GPUs; else as many, of ``memory`` bytes, as launchers and engines
-    name."""
+    """The requested GPUs; otherwise this machine's; otherwise as many as launchers and engines name, with ``memory``
+    bytes each."""
     if asked.gpus is not None:
         count, each, default = *asked.gpus, default_gpu(asked.gpus[1])
     else:
@@ -205,14 +205,14 @@ def _named_count(works: Sequence[Work], engines: Mapping[str, EngineConfig]) -> 
 
 
 def named_memory(profile: str) -> float:
-    """Of the GPU that a profile is for: the size that ends its name (rise-24gb), else 80 GB."""
+    """Memory, in bytes, of the GPU that a profile targets: the size at the end of its name (rise-24gb), else 80 GB."""
     size = re.search(r"-(\d+)gb$", profile)
     return float(size[1]) * GB if size else 80.0 * GB
 
 
 def stored_copies(config: Path = Path(".dvc/config")) -> int:
-    """How often an output lies on the disk: once where DVC links its cache (``cache.type``), else twice, as DVC then
-    copies, except on file systems with reflinks."""
+    """Number of copies of an output on disk: 1 if DVC links its cache (``cache.type``), else 2, because DVC then copies
+    except on file systems with reflinks."""
     parser = configparser.ConfigParser()
     parser.read(config)
     kinds = parser.get("cache", "type", fallback="").replace('"', "").split(",")

@@ -1,4 +1,4 @@
-"""Counts of Reflect-RL's requests and training tokens, for ``make plan``."""
+"""Counts Reflect-RL's requests and training tokens for ``make plan``."""
 
 from math import ceil
 
@@ -57,7 +57,7 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
 
 
 def _splits(reflect_rl: ReflectRLParams) -> dict[str, int]:
-    """Tasks of each split: as asked for, or 7:2:1 of all that there can be."""
+    """Number of tasks in each split: as configured, or 7:2:1 of the largest possible number."""
     tasks, env = reflect_rl.tasks, reflect_rl.env
     if tasks.train is not None:
         sizes = {"train": tasks.train, "dev": tasks.dev or 0, "test": tasks.test or 0}
@@ -71,7 +71,7 @@ def _splits(reflect_rl: ReflectRLParams) -> dict[str, int]:
 
 
 def _questions(reflect_rl: ReflectRLParams) -> tuple[Calls, ...]:
-    """The teacher is asked once a file."""
+    """One request to the teacher per file."""
     asking, teacher = reflect_rl.tasks.asking, reflect_rl.tasks.teacher
     assert teacher is not None
     files = reflect_rl.env.most_tasks(per_file=1)
@@ -79,8 +79,8 @@ def _questions(reflect_rl: ReflectRLParams) -> tuple[Calls, ...]:
 
 
 def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
-    """A chat teacher reflects and chooses at each step of its own episodes; in others' it reflects at each step, in
-    AutoExplore at the wrong file alone, and chooses there."""
+    """A chat teacher reflects and chooses at each step of its own episodes. In negative ones it reflects at each step,
+    or, in AutoExplore, reflects and chooses only at the wrong file."""
     cfg = reflect_rl.generate
     if isinstance(reflect_rl.engines[cfg.teacher], ScriptedEngineConfig):
         return ()
@@ -90,7 +90,7 @@ def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
 
 
 def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
-    """Examples of each supervised set: one for each step that is trained on."""
+    """Number of examples in each supervised set: one per step that is trained on."""
     cfg, demonstrated = reflect_rl.generate, reflect_rl.tasks.demonstrations or train
 
     def steps(tasks: int) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
 def _acting(
     reflect_rl: ReflectRLParams, cfg: ActingParams, steps: int, at_once: int, *, advised: bool, policy: str = "policy"
 ) -> tuple[Calls, ...]:
-    """At each step the reflection model writes and the policy chooses one token."""
+    """At each step the reflection model writes a reflection and the policy chooses one token."""
     calls = []
     if advised:
         full = room(reflect_rl.engines["reflector"], cfg.max_tokens)
@@ -121,7 +121,7 @@ def _acting(
 
 
 def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
-    """Rollouts and updates; and the training tokens of equal compute, which controls match."""
+    """Requests of the rollouts, the updates, and the training tokens of equal compute, which controls match."""
     rl, max_turns = run.rl, reflect_rl.env.max_turns
     advised = run.reflector != NONE
     full = room(reflect_rl.engines["policy"], 1)
@@ -138,7 +138,7 @@ def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tup
 
 
 def _games(reflect_rl: ReflectRLParams, splits: dict[str, int], reps: int) -> int:
-    """Episodes of an evaluation: Taxi's tasks are played at each level, others at the one that they belong to."""
+    """Number of episodes of an evaluation: Taxi's tasks are played at every level, others at their own level only."""
     cfg: EvaluateParams = reflect_rl.evaluate
     tasks = min(splits[cfg.split], cfg.limit or splits[cfg.split])
     every = reflect_rl.env.levels_a_task
@@ -153,12 +153,12 @@ def _evaluation(reflect_rl: ReflectRLParams, splits: dict[str, int], *, advised:
 
 
 def _agent(reflect_rl: ReflectRLParams, splits: dict[str, int], agent: AgentParams) -> tuple[Calls, ...]:
-    """A chat model as a player: one request a step, or two with an analysis before. Others need no engine."""
+    """A chat model as a player: one request per step, or two with a preceding analysis. Others need no engine."""
     if agent.engine is None:
         return ()
     episodes = _games(reflect_rl, splits, agent.eval_reps or reflect_rl.evaluate.eval_reps)
     turns = reflect_rl.env.max_turns * (1 if agent.kind == "direct" else 2)
     engines, at_once = reflect_rl.engines, reflect_rl.evaluate.concurrency
-    if agent.kind == "react":  # it alone has one dialogue over the whole episode
+    if agent.kind == "react":  # the only kind with one dialogue per episode
         return (grow(engines, agent.engine, episodes, turns, STATE, STATE // 2, agent.max_tokens, at_once=at_once),)
     return (ask(engines, agent.engine, episodes * turns, STATE, agent.max_tokens, at_once=at_once),)

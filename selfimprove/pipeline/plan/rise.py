@@ -1,4 +1,4 @@
-"""Counts of RISE's requests and training tokens, for ``make plan``."""
+"""Counts RISE's requests and training tokens for ``make plan``."""
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.rise.params import GenerateParams, RiseParams
@@ -32,7 +32,7 @@ def _problems(cfg: GenerateParams) -> int:
 
 
 def _collection(rise: RiseParams, cfg: GenerateParams) -> tuple[Calls, ...]:
-    """Of turn t: ``num_of_samples[t]`` samples of the model of the turn, for each problem."""
+    """At turn t, ``num_of_samples[t]`` samples from that turn's model for each problem."""
     calls, prompt = [], OPENING
     for model, samples in zip(cfg.models, cfg.num_of_samples, strict=True):
         engine = rise.engines[model]
@@ -48,7 +48,7 @@ def _collection(rise: RiseParams, cfg: GenerateParams) -> tuple[Calls, ...]:
 
 
 def _evaluation(rise: RiseParams) -> tuple[Calls, ...]:
-    """Sequential turns, of which the first draws ``parallel_samples``."""
+    """Sequential turns; ``parallel_samples`` samples are drawn at the first."""
     cfg = rise.evaluate
     problems = getattr(rise.tasks, cfg.split)
     problems = min(problems, cfg.limit or problems)

@@ -1,5 +1,4 @@
-"""The shape of a model, from its config.json: of a folder, of the hub's cache, or from ``models.yaml`` beside this
-file."""
+"""The shape of a model, from its config.json in a folder or the hub's cache, or from ``models.yaml`` in this folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,19 +17,19 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "gpt2")
 
 
 def shape_of_base(base: BaseParams, vocab: int) -> Shape:
-    """The model that a method starts from. ``vocab``: of the tokenizer that a model from scratch gets.
+    """Shape of the model that a method starts from. ``vocab``: vocabulary size for a model from scratch.
 
     Raises:
-        UserError: as ``shape_of``.
+        UserError: see ``shape_of``.
     """
     return scratch_shape(base.arch, vocab) if base.model is None else shape_of(base.model, base.revision)
 
 
 def shape_of(model: str, revision: str | None = None) -> Shape:
-    """Of a folder or of a hub name.
+    """Shape of the model in a folder or with a hub name.
 
     Raises:
-        UserError: nothing here describes the model, or its architecture has no formula.
+        UserError: the model's config is not available, or its architecture is not supported.
     """
     file = Path(model) / "config.json"
     if not file.is_file():
@@ -50,10 +49,10 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """A config.json's shape.
+    """Shape described by a config.json.
 
     Raises:
-        UserError: an architecture without a formula, or a size is missing.
+        UserError: the architecture is not supported, or a size is missing.
     """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
@@ -88,7 +87,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
 
 
 def scratch_shape(arch: ScratchArch, vocab: int) -> Shape:
-    """Of a model from scratch (``training.scratch_model``)."""
+    """Shape of a model from scratch (``models.scratch``)."""
     return Shape(
         layers=arch.layers, hidden=arch.hidden, heads=arch.heads, kv_heads=arch.heads,
         head_dim=arch.hidden // arch.heads, intermediate=arch.intermediate, vocab=vocab, positions=arch.positions,

@@ -1,4 +1,4 @@
-"""Counts of SPIN's requests and training tokens, for ``make plan``."""
+"""Counts SPIN's requests and training tokens for ``make plan``."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def _evaluation(spin: SpinParams) -> tuple[Calls, ...]:
 
 
 def _play(spin: SpinParams, cfg: PlayParams | GenerateParams, questions: int, runs: int = 1) -> tuple[Calls, ...]:
-    """``max_turns`` requests an episode; all rounds of one lie in the engine's context."""
+    """``max_turns`` requests per episode, all rounds of which fit into the engine's context."""
     plain = spin.prompt.format == "reply"
     full = room(spin.engines["policy"], cfg.max_tokens)
     opening = full if plain else OPENING + (0 if spin.prompt.few_shot == "off" else WORKED)

@@ -1,4 +1,4 @@
-"""The plan as tables for a terminal, and as Markdown."""
+"""Formats a plan as tables for the terminal or as Markdown."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
 
 
 def show_total(found: Sequence[MethodPlan], console: Console) -> None:
-    """Print what several methods take, one after the other."""
+    """Print the totals of several methods that run one after another."""
     lines = [line for plan in found for line in plan.lines]
     used = [plan.hours for plan in found if plan.hours is not None]
     console.print(
@@ -147,8 +147,8 @@ def _legend(plan: MethodPlan) -> list[str]:
 
 
 def cluster_overview(one: Sequence[MethodPlan], several: Sequence[MethodPlan], wide: Sequence[MethodPlan]) -> str:
-    """A Markdown table: each GPU profile's hours on one machine, on several, and on several with all training over all
-    of them; what takes the most of the second, and what that costs."""
+    """A Markdown table of each GPU profile's hours on one machine, on several, and on several with all training spread
+    over them; with the longest stage, GPU hours and cost of the second case."""
     machine = several[0].machine
     rows = [
         f"| profile | hours, 1 node | {machine.nodes} nodes | training on all, too | longest stage on {machine.nodes} "
@@ -168,7 +168,7 @@ def cluster_overview(one: Sequence[MethodPlan], several: Sequence[MethodPlan], w
 
 
 def overview(found: Sequence[MethodPlan]) -> str:
-    """A Markdown table: one line a method of a profile, its totals and whether it fits."""
+    """A Markdown table with one line per profile and method: its totals and whether it fits."""
     rows = [
         "| profile | GPUs | GB a GPU | host GB | disk GB | tokens read | written | teacher tokens | GPU hours | fits |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -189,12 +189,12 @@ def overview(found: Sequence[MethodPlan]) -> str:
 
 
 def short(line: Estimate, plan: MethodPlan) -> str:
-    """A stage without its method's name, which stands above the table."""
+    """A stage's name without its method, which is shown above the table."""
     return "base" if line.stage == f"base@{plan.method}" else line.stage.removeprefix(f"{plan.method}-")
 
 
 def size(number: float) -> str:
-    """GB with the digits that matter."""
+    """Bytes in GB, formatted by ``digits``; – for zero."""
     if not number:
         return "–"
     value = number / GB
@@ -202,7 +202,7 @@ def size(number: float) -> str:
 
 
 def count(number: float) -> str:
-    """12.3M."""
+    """A count such as 12.3M; – for zero."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{unit}" if number / limit < 999.5 else f"{number / limit:.0f}{unit}"
@@ -210,14 +210,14 @@ def count(number: float) -> str:
 
 
 def hours(number: float | None) -> str:
-    """2.5, or – if there is nothing to count."""
+    """Hours such as 2.5; – for zero or None."""
     if number is None or number == 0:
         return "–"
     return digits(number)
 
 
 def digits(value: float) -> str:
-    """A number above 0 with three digits at most, or all before its point."""
+    """A positive number with at most three significant digits, or all integer digits."""
     if value < 0.005:
         return "<0.01"
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"

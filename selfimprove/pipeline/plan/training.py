@@ -1,4 +1,4 @@
-"""How our trainers use memory, disk and time (``training/loading.py``, ``job.py``, ``zero.py``, ``rl_learner.py``)."""
+"""Memory, disk and time of the trainers (``training/loading.py``, ``job.py``, ``zero.py``, ``rl_learner.py``)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from selfimprove.pipeline.plan.work import Training
 from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig
 
 COMPUTE = 0.35
-"""Share of a GPU's operations that training is taken to reach, recomputation counted."""
+"""Assumed utilisation of a GPU's peak operations in training, including recomputation."""
 
 RATE = {"bfloat16": 1.0, "float16": 1.0, "tf32": 0.5, "float32": 1 / 15}
-"""Operations of a precision against bfloat16's, on GPUs with tensor cores."""
+"""Throughput of each precision relative to bfloat16, on GPUs with tensor cores."""
 
 ZERO2_BUCKETS, ZERO3_LIVE = 3e9, 2e9
-"""Bytes of DeepSpeed's buffers: stage 2's buckets of 5e8 elements (two for reducing, which overlaps, one for
-gathering); stage 3's parameters that are gathered at once (``stage3_max_live_parameters`` 1e9)."""
+"""Bytes of DeepSpeed's buffers: stage 2's buckets of 5e8 elements (two for overlapping reduction, one for gathering);
+stage 3's simultaneously gathered parameters (``stage3_max_live_parameters`` 1e9)."""
 
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """A training run with its model. Bytes on each of its ``gpus`` (0: it runs on the CPU); ``output``: the published
-    model; ``checkpoints``: on disk while it runs; ``held_dtype``: of embeddings, and so of a KV cache made like
-    them."""
+    """A training run with its model. Bytes are per GPU (``gpus`` 0: it runs on the CPU); ``output``: the published
+    model; ``checkpoints``: on disk during the run; ``held_dtype``: precision of the embeddings, and thus of a KV cache
+    computed from them."""
 
     place: str
     params: FinetuneParams | RLParams
@@ -44,7 +44,7 @@ class TrainingEstimate:
     problems: tuple[str, ...] = ()
 
     def remedy(self, largest: str) -> str:
-        """What to change where ``largest`` is the largest part of the memory."""
+        """The setting to change if ``largest`` is the largest part of the memory."""
         if largest == "activations":
             if not self.params.gradient_checkpointing:
                 return f"set {self.place}.gradient_checkpointing: true"
@@ -60,7 +60,7 @@ class TrainingEstimate:
 
 
 def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> TrainingEstimate:
-    """What one training run needs."""
+    """The requirements of one training run."""
     params, launcher = work.params, work.params.launcher
     on_gpu = params.device == "cuda"
     processes = launcher.processes * launcher.nodes
@@ -100,7 +100,7 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Training
 
 
 def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.States, str]:
-    """Weights, gradients and optimiser of one process, and the precision of the embeddings."""
+    """Weights, gradients and optimiser state of one process, and the precision of the embeddings."""
     launcher = params.launcher
     moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
     if params.lora is not None:
@@ -121,21 +121,21 @@ def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.S
 
 
 def residual_bytes(params: FinetuneParams | RLParams) -> int:
-    """Bytes of an element of the hidden states. Autocast leaves them in the precision of the embeddings: float32 where
-    all weights are, and in fine-tuning on quantised weights (``peft.prepare_model_for_kbit_training``)."""
+    """Bytes per element of the hidden states. Autocast keeps the precision of the embeddings: float32 if all weights
+    are, and in fine-tuning on quantised weights (``peft.prepare_model_for_kbit_training``)."""
     quantised = params.lora is not None and params.lora.quantize != "none" and isinstance(params, FinetuneParams)
     half = params.lora is not None or params.launcher.kind == "deepspeed"
     return f.BYTES[params.dtype] if half and not quantised else 4
 
 
 def frozen_weights(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
-    """A copy of the model that has no gradient: quantised as the params say."""
+    """Bytes of a copy of the model without gradients, quantised according to the params."""
     lora: LoraConfig | None = params.lora
     return f.frozen_bytes(shape, params.dtype if lora else "float32", lora.quantize if lora else "none")
 
 
 def largest_batch(work: Training) -> int:
-    """Tokens that a process computes at once: ``micro_batch_tokens``, or one wider row (``training/packing.py``)."""
+    """Tokens in a process's largest pass: ``micro_batch_tokens``, or one wider row (``training/packing.py``)."""
     params = work.params
     pair = 2 if isinstance(params, PairParams) else 1  # a pair shares one row
     if isinstance(params, FinetuneParams) and params.backend == "xtuner":
@@ -144,16 +144,16 @@ def largest_batch(work: Training) -> int:
 
 
 def predicted_tokens(work: Training, tokens: int) -> int:
-    """Tokens of a micro-batch that have logits: every one may be trained on; in reinforcement learning one a prompt."""
+    """Tokens of a micro-batch with logits: all of them (each may be trained on); in RL one per prompt."""
     if isinstance(work.params, RLParams):
         return max(1, tokens // 16)
     return tokens
 
 
 def loading_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
-    """In the machine's memory while all processes load the model (``loading.placement``): ZeRO-3 reads the whole
-    checkpoint in each, other processes read a tensor at a time into their GPU. At the end one process holds the model
-    that it writes."""
+    """Bytes of host memory while all processes load the model (``loading.placement``). With ZeRO-3 each reads the whole
+    checkpoint; otherwise each reads one tensor at a time to its GPU. At the end one process holds the model that it
+    writes."""
     launcher: LauncherConfig = params.launcher
     written = float(shape.parameters * f.BYTES[params.dtype])
     if launcher.kind == "deepspeed" and launcher.zero_stage == 3:
@@ -166,8 +166,8 @@ def loading_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
 
 
 def opponent_memory(work: Training, shape: f.Shape) -> tuple[float, float]:
-    """Weights and activations on each GPU while SPIN's opponent scores the pairs, before training: a whole copy in each
-    process, in the precision in which it is trained (``opponent.py``)."""
+    """Bytes of weights and activations on each GPU while SPIN's opponent scores the pairs before training: a full copy
+    per process, in the training precision (``opponent.py``)."""
     params = work.params
     if not work.scored:
         return 0.0, 0.0
@@ -180,15 +180,15 @@ def opponent_memory(work: Training, shape: f.Shape) -> tuple[float, float]:
 
 
 def output_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
-    """The published model, in the training precision; with LoRA the adapter alone, in float32."""
+    """Bytes of the published model in the training precision; with LoRA, of the adapter alone, in float32."""
     if params.lora is not None:
         return 4.0 * f.adapter_parameters(shape, params.lora.rank, params.lora.targets)
     return float(shape.parameters * f.BYTES[params.dtype])
 
 
 def merged_bytes(runs: Iterable[Training], shape: f.Shape) -> float:
-    """Copies of rows trained with LoRA, merged with their base where they are read (``merging.py``): the newest
-    stay."""
+    """Bytes of the merged copies of rows trained with LoRA, created where such rows are read (``merging.py``); only the
+    newest are kept, here assumed to be the largest."""
     sizes = [
         float(shape.parameters * f.BYTES[run.params.dtype])
         for run in runs
@@ -198,8 +198,8 @@ def merged_bytes(runs: Iterable[Training], shape: f.Shape) -> float:
 
 
 def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
-    """The checkpoints that are kept and the one being written: masters and moments of what is trained, and with ZeRO
-    its 16-bit weights, twice in stage 3, which also saves them whole."""
+    """Bytes of the kept checkpoints and of the one being written: master weights and moments of what is trained and,
+    with ZeRO, its 16-bit weights (twice in stage 3, which also saves them unsharded)."""
     params, launcher = work.params, work.params.launcher
     moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
     if params.lora is not None:
@@ -208,12 +208,12 @@ def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
         each = shape.parameters * (4 + moments)
         if launcher.kind == "deepspeed":
             each += shape.parameters * (2 if launcher.zero_stage == 2 else 4)
-    # Besides every save_steps, one is written by the clock and when a run is stopped (``training/stopping.py``).
+    # Besides every save_steps, checkpoints are written periodically and when a run is stopped (training/stopping.py).
     return float(min(params.save_total_limit + 1, max(0, work.steps - 1)) * each)
 
 
 def training_seconds(work: Training, shape: f.Shape, machine: Hardware) -> float:
-    """On one GPU."""
+    """Seconds on one GPU."""
     params = work.params
     rate = machine.gpu.operations * COMPUTE * RATE[_precision(params)]
     operations = f.training_operations(

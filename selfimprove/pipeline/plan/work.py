@@ -1,8 +1,7 @@
-"""A stage's work in counts: requests to engines, and tokens to train on. Each method's ``plan.py`` lists its
-stages.
+"""The work of a stage in counts: requests to engines and training tokens. Each method's module lists its stages.
 
-Counts are upper bounds. They follow from params wherever params decide; where data decides, one of the bounds below is
-used, and the plan prints it. Requests that are repeated because an answer could not be used are not counted.
+Counts are upper bounds. They follow from the params if these determine them; if the data do, an assumed bound is used,
+which the plan prints. Requests repeated because of an unusable answer are not counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +15,15 @@ from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.training.config import FinetuneParams
 
 REMOTE_CONTEXT = 8192
-"""Longest prompt that an endpoint is taken to accept; its params name no context."""
+"""Assumed context of an endpoint in tokens; its params specify none."""
 
 
 @dataclass(frozen=True)
 class Calls:
     """Requests of one kind to one engine.
 
-    ``read``: tokens of all prompts, a prompt once for its samples; ``longest``: of one prompt; ``new``: of one
-    completion; ``written``: of all completions; ``at_once``: requests under way."""
+    Tokens: ``read``: of all prompts, each counted once for all of its samples; ``longest``: of the longest prompt;
+    ``new``: of one completion; ``written``: of all completions. ``at_once``: number of concurrent requests."""
 
     engine: str
     requests: int
@@ -38,8 +37,8 @@ class Calls:
 
 @dataclass(frozen=True)
 class Training:
-    """One training run. ``place``: its key in the params; ``tokens``: read in all passes; ``longest``: of one sequence;
-    ``steps``: of the optimiser; ``scored``: tokens that the opponent reads beforehand, once."""
+    """One training run. ``place``: its key in the params; ``tokens``: total over all passes; ``longest``: tokens of the
+    longest sequence; ``steps``: optimiser steps; ``scored``: tokens that the opponent reads once beforehand."""
 
     place: str
     params: FinetuneParams | PairParams | RLParams
@@ -50,14 +49,14 @@ class Training:
 
     @property
     def untrained(self) -> bool:
-        """Whether the model is taken as it is."""
+        """Whether the model is used unchanged."""
         return self.tokens == 0
 
 
 @dataclass(frozen=True)
 class Work:
-    """A stage. ``together``: engines and training hold their memory at the same time; ``base``: it fetches or makes the
-    model that the method starts from."""
+    """A stage. ``together``: engines and training occupy memory simultaneously; ``base``: the stage downloads or builds
+    the model that the method starts from."""
 
     stage: str
     calls: tuple[Calls, ...] = ()
@@ -67,7 +66,7 @@ class Work:
 
 
 def room(engine: EngineConfig, new: int) -> int:
-    """Longest prompt that leaves an engine's context room for ``new`` tokens."""
+    """Longest prompt, in tokens, that leaves room for ``new`` tokens in an engine's context."""
     context = REMOTE_CONTEXT
     if isinstance(engine, TransformersEngineConfig | VllmEngineConfig):
         context = engine.context
@@ -75,7 +74,7 @@ def room(engine: EngineConfig, new: int) -> int:
 
 
 def reply_tokens(engine: EngineConfig, asked: int) -> int:
-    """Longest completion: what the stage asks for, or the endpoint's own limit."""
+    """Longest completion in tokens: the stage's limit or, if set, the endpoint's own."""
     return (engine.max_tokens or asked) if isinstance(engine, OpenAiEngineConfig) else asked
 
 
@@ -89,7 +88,7 @@ def ask(
     at_once: int,
     samples: int = 1,
 ) -> Calls:
-    """``requests`` of about ``prompt`` tokens each, cut to what the engine has room for."""
+    """``requests`` of ``prompt`` tokens each, limited by the engine's context."""
     return grow(engines, name, requests, 1, prompt, 0, new, at_once=at_once, samples=samples)
 
 
@@ -106,7 +105,7 @@ def grow(
     samples: int = 1,
 ) -> Calls:
     """``dialogues`` of ``turns`` requests each: a prompt starts with ``opening`` tokens and each turn adds a completion
-    and an ``answer``, until the engine's context is full; then the oldest turns are left out."""
+    and an ``answer``. Once the engine's context is full, the oldest turns are dropped."""
     new = reply_tokens(engines[name], new)
     most = room(engines[name], new)
     prompts = [min(most, opening + turn * (new + answer)) for turn in range(turns)]
@@ -116,9 +115,9 @@ def grow(
 
 
 def supervised(place: str, params: FinetuneParams, items: int, *, budget: int | None = None) -> Training:
-    """Training on ``items`` sequences of ``max_length`` tokens, or pairs of them.
+    """Training on ``items`` sequences of ``max_length`` tokens, or pairs of such sequences.
 
-    ``budget``: a control stops after the step that brings its tokens to so many.
+    ``budget``: a control stops after the step that reaches this number of tokens.
     """
     paired = isinstance(params, PairParams)
     item = params.max_length * (2 if paired else 1)
@@ -128,7 +127,7 @@ def supervised(place: str, params: FinetuneParams, items: int, *, budget: int | 
         steps = -(-round(params.epochs * items) // params.batch_size)
     else:
         tokens = limit + (params.batch_size - 1) * item if limit else 0
-        steps = -(-tokens // item)  # of one short item each, at the worst
+        steps = -(-tokens // item)  # worst case: one item per step
     scored = items * item if paired and tokens else 0
     return Training(place, params, tokens, params.max_length, steps, scored)
 
@@ -141,13 +140,14 @@ def iterated(
     evaluation: tuple[Calls, ...],
     control: Callable[[Any], int] = lambda _: 0,
 ) -> list[Work]:
-    """The stages of a method whose iterations go on from a base, in dvc.yaml's order.
+    """The stages of a method whose iterations start from a base, in dvc.yaml's order.
 
     Args:
-        demonstrated: items of the first SFT.
-        iteration: an iteration's stages before its training, and the items of that; asked of parents first.
-        evaluation: of each row.
-        control: a control's items, of which it reads as many tokens as the iteration that it matches.
+        demonstrated: number of items of the first SFT.
+        iteration: returns an iteration's stages before its training and its number of training items; called for
+            parents first.
+        evaluation: requests of each row's evaluation.
+        control: returns a control's number of items, from which it reads the tokens of the iteration that it matches.
     """
 
     def row(key: str, items: int, budget: int | None = None) -> tuple[list[Work], int]:

@@ -1,4 +1,4 @@
-"""``make rehearse PROFILE=name``: a GPU profile's whole graph on this machine, in ``.rehearsal/<profile>``."""
+"""``make rehearse PROFILE=name``: runs a GPU profile's whole graph on this machine, in ``.rehearsal/<profile>``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ def command(
     method: Annotated[str, typer.Option(help="one method; all: those that the profile runs on a GPU")] = "all",
     quick: Annotated[bool, typer.Option(help="random weights, made tasks, one iteration: needs no download")] = False,
 ) -> None:
-    """Run the profile's graph with small sizes and say what was replaced; exit 0 only if all of it ran."""
+    """Run the profile's graph with small sizes and report what was replaced; exit code 0 only if all of it ran."""
     raise SystemExit(rehearse(profile, method, root=Path.cwd(), quick=quick))
 
 

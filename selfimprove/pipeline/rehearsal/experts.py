@@ -1,9 +1,9 @@
-"""Answers of the local teacher: the environments' scripted experts, chosen by the text of a dialogue.
+"""Answers of the local teacher: the environments' scripted experts, selected by the text of a dialogue.
 
-RISE's teacher is asked a problem of the training split and answers with its gold solution. Reflect-RL's is shown a
-file and writes questions about it, or is shown a state of AutoExplore: the state names its task and the commands so
-far, so the episode is replayed up to there and the environment's expert explains it and chooses. Whatever else a
-dialogue asks gets ``FALLBACK``.
+RISE's teacher receives a problem of the training split and answers with its gold solution. Reflect-RL's receives a file
+and writes questions about it, or a state of AutoExplore. The state contains its task and the commands so far, from
+which the episode is replayed; the environment's expert then explains the state and chooses. Any other dialogue is
+answered with ``FALLBACK``.
 """
 
 import re
@@ -36,14 +36,14 @@ _STATE = re.compile(
 )
 
 Answer = Callable[[Sequence[Message], int], str | None]
-"""(dialogue, sample index) -> the answer; None: the dialogue is none of this expert's."""
+"""(dialogue, sample index) -> the answer; None if the dialogue is not for this expert."""
 
 
 def answer(folder: Path) -> Callable[[Sequence[Message], int], str]:
-    """The answers of all experts whose data lie in ``folder``, a rehearsal's; data are read when first asked for.
+    """The function that answers with all experts of a rehearsal's ``folder``; their data are loaded on first use.
 
     Raises:
-        UserError: its params.yaml is missing or does not fit.
+        UserError: the folder's params.yaml is missing or invalid.
     """
     values = read_yaml(folder / "params.yaml")
     where = str(folder / "params.yaml")
@@ -66,7 +66,7 @@ class RiseExpert:
         self._params, self._split = params, folder / "data/rise/tasks/train.jsonl"
 
     def __call__(self, dialogue: Sequence[Message], sample: int) -> str | None:
-        """The solution of the problem that the last message repeats; where feedback repeats none, the first one's."""
+        """The solution of the problem that ends the last user message (an earlier one if feedback contains none)."""
         if not self._split.is_file():
             return None
         asked = [message.content for message in reversed(dialogue) if message.role == "user"]
@@ -87,13 +87,13 @@ class RiseExpert:
 
 
 class ExploreExpert:
-    """AutoExplore: questions from what files say of themselves; reflections and actions of its expert."""
+    """AutoExplore's expert: questions generated from the contents of files, reflections and actions."""
 
     def __init__(self, params: ReflectRLParams, folder: Path) -> None:
         self._params, self._tasks = params, folder / "data/reflect_rl/tasks"
 
     def __call__(self, dialogue: Sequence[Message], sample: int) -> str | None:
-        """Questions about the file that is shown; else what the expert says, or does, in the state that is shown."""
+        """Questions about the file in the dialogue, or the expert's reflection or action in the state shown there."""
         shown = _SHOWN.search(dialogue[-1].content)
         if shown is not None:
             return self._questions(shown[1], shown[2])
@@ -118,7 +118,7 @@ class ExploreExpert:
         env = self._params.env
         if not isinstance(env, AutoExploreParams):
             return {}
-        env = env.model_copy(update={"files_per_repo": ALL_FILES})  # the caller draws its own few
+        env = env.model_copy(update={"files_per_repo": ALL_FILES})  # the caller draws a sample
         made: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for task in env.template_tasks(env.repositories()):
             made.setdefault((task.root, task.filename), []).append((task.question, task.answer))
@@ -130,7 +130,7 @@ class ExploreExpert:
         return self._params.env.model_copy(update={"max_turns": max_turns}).make(self._tasks)
 
     def _stand(self, question: str, history: Sequence[str]) -> EnumeratedEnv | None:
-        """The environment in the state that the text describes; None if no task has the question."""
+        """The environment in the state after ``history``; None if no task has this question."""
         heading = f"# Task\n{question}\n"
         for task in self._env.task_ids():
             if heading not in self._env.reset(task).pre:

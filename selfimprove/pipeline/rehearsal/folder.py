@@ -1,8 +1,8 @@
-"""A rehearsal's own folder: links to the repository's code and graph, and its own params, lock, cache and outputs.
+"""A rehearsal's folder, with links to the repository's code and graph and its own params, lock, cache and outputs.
 
-``.rehearsal/<profile>`` is a DVC repository inside the repository. Code, ``dvc.yaml`` and declared sources are links,
-so they are never stale; ``params.yaml``, ``dvc.lock``, ``.dvc/cache``, ``data``, ``models`` and ``results`` are the
-rehearsal's own, so nothing of the user's changes.
+``.rehearsal/<profile>`` is a DVC repository inside the repository. Code, ``dvc.yaml`` and declared sources are links
+and therefore never stale. ``params.yaml``, ``dvc.lock``, ``.dvc/cache``, ``data``, ``models`` and ``results`` belong to
+the rehearsal, so that the user's files do not change.
 """
 
 import json
@@ -42,14 +42,14 @@ MADE_SNIPPETS = (
     ("director of the film", "The film was directed by a director who was born in 1951."),
     ("year of birth", "She was born on 4 March 1962."),
 )
-"""(query, snippet): the replayed search answers every query with the nearest of them."""
+"""(query, snippet) pairs; the replayed search answers every query with the closest one."""
 
 _WRITTEN = ("cache", "blacklist")
-"""Params that name a file which a stage writes."""
+"""Params that name a file written by a stage."""
 
 
 def lay_out(folder: Path, root: Path) -> None:
-    """Make the folder's links and own DVC settings; what is right already stays."""
+    """Create the folder's links and DVC settings, keeping those that are already correct."""
     for name in LINKED:
         if (root / name).exists():
             link(folder / name, root / name)
@@ -57,7 +57,7 @@ def lay_out(folder: Path, root: Path) -> None:
 
 
 def link(place: Path, target: Path) -> None:
-    """Make ``place`` a link to ``target``, whatever it pointed at before."""
+    """Make ``place`` a symbolic link to ``target``, replacing any previous file or link."""
     if place.is_symlink() and place.readlink() == target.absolute():
         return
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def link(place: Path, target: Path) -> None:
 
 
 def link_named_files(folder: Path, root: Path, params: Params, methods: list[str]) -> None:
-    """Link the user's files and folders that the params name by a relative path (a model, tasks, a template)."""
+    """Link the user's files and folders that the params name by relative path (a model, tasks, a template)."""
     for name in sorted(set(_texts({key: params[key] for key in ("base", *methods)}))):
         path = Path(name)
         named = len(path.parts) > 1 or path.suffix
@@ -77,7 +77,7 @@ def link_named_files(folder: Path, root: Path, params: Params, methods: list[str
 
 
 def make_chats(folder: Path) -> None:
-    """Word problems as chats, as plain SPIN's ``reformat`` writes them, where a profile's own data are not at hand."""
+    """Write word problems as chats in the format of plain SPIN's ``reformat``, to replace a profile's own data."""
     for split, place in (("train", "train"), ("test", "test")):
         problems = generate(12, seed=0, split="train" if split == "train" else "test", difficulty=Difficulty())
         rows = [
@@ -89,13 +89,13 @@ def make_chats(folder: Path) -> None:
 
 
 def make_snippets(folder: Path) -> None:
-    """Snippets for the replayed search."""
+    """Write snippets for the replayed search."""
     rows = ({"query": query, "snippet": snippet, "source": "made"} for query, snippet in MADE_SNIPPETS)
     write_if_changed(folder / SNIPPETS, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def port_of(folder: Path) -> int:
-    """The port of the folder's local teacher: the same every time, as params name it, unless somebody took it."""
+    """The port of the folder's local teacher; it stays the same, because params name it, unless it is now in use."""
     file = folder / "port"
     if file.is_file():
         known = int(file.read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def port_of(folder: Path) -> int:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a file unless it holds that text already."""
+    """Write a file unless it already contains this text."""
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
 

@@ -1,11 +1,11 @@
-"""Keys of params as paths with dots: which of them a pattern such as ``*.engines.*.dtype`` names, and their values."""
+"""Dotted keys of params: matching against patterns such as ``*.engines.*.dtype``, and access to values."""
 
 from collections.abc import Iterator
 from typing import Any
 
 
 def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Every mapping at or below ``node`` with its path."""
+    """Yield every mapping at or below ``node`` with its path."""
     if isinstance(node, dict):
         yield path, node
         for key, value in node.items():
@@ -13,7 +13,7 @@ def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def matches(params: dict[str, Any], pattern: str, method: str, *, create: bool) -> Iterator[str]:
-    """Keys of ``method`` that a pattern names; with ``create`` also an absent last part of a mapping that is there."""
+    """Yield keys of ``method`` that match a pattern; with ``create``, the last part may be absent from its mapping."""
     *parts, last = pattern.split(".")
     if parts[0] not in ("*", method):
         return
@@ -38,7 +38,7 @@ def _children(node: Any) -> list[tuple[str, Any]]:
 
 
 def value_at(params: dict[str, Any], key: str) -> Any:
-    """What stands at a key with dots; None if it, or what it lies in, is not there."""
+    """The value at a dotted key; None if the key or a parent of it is absent."""
     node: Any = params
     for part in key.split("."):
         node = node[int(part)] if isinstance(node, list) else (node or {}).get(part)

@@ -1,7 +1,7 @@
-"""The rule by which a profile becomes its rehearsal: sizes, model and device change, and nothing else.
+"""Derives a rehearsal's params from a profile's: sizes, models, devices, services and data change, and nothing else.
 
-``rehearsed`` is a pure function. It returns the new params and one ``Replacement`` for every key that changed; a test
-compares the two sets of params key by key for every GPU profile.
+``rehearsed`` is a pure function that returns the new params and one ``Replacement`` for every changed key. A test
+compares both sets of params key by key for every GPU profile.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ CAPS: Mapping[str, float] = {
     "*.engines.*.slots": 16,
     "*.engines.*.prefill_rows": 4,
 }
-"""Key (``*``: any one part) -> the largest value in a rehearsal. A key that is absent or null stays so."""
+"""Key (``*``: any one part) -> maximum value in a rehearsal. An absent or null key stays as it is."""
 
 LIMITS: Mapping[str, int] = {
     "agent_r.evaluate.revision_tasks": 2,
@@ -83,7 +83,7 @@ LIMITS: Mapping[str, int] = {
     "spin.iterations.*.generate.end": 4,
     "spin.iterations.*.generate.retries": 1,
 }
-"""The same for keys whose absence or null means "all": they are set."""
+"""The same for keys whose absence or null means "all"; these are set."""
 
 TRAINING_CAPS: Mapping[str, float] = {
     "epochs": 1.0,
@@ -96,23 +96,23 @@ TRAINING_CAPS: Mapping[str, float] = {
     "save_steps": 2,
     "logging_steps": 1,
 }
-"""The same for every section of fine-tuning (one with a launcher)."""
+"""The same for every fine-tuning section (one with a launcher)."""
 
 TRAINING_TOKENS = 600
-"""A fine-tuning stops after the step that brings the tokens read to this many."""
+"""Number of tokens after which a fine-tuning stops at the end of the step."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """What a rehearsal has on this machine.
+    """Resources of a rehearsal on this machine.
 
     Attributes:
-        gpus: 0 for a rehearsal on the CPU.
-        models: method -> folder of the model that stands in for the profile's; a method without one keeps its own.
-        teacher: base address of the local OpenAI-compatible server.
+        gpus: number of GPUs; 0 for a rehearsal on the CPU.
+        models: method -> folder of the model that replaces the profile's; other methods keep theirs.
+        teacher: base URL of the local OpenAI-compatible server.
         chats: folder of chats in the format of plain SPIN's ``reformat``.
         snippets: file of search snippets.
-        quick: tasks are made here instead of being fetched from their declared source; one iteration, no control.
+        quick: generate tasks instead of fetching them from their declared source; one iteration, no controls.
     """
 
     gpus: int
@@ -125,7 +125,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Replacement:
-    """One key of the params that the rehearsal changes. ``old`` or ``new`` is None where the key is absent."""
+    """One key of the params that the rehearsal changes. ``old`` or ``new`` is None if the key is absent or null."""
 
     key: str
     old: Any
@@ -134,7 +134,7 @@ class Replacement:
 
 
 def gpu_methods(params: Mapping[str, Any]) -> list[str]:
-    """The methods whose section asks for a GPU: some device is cuda, or an engine is vLLM."""
+    """The methods whose section requires a GPU: some device is cuda, or an engine is vLLM."""
 
     def asks(section: Mapping[str, Any]) -> bool:
         return any(node.get("device") == "cuda" or node.get("engine") == "vllm" for _, node in mappings(section))
@@ -143,17 +143,17 @@ def gpu_methods(params: Mapping[str, Any]) -> list[str]:
 
 
 def rehearsable(params: Mapping[str, Any]) -> list[str]:
-    """The methods worth a rehearsal: those that ask for a GPU, and those that start from a model of a person's own."""
+    """The methods worth a rehearsal: those that require a GPU or start from a model that is not this repository's."""
     pretrained = [method for method in METHODS if params["base"][method]["model"] not in (None, SHIPPED)]
     return [method for method in METHODS if method in gpu_methods(params) or method in pretrained]
 
 
 def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tuple[Params, list[Replacement]]:
-    """The params of the rehearsal and every key that differs, in the params' order; ``params`` stays as it is.
+    """The params of the rehearsal and the changed keys, in the order of the changes; ``params`` is not modified.
 
     Args:
         params: composed params of a profile, as plain mappings.
-        methods: the methods that are rehearsed; other methods' sections stay as they are.
+        methods: the methods to rehearse; other methods' sections are not changed.
     """
     edit = _Edit(deepcopy(dict(params)))
     if edit.get("tracking.report_to") == "wandb":
@@ -177,14 +177,14 @@ def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tupl
 
 
 class _Edit:
-    """Params that are being changed, and the changes made."""
+    """Params under modification, with a record of the changes."""
 
     def __init__(self, params: Params) -> None:
         self.params = params
         self.made: list[Replacement] = []
 
     def set(self, key: str, value: Any, kind: Kind) -> None:
-        """Set a key to another value; an equal one is no change."""
+        """Set a key; an equal value is not recorded as a change."""
         node, last = self._node(key)
         old = value_at(self.params, key)
         if old != value or (isinstance(node, dict) and last not in node):
@@ -196,7 +196,7 @@ class _Edit:
         self.made.append(Replacement(key, node.pop(last), None, kind))
 
     def clear(self, key: str, kind: Kind) -> None:
-        """Set a key to null, if it is there: dvc.yaml may name it."""
+        """Set a key, if present, to null instead of removing it, because dvc.yaml may name it."""
         if self.get(key) is not None:
             self.set(key, None, kind)
 
@@ -211,7 +211,7 @@ class _Edit:
 
 
 def _cut_iterations(edit: _Edit, method: str, longest: int) -> None:
-    """Leave out the iterations that come after the first ``longest`` of their chain; their controls match the last."""
+    """Remove iterations beyond the first ``longest`` of their chain; their controls then match the last one kept."""
     iterations = edit.params[method]["iterations"]
     inits = {name: one["init"] for name, one in iterations.items()}
 
@@ -238,7 +238,7 @@ def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
 
 
 def _replace_services(edit: _Edit, method: str, here: Here) -> None:
-    """What is paid for or absent here: chat endpoints, live search, data without a declared source."""
+    """Replace what costs money or is unavailable here: chat endpoints, live search, data without a declared source."""
     for name, engine in edit.params[method]["engines"].items():
         if engine and engine["engine"] == "openai":
             edit.set(f"{method}.engines.{name}.base_url", here.teacher, "service")
@@ -255,7 +255,7 @@ def _replace_services(edit: _Edit, method: str, here: Here) -> None:
 
 
 def _embed_tasks(edit: _Edit, method: str) -> None:
-    """Tasks made here, for a rehearsal without network and mirror."""
+    """Use generated tasks, for a rehearsal without network or mirror."""
     if method == "rise" and edit.get("rise.tasks.source") != "embedded":
         edit.set("rise.tasks.source", "embedded", "data")
         edit.set("rise.env.name", "gsm8k", "data")
@@ -267,7 +267,7 @@ def _embed_tasks(edit: _Edit, method: str) -> None:
 
 
 def _keep_one_row(edit: _Edit, method: str) -> None:
-    """No controls; of Reflect-RL's runs the last, and the supervised models that it needs."""
+    """Remove controls and, for Reflect-RL, all but the last run and the supervised models that it needs."""
     section = edit.params[method]
     for rows in ("rows", "models"):
         for name, row in list(section.get(rows, {}).items()):
@@ -286,12 +286,12 @@ def _keep_one_row(edit: _Edit, method: str) -> None:
 
 
 def _let_expert_search(edit: _Edit, method: str) -> None:
-    """A small model finds nothing to learn from, so the environment's expert finds it.
+    """Let the environment's expert generate training data, which a small model itself does not find.
 
-    RISE: where no teacher answers in the first iteration, the expert takes the last turn, so that a control that learns
-    right answers has data. Agent-R: the expert searches the first iteration's trees, which the second, whose trees the
-    model itself searches, learns from as well. SPIN: no episode earns a reward, so a control that compares rewards has
-    no data.
+    RISE: if the first iteration has no teacher, the expert takes its last turn, so that a control that learns from
+    correct answers has data. Agent-R: the expert searches the first iteration's trees; the second iteration, whose
+    trees the model itself searches, also trains on them. SPIN: no episode earns a reward, so controls that compare
+    rewards, which would have no data, are removed.
     """
     first = next(iter(edit.params[method]["iterations"]))
     if method == "rise":
@@ -333,7 +333,7 @@ def _fit_sizes(edit: _Edit, method: str) -> None:
 
 
 def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpus: int) -> None:
-    """Fit the settings to this machine: fewer processes, and on a CPU no GPU's data types and kernels."""
+    """Fit the settings to this machine: fewer processes and, on a CPU, no GPU data types or kernels."""
     place = ".".join(path)
     most = gpus or 2
     if "processes" in node:

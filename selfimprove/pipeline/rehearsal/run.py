@@ -1,4 +1,4 @@
-"""Runs a rehearsal: lays out its folder, serves the teacher, drives DVC stage by stage and reports."""
+"""Runs a rehearsal: prepares its folder, serves the teacher, runs DVC and prints the report."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from selfimprove.pipeline.warm import PARALLEL
 
 REAL = stand_in.REAL
 CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
-"""vLLM's build for CPUs, and everything else."""
+"""The environment with vLLM's build for CPUs and all other packages."""
 
 MAIN_ENVIRONMENT = Path(".venv/bin")
 LOG_LINES = 15
@@ -44,15 +44,15 @@ _RUNNING = re.compile(r"Running stage '([^']+)'")
 def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     """Rehearse a profile.
 
-    Returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if something that it needs is missing.
+    Returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if a requirement is missing.
 
     Args:
         method: one method, or ``all`` that the profile runs on a GPU or from a pretrained model.
         root: the repository.
-        quick: random weights, made tasks and one iteration.
+        quick: random weights, generated tasks and one iteration.
 
     Raises:
-        UserError: no such profile or method, or it needs no rehearsal; or the teacher did not start.
+        UserError: the profile or method does not exist or needs no rehearsal, or the teacher did not start.
     """
     params = _composed(profile, root)
     methods = _chosen(profile, params, method)
@@ -63,7 +63,7 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
 
 
 def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, root: Path, quick: bool) -> int:
-    """``rehearse`` in a folder that is this process's alone."""
+    """``rehearse`` in a folder that this process has locked."""
     gpus = _gpus()
     place.lay_out(folder, root)
     place.make_chats(folder)
@@ -83,7 +83,7 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
     write_json(folder / "replaced.json", [asdict(one) for one in replaced])
     environment = _environment(params, methods, root, gpus)
     print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
-    check = [_python(environment), "-m", "selfimprove.pipeline.check", *methods]  # as `make repro` does first
+    check = [_python(environment), "-m", "selfimprove.pipeline.check", *methods]  # as in `make repro`
     if subprocess.run(check, cwd=folder, env=environment, check=False).returncode:
         return 2
     with serving(folder, port, folder / "teacher.log", _python(environment)):
@@ -97,10 +97,10 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
 
 
 def _composed(profile: str, root: Path) -> Params:
-    """The profile's params with every training's settings.
+    """The profile's params with the settings of every training written out.
 
     Raises:
-        UserError: no such profile, or it does not fit the schemas. A model that only the GPU machine has is replaced.
+        UserError: no such profile, or it is invalid. A missing model folder is accepted, because it will be replaced.
     """
     values = composed(profile, root / "profiles")
     where = f"profiles/{profile}.yaml"
@@ -113,7 +113,7 @@ def _chosen(profile: str, params: Params, method: str) -> list[str]:
     """The methods to rehearse.
 
     Raises:
-        UserError: the profile needs no rehearsal, or not for that method.
+        UserError: no such method, or the profile or this method of it needs no rehearsal.
     """
     found = rehearsable(params)
     if method not in ("all", *METHODS):
@@ -140,14 +140,14 @@ def _gpus() -> int:
 
 
 def _stand_ins(params: Params, methods: list[str], folder: Path, root: Path, quick: bool, gpus: int) -> dict[str, str]:
-    """Method -> the model that it starts from here: with GPUs the profile's own, else one that stands in for it."""
+    """Method -> the model that replaces its own. With GPUs, unless ``quick``, only ``REAL`` needs an entry (a link)."""
     asked = {method: params["base"][method]["model"] for method in methods}
     own = gpus and not quick
     return {m: _stand_in(name, folder, root, quick) for m, name in asked.items() if name and (name == REAL or not own)}
 
 
 def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
-    """The model that stands in for ``model``, as a path relative to the rehearsal's folder."""
+    """The model that replaces ``model``, as a path relative to the rehearsal's folder."""
     kind = stand_in.family(model)
     if kind == "llama" and not quick:
         if not (root / REAL / "config.json").is_file():
@@ -160,10 +160,10 @@ def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
 
 
 def run_make(root: Path, goal: str) -> None:
-    """Let make build what is missing. Of several rehearsals that need it, one builds it and the others wait.
+    """Build a missing target with make. If several rehearsals need it, one builds it while the others wait.
 
     Raises:
-        UserError: it failed.
+        UserError: make failed.
     """
     with FileLock(root / place.HOME / "make.lock"):
         failed = subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode
@@ -180,7 +180,8 @@ def _write_params(folder: Path, params: Params) -> None:
 
 
 def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> dict[str, str]:
-    """The stages' environment: the Python that has the profile's engines first on the path, dummy keys, no network."""
+    """The stages' environment variables: a PATH to the Python with the profile's engines, dummy keys, and, without
+    GPUs, an offline hub."""
     if gpus or not any(method in gpu_methods(params) for method in methods):
         bin_folder = root / MAIN_ENVIRONMENT
     else:
@@ -202,13 +203,13 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
 
 
 def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: int = 1) -> int:
-    """Run DVC in a folder, a line for each stage; its output goes to a log, whose end a failure shows.
+    """Run DVC in a folder, printing one line per stage; its output goes to a log, the end of which is shown on failure.
 
-    ``jobs``: stages at once; how long each took is kept (``minutes_of``) if it is one.
+    ``jobs``: number of parallel stages; if it is 1, their durations are recorded (``minutes_of``).
     """
     log, minutes = folder / "log.txt", minutes_of(folder)
     how = ["dvc", "repro"] if jobs == 1 else [*PARALLEL, str(jobs)]
-    command = [_python(environment), "-m", "selfimprove.pipeline.warm", *how, *goals]  # as `make repro`
+    command = [_python(environment), "-m", "selfimprove.pipeline.warm", *how, *goals]  # as in `make repro`
     stage, began = "", time.monotonic()
     with (
         log.open("w", encoding="utf-8") as out,
@@ -249,7 +250,7 @@ def _python(environment: Mapping[str, str]) -> str:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """End the process's whole session if this process is interrupted or told to end."""
+    """Terminate the process's whole session if this process is interrupted or terminated."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -266,12 +267,12 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[
 
 def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> None:
     if stage:
-        minutes.pop(stage, None)  # the latest stand last
+        minutes.pop(stage, None)  # the most recent comes last
         minutes[stage] = round((time.monotonic() - began) / 60, 2)
         write_text(folder / "minutes.json", json.dumps(minutes, indent=2) + "\n")
 
 
 def minutes_of(folder: Path) -> dict[str, float]:
-    """Stage -> minutes of its last run, of this and earlier calls."""
+    """Stage -> minutes of its last run, in this or an earlier call."""
     file = folder / "minutes.json"
     return read_object(file) if file.is_file() else {}

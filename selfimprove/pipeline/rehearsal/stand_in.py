@@ -1,6 +1,6 @@
-"""The model that stands in for a profile's: the real small model for Llama's family, else a small one of its kind.
+"""The model that replaces a profile's: a small pretrained one for the Llama family, otherwise a tiny one of its type.
 
-The small ones have random weights and a tokenizer that is trained on this repository's documents; they are built once.
+The tiny models have random weights and a tokenizer trained on this repository's documentation. They are built once.
 """
 
 import os
@@ -14,7 +14,7 @@ from selfimprove.core.publish import publish
 from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 
 REAL = "models/smollm2"
-"""SmolLM2-135M-Instruct, a Llama; ``make models/smollm2`` brings it."""
+"""SmolLM2-135M-Instruct, a Llama model; ``make models/smollm2`` downloads it."""
 
 FAMILIES: Mapping[str, str] = {
     r"llama|mistral|zephyr|vicuna|smollm": "llama",
@@ -24,7 +24,7 @@ FAMILIES: Mapping[str, str] = {
     r"gemma": "gemma",
     r"phi-?3": "phi3",
 }
-"""Pattern in a model's name -> its type in transformers; the first that fits counts."""
+"""Pattern in a model's name -> its type in transformers; the first match counts."""
 
 SIZES: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -37,19 +37,19 @@ SIZES: Mapping[str, Any] = {
 }
 VOCABULARY = 2048
 NUMBERS = tuple(str(number) for number in range(10, 200))
-"""Written as one token each, as GPT-2's tokenizer does: Reflect-RL's labels."""
+"""Reflect-RL's labels, each a single token, as in GPT-2's tokenizer."""
 
 
 def family(model: str) -> str:
-    """The type in transformers of the model of that name; a name that says nothing is taken for a Llama's."""
+    """A model's type in transformers, inferred from its name; llama if no pattern matches."""
     return next((kind for pattern, kind in FAMILIES.items() if re.search(pattern, model.lower())), "llama")
 
 
 def build(kind: str, folder: Path, root: Path) -> None:
-    """Write a small model of that type, with its tokenizer and template, unless the folder is there."""
+    """Write a tiny model of type ``kind`` with its tokenizer and template, unless the folder has one."""
     if (folder / "config.json").is_file():
         return
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports DeepSpeed, which else probes and warns
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # saving imports DeepSpeed, which would probe and warn
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar

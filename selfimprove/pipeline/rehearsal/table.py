@@ -1,7 +1,7 @@
-"""The table of rehearsals in docs/gpu.md, written from docs/rehearsals.json.
+"""Generates the table of rehearsals in docs/gpu.md from docs/rehearsals.json.
 
-A rehearsal that ran its whole graph leaves ``rehearsed.json`` in its folder. ``make docs`` runs this module, which
-takes those files into docs/rehearsals.json, where the newest of a profile stays, and writes the table.
+A rehearsal that ran its whole graph writes ``rehearsed.json`` to its folder. ``make docs`` runs this module, which
+merges these files into docs/rehearsals.json, keeping the newest of each profile and mode, and writes the table.
 """
 
 import os
@@ -33,14 +33,14 @@ NAMED: Mapping[str, str] = {
     "engine": "engine of the first search",
     "models": "turns of the first iteration",
 }
-"""Last part of a key -> its name in the table, for the replacements that differ between profiles."""
+"""Last part of a key -> its name in the table, for replacements that differ between profiles."""
 
 
 class Rehearsed(BaseModel):
     """One rehearsal that ran its whole graph.
 
     Attributes:
-        replaced: what else than sizes, device, data type and kernels was replaced, in words.
+        replaced: descriptions of replacements other than sizes, device, data type and kernels.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -67,7 +67,7 @@ def outcome(
     quick: bool,
     gpus: int,
 ) -> Rehearsed:
-    """The rehearsal that has just ended, for ``OUTCOME``."""
+    """The record of a rehearsal that has just finished, for ``OUTCOME``."""
     return Rehearsed(
         profile=profile,
         methods=list(methods),
@@ -81,7 +81,7 @@ def outcome(
 
 
 def notable(replaced: Sequence[Replacement]) -> list[str]:
-    """The replacements that the table shows, each once."""
+    """The replacements shown in the table, without duplicates."""
     found = []
     for one in replaced:
         name = NAMED.get(one.key.rpartition(".")[2])
@@ -96,7 +96,7 @@ def notable(replaced: Sequence[Replacement]) -> list[str]:
 
 
 def collect(root: Path) -> None:
-    """Take the outcomes of the repository's rehearsals into ``FILE`` and write the table of ``PAGE``."""
+    """Merge the outcomes of the repository's rehearsals into ``FILE`` and write the table in ``PAGE``."""
     kept = {(one.profile, one.quick): one for one in read(root)}
     for file in sorted((root / HOME).glob(f"*/{OUTCOME}")):
         one = Rehearsed.model_validate_json(file.read_text(encoding="utf-8"))
@@ -108,13 +108,13 @@ def collect(root: Path) -> None:
 
 
 def read(root: Path) -> list[Rehearsed]:
-    """The rows of ``FILE``; none if it is not there."""
+    """The rows of ``FILE``; empty if it does not exist."""
     file = root / FILE
     return _LIST.validate_json(file.read_text(encoding="utf-8")) if file.is_file() else []
 
 
 def with_table(page: str, rows: Sequence[Rehearsed]) -> str:
-    """The page with the table of these rows between its two marks."""
+    """The page with the table of these rows between its marks."""
     return between(page, BEGIN, END, table(rows))
 
 

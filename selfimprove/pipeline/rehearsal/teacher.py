@@ -1,8 +1,8 @@
-"""The local teacher: an OpenAI-compatible server in front of the environments' scripted experts.
+"""The local teacher: an OpenAI-compatible server for the environments' scripted experts.
 
 ``python -m selfimprove.pipeline.rehearsal.teacher FOLDER PORT`` serves ``POST /v1/chat/completions`` on 127.0.0.1
-until its standard input ends, which it does when the rehearsal that started it ends, however it ends. The key that
-clients send has to be ``KEY``: a real key in the environment of a rehearsal never leaves it.
+until its standard input is closed, which happens when the rehearsal that started it ends for any reason. Clients must
+send ``KEY`` as their key, which ensures that a real key in the environment of a rehearsal is never sent.
 """
 
 import os
@@ -37,14 +37,14 @@ START_SECONDS = 120.0
 
 
 class Said(BaseModel):
-    """One message of a call."""
+    """One message of a request."""
 
     role: str
     content: str
 
 
 class Call(BaseModel):
-    """The fields of a chat completion call that are read; an expert ignores ``temperature`` and the like."""
+    """The fields used of a chat-completion request; sampling parameters such as ``temperature`` are ignored."""
 
     model: str
     messages: list[Said] = Field(min_length=1)
@@ -52,10 +52,10 @@ class Call(BaseModel):
 
 
 def make_app(folder: Path) -> Starlette:
-    """The server's application over a rehearsal's folder.
+    """The server's application for a rehearsal's folder.
 
     Raises:
-        UserError: the folder's params do not fit.
+        UserError: the folder's params are missing or invalid.
     """
     expert = answer(folder)
 
@@ -78,13 +78,13 @@ def make_app(folder: Path) -> Starlette:
 
 @contextmanager
 def serving(folder: Path, port: int, log: Path, python: str = sys.executable) -> Iterator[None]:
-    """The server as a process of its own, answering when the block begins and gone when it ends.
+    """Run the server in a separate process, ready when the block starts and stopped when it ends.
 
     Args:
-        python: the stages' own interpreter: AutoExplore's repositories are the packages that it has.
+        python: the stages' interpreter, whose installed packages are AutoExplore's repositories.
 
     Raises:
-        UserError: it did not start; repeats the end of its log.
+        UserError: the server did not start; quotes the end of its log.
     """
     command = [python, "-m", "selfimprove.pipeline.rehearsal.teacher", str(folder), str(port)]
     with log.open("wb") as out:
@@ -112,7 +112,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 def _completion(call: Call, texts: Sequence[str]) -> dict[str, Any]:
-    """The body of an answer; tokens are counted as words."""
+    """The body of a response; its token counts are word counts."""
     read = sum(len(said.content.split()) for said in call.messages)
     written = sum(len(text.split()) for text in texts)
     return {
@@ -139,7 +139,7 @@ def _end_with_input() -> None:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input is closed."""
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     with one_sentence():
         app, listener = make_app(folder), listen("127.0.0.1", port)

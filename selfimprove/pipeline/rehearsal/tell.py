@@ -1,4 +1,4 @@
-"""The closing report of a rehearsal: minutes per stage, what was replaced, what only a GPU can show."""
+"""The final report of a rehearsal: minutes per stage, replacements, and what only a GPU can test."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def tell(
     minutes: Mapping[str, float],
     gpus: int,
 ) -> str:
-    """The closing report, as plain text."""
+    """The final report, as plain text."""
     machine = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
     lines = [f"\n{profile}: the whole graph of {', '.join(methods)} ran on {machine} "
              f"in {sum(minutes.values()):.1f} minutes.\n"]  # fmt: skip
@@ -33,7 +33,7 @@ def tell(
 
 
 def replacements(replaced: Sequence[Replacement]) -> list[str]:
-    """Replacements in words; equal changes of many keys are one line, sizes are counted."""
+    """One line per replacement; equal changes of several keys share a line, and changed sizes are only counted."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for one in replaced:
         if one.kind != "size":
@@ -58,7 +58,7 @@ def _kept(methods: Sequence[str], run: Params) -> list[str]:
 
 
 def _trainings(node: Any) -> set[str]:
-    """How each fine-tuning of a section is started and what it trains."""
+    """Backend, launcher and trained weights of each training in a section."""
     found: set[str] = set()
     if isinstance(node, Mapping):
         if "launcher" in node and node.get("epochs") != 0:
@@ -94,5 +94,5 @@ def _short(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """A line without characters that control a terminal."""
+    """A line with non-printable characters, such as terminal control codes, replaced by spaces."""
     return "".join(char if char.isprintable() else " " for char in text)
