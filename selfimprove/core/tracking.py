@@ -22,7 +22,7 @@ PROJECT = "selfimprove"
 
 
 class TrackingParams(Section):
-    """Where a running stage sends its curves. Not part of any stage's identity: it changes no output."""
+    """Where a running stage sends its curves. Not part of any stage's identity: outputs do not depend on it."""
 
     report_to: Literal["none", "tensorboard", "wandb", "trackio", "dvclive"] = Field(
         default="tensorboard", description="tensorboard: event files in .scratch/tensorboard/<stage>"

@@ -30,7 +30,7 @@ SHOWN = 60
 
 
 class RunParams(Section):
-    """What holds for every stage. Results depend on seed, threads and kernels; the rest changes no byte."""
+    """Settings of every stage. Results depend on ``seed``, ``threads`` and ``kernels`` only."""
 
     seed: int = Field(ge=0, le=LARGEST_SEED)
     threads: int = Field(

@@ -1,4 +1,4 @@
-"""``make plan``: estimates what every stage of params.yaml (``PROFILE=name``: of a profile) needs; checks that it fits."""
+"""``make plan``: estimates what every stage of params.yaml, or of ``PROFILE=name``, needs and checks that it fits."""
 
 from dataclasses import replace
 from typing import Annotated
