@@ -1,6 +1,6 @@
-"""The engines a params file can name, one schema each; ``engine`` says which.
+"""Schemas of the engines in a params file; the key ``engine`` selects one.
 
-``model: policy`` stands for the model the iteration starts from; any other value is a folder with a model.
+``model: policy`` is the model that the iteration starts from; any other value is a model folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from selfimprove.core.params import Section
 
 MOST_ROWS = 8192
-"""Rows of a batch, at most; the engine checks whether they fit this machine's memory (``engines/cpu/slots.py``)."""
+"""Maximum rows of a batch; the engine checks that they fit this machine's memory (``engines/cpu/slots.py``)."""
 
 
 def _check_count(value: object) -> object:
@@ -117,14 +117,14 @@ EngineConfig = Annotated[
 
 
 def check_own_model(name: str, cfg: EngineConfig, method: str) -> None:
-    """Refuse settings under which an engine would not play each row's own model in the format that training uses.
+    """Refuse settings that would run another model or chat format than the row's own, with which it is trained.
 
     Args:
         name: the engine's name in the section ``engines``.
-        method: whose section it is; the base's settings are under that name.
+        method: the method of the section; its base's settings are ``base.<method>``.
 
     Raises:
-        ValueError: another model, or a chat template of its own.
+        ValueError: the engine sets another model, or its own chat template.
     """
     if isinstance(cfg, OpenAiEngineConfig | ScriptedEngineConfig):
         return
