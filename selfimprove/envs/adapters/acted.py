@@ -1,4 +1,4 @@
-"""Environments whose actions are listed by label, acted in by text (Agent-R): the action is the command itself."""
+"""Adapter for Agent-R: environments with labelled actions, acted in by text. An action is the command itself."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Environments that are acted in by text, with labels (Reflect-RL): the actions that make sense now are listed."""
+"""Adapter for Reflect-RL: text environments with labels. The admissible actions of each state are listed."""
 
 from __future__ import annotations
 

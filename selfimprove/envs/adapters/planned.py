@@ -1,4 +1,4 @@
-"""Environments that are acted in, as problems with one answer (RISE): an attempt is a whole plan."""
+"""Adapter for RISE: environments with actions as problems with one answer. An attempt is a whole plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlannedParams(OwnTasksParams):
         return self
 
     def make(self) -> AnswerEnv:
-        """See ``AnswerParams``; where ``server`` is set, plans are carried out there."""
+        """See ``AnswerParams``; if ``server`` is set, plans are executed there."""
         from selfimprove.envs.plans import Plans
 
         world = self.inner.world if isinstance(self.inner, TextParams) else None

@@ -1,4 +1,4 @@
-"""Questions that are looked up, as problems with one right answer (RISE): the paragraphs stand in the question."""
+"""Adapter for RISE: look-up questions as problems with one right answer. The question contains the paragraphs."""
 
 from typing import ClassVar
 
