@@ -1,4 +1,4 @@
-"""Gymnasium's environments as params.yaml names them: ``gymnasium:<id>``."""
+"""Params of Gymnasium's environments: ``gymnasium:<id>``."""
 
 import re
 from typing import Any, ClassVar, Literal
@@ -35,7 +35,7 @@ class GymnasiumParams(TextParams):
 
     @property
     def world_name(self) -> str:
-        """The id, as file names can have it."""
+        """The id in a form that is valid in file names."""
         return re.sub(r"[^\w.-]", "-", self.name.partition(":")[2])
 
     def make(self) -> AgentEnv:
