@@ -25,10 +25,9 @@ CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_check_count)]
 
 
 class TransformersEngineConfig(Section):
-    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/cpu/engine.py``).
+    """Our batched decoder for a transformers model: exact on CPU, also runs on GPUs (``engines/cpu/engine.py``).
 
-    With ``replicas``, in as many processes, which share the slots and the run's threads
-    (``engines/cluster/replicas.py``).
+    ``replicas`` processes divide the slots and the run's threads (``engines/cluster/replicas.py``).
     """
 
     engine: Literal["transformers"]
@@ -59,7 +58,7 @@ class TransformersEngineConfig(Section):
 
 
 class VllmEngineConfig(Section):
-    """vLLM in this process or in ``replicas`` of their own (``engines/vllm/engine.py``); by server, use ``openai``."""
+    """vLLM in this process or in ``replicas`` others (``engines/vllm/engine.py``). For a server, use ``openai``."""
 
     engine: Literal["vllm"]
     model: str = "policy"
@@ -80,7 +79,7 @@ class VllmEngineConfig(Section):
 
 
 class OpenAiEngineConfig(Section):
-    """Any OpenAI-compatible endpoint (``engines/openai.py``). The key comes from the environment or a key file only."""
+    """Any OpenAI-compatible endpoint (``engines/openai.py``). The key comes only from the environment or a key file."""
 
     engine: Literal["openai"]
     base_url: str
@@ -104,7 +103,7 @@ class OpenAiEngineConfig(Section):
 
 
 class ScriptedEngineConfig(Section):
-    """The environment's own expert in a teacher's place; wrong, by a plausible slip, at the declared rate."""
+    """The environment's own expert as the teacher; with probability ``error_rate`` it makes a plausible mistake."""
 
     engine: Literal["scripted"]
     error_rate: float = Field(default=0.0, ge=0, le=1)

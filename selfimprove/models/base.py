@@ -26,9 +26,9 @@ WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
 
 class BaseParams(Section):
-    """``model``: null builds ``arch`` from scratch; a folder, or a hub name with its ``revision``, is used.
+    """``model``: null builds ``arch`` from scratch; otherwise a folder, or a hub name with its ``revision``.
 
-    It may hold a LoRA adapter in peft's format, which is merged into its base.
+    The model may be a LoRA adapter in peft's format, which is merged into its base.
     """
 
     model: str | None = None

@@ -16,7 +16,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 class ScratchArch(Section):
-    """Size of a model that is trained from scratch."""
+    """The size of a model trained from scratch."""
 
     hidden: int = Field(default=128, ge=8, le=65_536)
     layers: int = Field(default=3, ge=1, le=1000)

@@ -21,7 +21,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "spec
 
 
 class TokenizerParams(Section):
-    """How the tokenizer is trained; not read when the method's base names a model, which brings its own."""
+    """Training of the tokenizer; ignored if the method's base specifies a model, whose own tokenizer is used."""
 
     vocab_size: int = Field(default=512, ge=300, le=1_000_000)
     texts: int = Field(default=12000, ge=1, description="how many of the method's texts it is trained on")
@@ -31,7 +31,7 @@ class TokenizerParams(Section):
 
 
 class TokenizerSection(Section):
-    """The ``tokenizer`` section: one for each method, so that no method's texts change another's results."""
+    """The ``tokenizer`` section: one for each method, so that one method's texts do not affect another's results."""
 
     rise: TokenizerParams
     agent_r: TokenizerParams

@@ -26,9 +26,9 @@ def sent(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ClusterParams(Section):
-    """The machines that a run uses beside this one. It changes no result, and so is no part of any stage's identity.
+    """The machines that a run uses besides this one. They do not affect results or any stage's identity.
 
-    ``CLUSTER=ray``, ``CLUSTER=slurm`` or ``CLUSTER=none`` in the environment goes before ``kind``.
+    ``CLUSTER=ray``, ``CLUSTER=slurm`` or ``CLUSTER=none`` in the environment overrides ``kind``.
     """
 
     kind: Literal["none", "ray", "slurm"] = Field(

@@ -9,7 +9,7 @@ from selfimprove.envs.params import EnvParams, ListedParams, TextParams
 
 
 class ActedParams(TextParams):
-    """An environment of Reflect-RL, whose keys are its own: an action is the command that a label stands for."""
+    """An environment of Reflect-RL, with its own keys. An action is the command of a label."""
 
     inner: SerializeAsAny[ListedParams] = Field(description="filled in from the environment's own keys")
 

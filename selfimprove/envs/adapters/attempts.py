@@ -38,7 +38,7 @@ FIRST, AGAIN = "I work the problem out.", "That was wrong, so I work it out agai
 
 
 class AttemptsParams(TextParams):
-    """Problems with one right answer, whose keys are their own: an action is an attempt."""
+    """Problems with one right answer, with their environment's own keys. An action is an attempt."""
 
     inner: SerializeAsAny[AnswerParams] = Field(description="filled in from the environment's own keys")
     problems: str | None = Field(

@@ -11,7 +11,7 @@ from selfimprove.envs.params import EnvParams, ListedParams, OwnTasksParams, Tex
 
 
 class PlannedParams(OwnTasksParams):
-    """An environment that is acted in, whose keys are its own: an attempt is a plan of all actions at once."""
+    """An environment with actions, with its own keys. An attempt is a plan of all actions at once."""
 
     inner: SerializeAsAny[TextParams | ListedParams] = Field(description="filled in from the environment's own keys")
     max_actions: int = Field(default=30, ge=1, le=1000, description="actions of a plan, at most")

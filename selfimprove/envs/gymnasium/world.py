@@ -12,7 +12,7 @@ PREFIX = "gymnasium"
 
 
 class GymnasiumParams(TextParams):
-    """Any environment of Gymnasium whose actions are text or are numbered, and whose observations can be written."""
+    """Any Gymnasium environment with text or numbered actions, and observations that can be written as text."""
 
     name: str = Field(pattern=rf"^{PREFIX}:.+$", description="gymnasium:<id>, as gymnasium.make takes it")
     options: dict[str, Any] = Field(default={}, description="further arguments of gymnasium.make")

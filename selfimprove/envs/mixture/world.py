@@ -22,14 +22,14 @@ CLOSE = 1e-6
 
 
 class Part(Section):
-    """One of them."""
+    """One environment of a mixture."""
 
     share: float = Field(gt=0, le=1, description="of the tasks of every split; the shares add up to 1")
     env: SerializeAsAny[TextParams] = Field(description="filled in from the environment's own keys")
 
 
 class MixtureParams(TextParams):
-    """Several environments, each a share of the tasks; in params.yaml a list of ``env`` sections with ``share``."""
+    """Environments, each with a share of the tasks; in params.yaml a list of ``env`` sections with ``share``."""
 
     name: Literal["mixture"] = "mixture"
     parts: list[Part] = Field(min_length=2, description="the environments of the list")
