@@ -76,8 +76,7 @@ class OpenAiEngine:
         self._since = 0.0
 
     async def generate(self, request: Request) -> list[Completion]:
-        """Return ``request.n`` completions, in sample order; makes several calls if the endpoint returns fewer per
-        call.
+        """Return ``request.n`` completions, in sample order; makes several calls if one returns fewer.
 
         Raises:
             EngineError: the tries are used up, or the endpoint refuses this request (too long, say).

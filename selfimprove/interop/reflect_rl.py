@@ -120,8 +120,7 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
 
 
 def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An iteration of our log.jsonl in the original's format: counted from 0, with probabilities, not
-    log-probabilities.
+    """An iteration of our log.jsonl in the original's format: counted from 0, log-probabilities exponentiated.
 
     Raises:
         UserError: the row is not an iteration's.

@@ -152,8 +152,7 @@ def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
 
 
 def _told(turn: Turn, query: str) -> str:
-    """The feedback on the chosen attempt; in an evaluation, independent first attempts were told that they are
-    wrong."""
+    """The feedback on the chosen attempt; an evaluation's independent first attempts were told they are wrong."""
     return turn.observation or feedback(turn.attempt.reward, query, forced_negative=True)
 
 
@@ -193,8 +192,7 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
 
 
 def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn | None:
-    """Turn ``t`` of a log; None if the client failed on it. Among equal texts, the one with the best reward is
-    chosen."""
+    """Turn ``t`` of a log; None if the client failed on it. Of equal texts, the one with the best reward is chosen."""
     history, key = entry.turn_history, str(t)
     texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
     if len(texts) != len(rewards) or action not in texts:

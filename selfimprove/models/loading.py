@@ -34,8 +34,7 @@ def load_causal_lm(
 def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without network access or output.
 
-    The library randomly initialises tensors that are missing from the files or have another shape; here they are
-    errors.
+    The library randomly initialises tensors that are missing or have another shape in the files; here it is an error.
 
     Args:
         trust_remote_code: whether Python files in the folder may run.

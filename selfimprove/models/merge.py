@@ -65,8 +65,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
 
 
 def _check_adapter(model: Any, file: Path) -> None:
-    """peft ignores tensors that the model does not have, and initialises those that are missing; here both are
-    errors."""
+    """peft ignores tensors that the model does not have, and initialises missing ones; here both are errors."""
     import peft
     from safetensors import safe_open
 

@@ -60,8 +60,7 @@ def full_weights(folder: Path, *, trust_remote_code: bool = False) -> Path:
 
 
 def _make(copy: Path, arguments: list[str], lock: int, trust_remote_code: bool) -> None:
-    """Merge in a subprocess that inherits the lock: if this process is killed, others wait until the subprocess
-    ends."""
+    """Merge in a subprocess that inherits the lock: if this process is killed, others wait for the subprocess."""
     part = copy.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     root = str(Path(__file__).resolve().parents[2])

@@ -42,8 +42,7 @@ class TokenizerSection(Section):
 def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path, *, fixed: Sequence[str] = ()) -> None:
     """Write a tokenizer with the specified chat template to ``folder``; equal texts give equal bytes.
 
-    ``fixed``: texts that occur verbatim in every dialogue, such as an environment's instruction; each becomes one
-    token.
+    ``fixed``: texts in every dialogue, such as an environment's instruction; each becomes one token.
     """
     tokenizer = Tokenizer(models.BPE())
     apart = [pre_tokenizers.Split(Regex("[A-Z][A-Za-z]*"), "isolated")] if params.names else []

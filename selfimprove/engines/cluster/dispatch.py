@@ -145,8 +145,7 @@ class Dispatcher(Templated, Generic[R]):
     def _feed(self, worker: R) -> None:
         """Send waiting calls after this replica, or its queue, has changed.
 
-        Order: to a call's home while it has free slots, else to another replica with free slots, else ahead to its
-            home.
+        A call goes to its home while that has free slots, else to a replica with free slots, else ahead to its home.
         """
         slots, ahead = self._share.slots, self._share.ahead
         self._send_own(worker, slots)

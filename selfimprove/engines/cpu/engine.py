@@ -89,8 +89,7 @@ class TransformersEngine(Templated):
         """See ``engines.base.Engine.generate``.
 
         A stop string cuts ``text`` just before itself; ``token_ids`` and ``logprobs`` are cut to the longest run of
-        whole tokens whose text is contained in it (slightly less than ``text``, if the stop string began inside a
-        token).
+        whole tokens whose text is contained in it (slightly less, if the stop string began inside a token).
 
         Raises:
             EngineError: the prompt and ``max_tokens`` exceed the context, or the request is invalid.
@@ -265,8 +264,7 @@ class TransformersEngine(Templated):
         assert job is not None
         stops = job.request.stop
         count = int(self._samples.count[slot])
-        # A newly completed stop string is within the last tokens, of at least one byte each; decoding only these is
-        # cheap.
+        # A newly completed stop string is within the last tokens, of at least a byte each; decoding these is cheap.
         reach = max(len(stop.encode()) for stop in stops) + 4
         recent = self.chat.decode(self._samples.drawn[slot, max(0, count - reach) : count].tolist())
         if not any(stop in recent for stop in stops):

@@ -44,8 +44,7 @@ class _Layer:
 
 
 class Llama:
-    """Implements ``decoder.Forward``. The model's own weights become views of the joined ones, so memory is not
-    doubled.
+    """Implements ``decoder.Forward``. The model's own weights become views of the joined ones, to save memory.
 
     Attributes:
         width: of an attention head.
@@ -140,8 +139,7 @@ class Llama:
     def _attended(
         self, rows: Rows, index: int, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [rows x tokens, heads, dim]; keys and values [rows, kv heads, width, dim], including these
-        tokens'."""
+        """Queries [rows x tokens, heads, dim]; keys and values [rows, kv heads, width, dim], new ones included."""
         layer, heads, both = self._layers[index], self._heads, self._heads + self._kv_heads
         made = F.linear(self._normed(x, layer.norm), layer.qkv).view(len(x), -1, self.width)
         turned, half = made[:, :both], self.width // 2

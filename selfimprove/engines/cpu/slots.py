@@ -156,8 +156,7 @@ def cache_shape(model: Any) -> CacheShape:
 class PrefixCache:
     """Keys and values of whole prompt blocks, by the hash of all tokens up to the block's end; LRU eviction.
 
-    Only blocks computed by the fixed-shape prefill are stored, so a block's bits do not depend on whether it was
-    cached.
+    Only blocks computed by the fixed-shape prefill are stored, so caching does not change a block's bits.
     """
 
     def __init__(self, block: int, most: int) -> None:

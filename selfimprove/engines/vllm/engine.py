@@ -117,8 +117,7 @@ class VllmEngine(Templated):
         return answers
 
     def _choice_ids(self, allowed: tuple[str, ...]) -> list[int]:
-        """Ids of the outputs of a choice, ascending, in which order a draw from the whole vocabulary would meet
-        them."""
+        """Ids of a choice's outputs, ascending, which is their order in a draw from the whole vocabulary."""
         from selfimprove.engines.choices import allowed_trie
 
         return sorted(allowed_trie(self.chat, allowed, choice=True).root())

@@ -162,8 +162,7 @@ class AlfWorld:
         return [] if now.ending else list(now.commands)
 
     def oracle(self) -> list[str]:
-        """The planner's path from here to the goal, whether or not max_turns allows it; [] at the end or if there is
-        none.
+        """The planner's path from here to the goal, whether or not max_turns allows it; [] if none or at the end.
 
         Planned from scratch at each call, so that it depends only on the current state.
         """
@@ -218,8 +217,7 @@ class AlfWorld:
         return self._lives[-1]
 
     def _guarded(self, game: AlfGame, ask: Callable[[], T]) -> T:
-        """Call ``ask``; if the process has died, retry once in a new one. If that fails too, the game is
-        blacklisted."""
+        """Call ``ask``; if the process has died, once more in a new one. A second failure blacklists the game."""
         if game.id in self._blacklist.reasons:
             raise EnvError(f"alfworld: the game {game.id} is on the blacklist: {self._blacklist.reasons[game.id]}")
         reason: EnvError

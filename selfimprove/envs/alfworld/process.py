@@ -151,8 +151,7 @@ class AlfWorldProcess:
         return dict(json.loads(line))
 
     def close(self) -> None:
-        """Kill the process, even during a step, and wait for it. May be called repeatedly; ``ask`` then starts a new
-        one."""
+        """Kill the process, even during a step, and wait for it. May be called again; ``ask`` starts a new one."""
         with self._lock:
             self._process = None
             _end(self._alive)

@@ -34,8 +34,7 @@ GOAL = "UNKNOWN GOAL"  # the grammar's placeholder for the task's sentence
 
 
 def serve() -> None:
-    """Answer until the standard input ends. Only answers are written to the standard output, whatever libraries
-    print."""
+    """Answer until the standard input ends. Only answers reach the standard output, whatever libraries print."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -46,8 +46,7 @@ class Choice(NamedTuple):
 
 
 def can_be_listed(name: str) -> bool:
-    """Whether a name can be listed literally on one line; others are hidden, since they could imitate parts of the
-    state."""
+    """Whether a name can be listed literally on one line; others are hidden: they could imitate parts of a state."""
     return shown(name) == name
 
 

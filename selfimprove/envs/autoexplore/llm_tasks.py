@@ -137,8 +137,7 @@ _FENCE = re.compile(r"^[ \t]*(?:```|~~~)\w*[ \t\r]*$", re.MULTILINE)
 
 
 def _plain(text: str) -> str:
-    """The printable text on one line, without fences, and without surrounding quotes if the text has no such quotes
-    inside.
+    """The printable text on one line, without fences, and without surrounding quotes unless there are more inside.
 
     For example, ``'host' is set to 'local'`` is unchanged.
     """
@@ -252,8 +251,7 @@ def _task(repo: Repo, path: str, pair: QuestionAnswer, model: str) -> Task:
 
 
 def gather(asked: Mapping[tuple[str, str], Asked]) -> Asked:
-    """All answers combined, by repository and file. Duplicate questions about a repository are dropped: their target is
-    ambiguous.
+    """All answers combined, by repository and file, without questions that have several targets in a repository.
 
     Raises:
         UserError: no answer contained a usable pair, or there was no answer.

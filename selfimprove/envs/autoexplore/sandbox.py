@@ -45,8 +45,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Result(NamedTuple):
-    """A command's result. ``text`` begins with Success or Error; ``identified``: the path given by ``id``, else
-    None."""
+    """A result. ``text`` begins with Success or Error; ``identified``: the path given to ``id``, else None."""
 
     ok: bool
     text: str

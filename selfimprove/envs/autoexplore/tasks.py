@@ -42,7 +42,7 @@ class Reflected(Record):
 
 
 class OriginalTrajectory(Record):
-    """A teacher's trajectory of a task. ``filename``: the file it identified; ``info``: ``positive`` or
+    """A teacher's trajectory. ``filename``: the file it identified; ``info``: ``positive`` or
     ``negativeK``."""
 
     model_name: str

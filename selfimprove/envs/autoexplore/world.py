@@ -69,8 +69,7 @@ class AutoExploreParams(ListedParams):
         return self.packages * min(self.files_per_repo, self.max_files) * (per_file or self.per_file)
 
     async def prepare(self, folder: Path, file: Path | None = None, asked: AskedTeacher | None = None) -> list[str]:
-        """See ``ListedParams``: writes repositories, tasks, and counts of the teacher's answers and of dropped
-        tasks."""
+        """See ``ListedParams``: writes repositories, tasks, and counts of teacher's answers and dropped tasks."""
         from selfimprove.envs.autoexplore.inventory import inventory
         from selfimprove.envs.autoexplore.listed import TASKS_FILE
         from selfimprove.envs.autoexplore.llm_tasks import make_llm_tasks

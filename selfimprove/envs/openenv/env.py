@@ -32,8 +32,7 @@ class OpenEnv(TextEnv):
     """See the module. Copies share the pool's sessions."""
 
     def __init__(self, pool: Pool, tasks: int, experts: Mapping[int, Sequence[Move]], search: int) -> None:
-        """``experts``: task -> a path to reward 1, empty if paths are searched; ``search``: maximum states of a
-        search."""
+        """``experts``: task -> a path to reward 1; empty: paths are searched. ``search``: its maximum states."""
         self.name, self.instruction = pool.name, pool.instruction  # type: ignore[misc]
         self.tasks, self.largest_search = tasks, search
         self._pool, self._experts = pool, experts
@@ -85,8 +84,7 @@ class OpenEnv(TextEnv):
         self._at = snapshot
 
     def expert(self) -> list[Move]:
-        """See ``AgentEnv``: the rest of the file's path as long as it was followed, else a search over listed
-        actions."""
+        """See ``AgentEnv``: the rest of the file's path if followed so far, else a search over listed actions."""
         if self._at.done:
             return []
         way, path = self._experts.get(self._at.state.task_id, ()), self._at.path

@@ -28,8 +28,7 @@ class Pool:
     """The sessions on one server with one set of rules; they are opened when needed."""
 
     def __init__(self, name: str, instruction: str, server: Server, rules: Rules, sessions: int, retries: int) -> None:
-        """``name``: the environment's in outputs; ``sessions``: maximum concurrent ones; ``retries``: see
-        ``Session``."""
+        """``name``: for outputs; ``sessions``: maximum concurrent sessions; ``retries``: see ``Session``."""
 
         async def make_slot() -> Slot:
             return Session(server, rules, retries)

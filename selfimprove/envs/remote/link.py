@@ -59,8 +59,7 @@ class Link:
         self._timeout, self._backoff, self._concurrency = timeout, backoff, concurrency
         self._client: httpx.AsyncClient | None = None
         self.absences = 0
-        """How often the server was unreachable. It may have restarted, so its old ids may now mean other
-        environments."""
+        """How often the server was unreachable. It may have restarted, and its ids may mean new environments."""
         self._answered = False
         self._left = False  # an environment was abandoned, and may still take up room on the server
 
