@@ -49,8 +49,8 @@ class Request:
 class Choice:
     """A decision by one token, with the values that a policy gradient needs (docs/reflect-rl.md, L6).
 
-    ``logprob`` and ``entropy`` are those of the distribution drawn from: the softmax of logits / temperature over the
-    allowed tokens that pass top_k and top_p. Temperature 0 counts as 1.
+    ``logprob`` and ``entropy`` refer to the softmax of logits / temperature over the allowed tokens that pass top_k and
+    top_p, which is the distribution that is sampled. Temperature 0 counts as 1.
 
     Attributes:
         prompt_ids: the prompt's token ids, after ``cut_left``.

@@ -17,7 +17,7 @@ from selfimprove.engines.sampling import TokenTrie, choose, score_choices, unifo
 
 
 class Drawn(NamedTuple):
-    """A token, its log-probability under the unmodified model and in the distribution drawn from, and that entropy."""
+    """A token, its log-probability under the unmodified model, and ``logprob`` and ``entropy`` as in ``Choice``."""
 
     token: int
     model_logprob: float

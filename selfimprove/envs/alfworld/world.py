@@ -42,7 +42,7 @@ class AlfworldParams(ListedParams):
 
     @classmethod
     def to_play(cls, name: str, configured: ListedParams) -> ListedParams:
-        """See ``ListedParams``: ``alfworld`` is ALFWorld itself, ``kitchen`` the built-in one, with every goal by default."""
+        """See ``ListedParams``: ``alfworld`` is ALFWorld itself, ``kitchen`` the built-in one; default: every goal."""
         if not isinstance(configured, cls):
             configured = cls(**configured.common(), kinds=list(KINDS), thing=None, place=None)
         return configured.model_copy(update={"backend": "textworld" if name == "alfworld" else "kitchen"})

@@ -99,7 +99,7 @@ class OpenEnvWorld:
 
     @property
     def stats(self) -> ReplayStats:
-        """Of the pool's sessions while this world was open."""
+        """Counts of the pool's sessions while this world was open."""
         return self._world.stats
 
     async def reset(self, task_id: int) -> tuple[ReplayState, str]:
