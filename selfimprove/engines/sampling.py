@@ -123,7 +123,7 @@ def score_choices(
     top_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of the drawn token, and entropy (nats), among the tokens that could be drawn, at that temperature.
+    """Log-probability of the drawn token, and entropy (nats), among the possible tokens, at that temperature.
 
     Both are float64 [rows]; a row's values do not depend on the other rows.
 
