@@ -1,4 +1,4 @@
-"""The key of an endpoint: from the environment, or from a key file that params name."""
+"""Looks up an endpoint's API key, in the environment or in a key file that params specify."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ DEFAULT_NAME = "OPENAI_API_KEY"
 
 
 def find_key(variable: str | None, file: str | None, environment: Mapping[str, str]) -> str | None:
-    """The API key: the environment variable, else the line ``NAME: value`` of the key file; None if none is wanted.
+    """The API key: the environment variable, else the line ``NAME: value`` of the key file; None if both are None.
 
-    In the file, quotes around the value are dropped, ``=`` may stand for the colon and ``#`` opens a comment line;
-    NAME is ``variable``, or ``OPENAI_API_KEY`` when that is null.
+    In the file, quotes around the value are dropped, ``=`` is accepted instead of the colon, and ``#`` starts a
+    comment line. NAME is ``variable``, or ``OPENAI_API_KEY`` if that is None.
 
     Raises:
-        UserError: a key is wanted but found in neither place, or cannot be sent in a header. Never holds the key.
+        UserError: the key is found in neither place, or cannot be sent in a header. The message never contains the key.
     """
     if variable is None and file is None:
         return None

@@ -1,4 +1,4 @@
-"""What every inference engine promises: one request in, n completions out, each from its own seed key."""
+"""The interface of every inference engine: one request in, n completions out, each drawn from its own seed key."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """Ask for ``n`` completions of a dialogue.
+    """A request for ``n`` completions of a dialogue.
 
-    Sample i draws its noise from ``seed.at(seed.sample + i)`` and from nothing else. ``temperature`` 0 is greedy. A
+    Sample i draws its noise from ``seed.at(seed.sample + i)`` and nothing else. ``temperature`` 0 is greedy. A
     completion ends at the model's end-of-turn token, just before the first of ``stop``, or after ``max_tokens``.
-    ``allowed`` limits the completion to one of these strings (constrained decoding; remote engines that cannot
-    promise it refuse). ``top_k`` 0 keeps every token; filters apply in the order top_k, top_p.
+    ``allowed`` limits the completion to one of these strings (constrained decoding; remote engines cannot guarantee
+    it and refuse). ``top_k`` 0 keeps every token; filters apply in the order top_k, top_p.
 
-    ``choice``: one token decides (an action's label, say), and the answer tells how likely it was and how open the
-    decision: see ``Choice``. ``max_tokens`` is then 1, and each of ``allowed`` one token of its own; without
-    ``allowed`` the choice is among the whole vocabulary. ``cut_left``: a prompt too long for the context loses the
-    first tokens of its first message; without it the request fails. ``keep_stop``: the stop string that ended a
-    completion stays in its text, and in its ids where they spell exactly that text (else there are none); remote
-    engines, which cannot tell it from an end of turn, refuse.
+    ``choice``: a decision by a single token (an action's label, say); the completion also contains a ``Choice``.
+    ``max_tokens`` must be 1 and each of ``allowed`` a distinct single token; without ``allowed``, the choice is among
+    the whole vocabulary. ``cut_left``: a prompt too long for the context loses the first tokens of its first message;
+    without it the request fails. ``keep_stop``: the stop string that ended a completion stays in its text, and in its
+    ids if they spell exactly that text (otherwise there are none). Remote engines refuse it, because they cannot
+    distinguish a stop string from an end of turn.
     """
 
     messages: Sequence[Message]
@@ -47,16 +47,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision by one token: what a policy gradient needs of it (docs/reflect-rl.md, L6).
+    """A decision by one token, with the values that a policy gradient needs (docs/reflect-rl.md, L6).
 
-    All under the softmax of logits / temperature over the allowed tokens alone, which is the full softmax
-    renormalised; top_p and top_k, which narrow what is drawn, do not count. Temperature 0 counts as 1.
+    ``logprob`` and ``entropy`` refer to the softmax of logits / temperature over the allowed tokens that pass top_k and
+    top_p, which is the distribution that is sampled. Temperature 0 counts as 1.
 
     Attributes:
         prompt_ids: the prompt's token ids, after ``cut_left``.
-        token: the token drawn.
+        token: the drawn token.
         logprob: its natural log-probability.
-        entropy: of the decision, in nats.
+        entropy: the distribution's entropy, in nats.
     """
 
     prompt_ids: list[int]
@@ -67,10 +67,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer. ``token_ids`` (None from remote engines) leave out the end-of-turn token.
+    """One sampled answer. ``token_ids`` (None from remote engines) exclude the end-of-turn token.
 
-    ``logprobs``: natural log-probability, under the untempered and unfiltered model, of each of ``token_ids`` and,
-    when ``finish`` is "stop" at the end-of-turn token, of that token too (so one longer than ``token_ids``).
+    ``logprobs``: natural log-probability of each of ``token_ids`` under the untempered, unfiltered model. If ``finish``
+    is "stop" because of the end-of-turn token, that token's is appended (one more than ``token_ids``).
     """
 
     text: str
@@ -81,17 +81,17 @@ class Completion:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """(start, end) of the first of ``stops`` in ``text``; of those that begin at one place, the one named first."""
+    """(start, end) of the first of ``stops`` in ``text``; of several at one position, the one listed first."""
     places = [(at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
     return min(places, key=lambda place: place[0], default=None)
 
 
 class EngineError(Exception):
-    """This request failed for good (after the engine's own retries). The episode is recorded as blocked."""
+    """This request failed permanently (after the engine's own retries). The episode is recorded as blocked."""
 
 
 class AnsweredLate(asyncio.CancelledError):
-    """The request's episode was cancelled while a call's answer was on its way; it arrived, and can be kept."""
+    """The request's episode was cancelled during a call, but the call's answer arrived and can be kept."""
 
     def __init__(self, completions: list[Completion]) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ class AnsweredLate(asyncio.CancelledError):
 
 @dataclass
 class EngineStats:
-    """Counts since the engine was made. Occupancy = busy_slot_steps / slot_steps.
+    """Counts since the engine was created. Occupancy = busy_slot_steps / slot_steps.
 
-    Of the CPU engine: prompts are read ``prefill_blocks`` blocks of ``prefill_block_slots`` that there was room for.
+    CPU engine only: ``prefill_blocks`` of ``prefill_block_slots`` available blocks were used for prompts.
     """
 
     requests: int = 0
@@ -120,52 +120,52 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """An inference engine. Hundreds of ``generate`` calls may wait at once; the engine batches them."""
+    """An inference engine. Hundreds of ``generate`` calls may wait concurrently; the engine batches them."""
 
     @property
     def stats(self) -> EngineStats:
-        """Counts since the engine was made."""
+        """Counts since the engine was created."""
 
     async def generate(self, request: Request) -> list[Completion]:
         """Return ``request.n`` completions, in sample order.
 
         Raises:
-            EngineError: this request failed for good; others are not affected.
-            UserError: the engine can't work at all (no key, endpoint refused); the stage ends.
+            EngineError: this request failed permanently; others are not affected.
+            UserError: the engine cannot work at all (no key, endpoint refused); the stage ends.
         """
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether the prompt and ``max_tokens`` more fit the context; True where only the endpoint knows."""
+        """Whether the prompt plus ``max_tokens`` fit the context; True if only the endpoint knows its limit."""
 
     async def close(self) -> None:
-        """Release what the engine holds."""
+        """Release the engine's resources."""
 
 
 @runtime_checkable
 class AnswersInParts(Protocol):
-    """An engine that makes several calls for one request, and is paid for each."""
+    """An engine that splits a request into several calls, each of which may cost money."""
 
     def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """As ``Engine.generate``: the completions of each call, as soon as it is answered."""
+        """Like ``Engine.generate``, but yields the completions of each call as soon as it returns."""
 
 
 class Templated:
-    """Base of engines whose prompts are encoded here, by the chat format of their model."""
+    """Base of engines that encode prompts locally, with their model's chat format."""
 
     chat: ChatFormat
     context: int
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has."""
+        """The number of tokens in the prompt of these messages."""
         return len(self.chat.encode(messages, add_generation_prompt=True).ids)
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """See ``Engine.fits``; methods drop their oldest turns until they do."""
+        """See ``Engine.fits``; methods drop their oldest turns until this holds."""
         return self.prompt_tokens(messages) + max_tokens <= self.context
 
 
 class Around:
-    """Base of engines that pass requests on to another one: its counts, its context, and closing it."""
+    """Base of engine wrappers: delegates counts, context and closing to the inner engine."""
 
     def __init__(self, inner: Engine) -> None:
         self._inner = inner

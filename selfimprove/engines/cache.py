@@ -1,7 +1,7 @@
-"""Caches greedy completions: an equal prompt gets the same answer, whoever asks and when.
+"""Caches greedy completions: equal prompts get equal answers.
 
-Greedy completions draw no noise, so the seed key does not count. A frozen model that is asked about the same states
-again and again (a reflection model in reinforcement learning) generates for each of them once.
+Greedy completions draw no noise, so the seed key is not part of the cache key. A frozen model that gets the same states
+repeatedly (a reflection model in reinforcement learning) generates only once for each.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Around, Completion, Engine, Request
 
 MOST = 1 << 15
-"""Answers kept; the least recently used are dropped."""
+"""Maximum number of cached answers; the least recently used are dropped."""
 
 NOBODY = SeedKey(0, "")
 
 
 class RememberingEngine(Around):
-    """An engine whose weights do not change. Requests with noise pass through."""
+    """Wraps an engine with constant weights. Sampled requests pass through uncached."""
 
     def __init__(self, inner: Engine, most: int = MOST) -> None:
         super().__init__(inner)
@@ -28,7 +28,7 @@ class RememberingEngine(Around):
         self._asked: dict[Any, asyncio.Task[list[Completion]]] = {}
 
     async def generate(self, request: Request) -> list[Completion]:
-        """As the inner engine. Failures are not remembered."""
+        """Like the inner engine. Failures are not cached."""
         if request.temperature != 0 or request.n != 1:
             return await self._inner.generate(request)
         key = _key(request)
@@ -37,7 +37,7 @@ class RememberingEngine(Around):
             return self._known[key]
         if key not in self._asked:
             self._asked[key] = asyncio.create_task(self._ask(key, request))
-        return await asyncio.shield(self._asked[key])  # others may wait for it when this caller has gone
+        return await asyncio.shield(self._asked[key])  # others may still wait for it if this caller is cancelled
 
     async def _ask(self, key: Any, request: Request) -> list[Completion]:
         try:

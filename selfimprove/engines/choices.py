@@ -1,7 +1,7 @@
-"""Allowed outputs, and decisions by one token, taken from the prefill pass itself: no slot, no decoding step.
+"""Decisions by one token, drawn from the logits of the prefill pass: no slot, no decoding step.
 
-Reflect-RL's policies ask for this at every step: the next token's logits at the end of each prompt, one draw, and its
-probability among the allowed tokens.
+Reflect-RL's policies need this at every step: the next token's logits at the end of each prompt, one draw, and its
+probability among the allowed tokens. Also builds the trie of allowed outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from selfimprove.engines.sampling import TokenTrie, choose, score_choices, unifo
 
 
 class Drawn(NamedTuple):
-    """A token; its log-probability under the model as it is; and among what was allowed that, and the entropy."""
+    """A token, its log-probability under the unmodified model, and ``logprob`` and ``entropy`` as in ``Choice``."""
 
     token: int
     model_logprob: float
@@ -28,12 +28,12 @@ class Drawn(NamedTuple):
 def decide(
     logits: torch.Tensor, asked: Mapping[int, tuple[Request, Sequence[int] | None]], sample: int = 0
 ) -> dict[int, Drawn]:
-    """Draw one sample of each request.
+    """Draw one sample for each request.
 
     Args:
-        logits: [rows, vocabulary]; always as many rows, so that a row's result depends on that row alone.
+        logits: [rows, vocabulary]; with a constant number of rows, a row's result depends on that row alone.
         asked: by row, a request and the ids it may choose among (None: all).
-        sample: index of the sample, for requests of several.
+        sample: index of the sample, for requests with n > 1.
     """
     rows, device = len(logits), logits.device
     keys, temperature = np.zeros(rows, dtype=np.uint64), np.zeros(rows, dtype=np.float32)
@@ -66,11 +66,11 @@ def decide(
 
 
 def allowed_trie(chat: ChatFormat, allowed: tuple[str, ...], choice: bool) -> TokenTrie:
-    """What may be written token by token, where a completion must be one of ``allowed``.
+    """The trie of token sequences for a completion that must be one of ``allowed``.
 
     Raises:
-        ValueError: nothing is allowed, the tokenizer cannot write something that is, or, of a choice, not in one token
-            of its own.
+        ValueError: ``allowed`` is empty, the tokenizer cannot write one of its outputs or, for a choice, the outputs
+            are not distinct single tokens.
     """
     if not allowed:
         raise ValueError("allowed is empty, so no completion is possible")

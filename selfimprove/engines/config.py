@@ -1,6 +1,6 @@
-"""The engines a params file can name, one schema each; ``engine`` says which.
+"""Schemas of the engines in a params file; the key ``engine`` selects one.
 
-``model: policy`` stands for the model the iteration starts from; any other value is a folder with a model.
+``model: policy`` is the model that the iteration starts from; any other value is a model folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from selfimprove.core.params import Section
 
 MOST_ROWS = 8192
-"""Rows of a batch, at most; the engine checks whether they fit this machine's memory (``engines/cpu/slots.py``)."""
+"""Maximum rows of a batch; the engine checks that they fit this machine's memory (``engines/cpu/slots.py``)."""
 
 
 def _check_count(value: object) -> object:
@@ -25,10 +25,9 @@ CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_check_count)]
 
 
 class TransformersEngineConfig(Section):
-    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/cpu/engine.py``).
+    """Our batched decoder for a transformers model: exact on CPU, also runs on GPUs (``engines/cpu/engine.py``).
 
-    With ``replicas``, in as many processes, which share the slots and the run's threads
-    (``engines/cluster/replicas.py``).
+    ``replicas`` processes divide the slots and the run's threads (``engines/cluster/replicas.py``).
     """
 
     engine: Literal["transformers"]
@@ -63,7 +62,7 @@ class TransformersEngineConfig(Section):
 
 
 class VllmEngineConfig(Section):
-    """vLLM in this process or in ``replicas`` of their own (``engines/vllm/engine.py``); by server, use ``openai``."""
+    """vLLM in this process or in ``replicas`` others (``engines/vllm/engine.py``). For a server, use ``openai``."""
 
     engine: Literal["vllm"]
     model: str = "policy"
@@ -89,7 +88,7 @@ class VllmEngineConfig(Section):
 
 
 class OpenAiEngineConfig(Section):
-    """Any OpenAI-compatible endpoint (``engines/openai.py``). The key comes from the environment or a key file only."""
+    """Any OpenAI-compatible endpoint (``engines/openai.py``). The key comes only from the environment or a key file."""
 
     engine: Literal["openai"]
     base_url: str
@@ -125,7 +124,7 @@ class OpenAiEngineConfig(Section):
 
 
 class ScriptedEngineConfig(Section):
-    """The environment's own expert in a teacher's place; wrong, by a plausible slip, at the declared rate."""
+    """The environment's own expert as the teacher; with probability ``error_rate`` it makes a plausible mistake."""
 
     engine: Literal["scripted"]
     error_rate: float = Field(default=0.0, ge=0, le=1)
@@ -138,14 +137,14 @@ EngineConfig = Annotated[
 
 
 def check_own_model(name: str, cfg: EngineConfig, method: str) -> None:
-    """Refuse settings under which an engine would not play each row's own model in the format that training uses.
+    """Refuse settings that would run another model or chat format than the row's own, with which it is trained.
 
     Args:
         name: the engine's name in the section ``engines``.
-        method: whose section it is; the base's settings are under that name.
+        method: the method of the section; its base's settings are ``base.<method>``.
 
     Raises:
-        ValueError: another model, or a chat template of its own.
+        ValueError: the engine sets another model, or its own chat template.
     """
     if isinstance(cfg, OpenAiEngineConfig | ScriptedEngineConfig):
         return

@@ -1,4 +1,4 @@
-"""Plays many episodes at once: a method writes one, the engine batches whatever is waiting."""
+"""Plays many episodes concurrently: a method defines one episode, and the engine batches the waiting requests."""
 
 import asyncio
 import sys
@@ -17,22 +17,22 @@ class EpisodeResult(Protocol):
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Its id."""
 
     @property
     def status(self) -> str:
-        """``blocked``: engine or environment failed it for good."""
+        """``blocked``: the engine or environment failed permanently."""
 
     @property
     def error(self) -> str | None:
-        """What failed."""
+        """The cause of the failure."""
 
 
 async def play_all(
     tasks: Sequence[T], play: Callable[[T], Awaitable[E]], *, concurrency: int, progress: StageProgress | None = None
 ) -> Sequence[E]:
-    """Run ``play`` for every task, at most ``concurrency`` at a time; results in the order of ``tasks``
-    (of very many, in a file: see ``Results``).
+    """Run ``play`` for every task, at most ``concurrency`` at a time; returns results in the order of ``tasks``
+    (stored in a file if there are very many: see ``Results``).
 
     The first exception ends the run: the other episodes are cancelled, and what they had finished stays in the
     engines' journals.
@@ -59,7 +59,7 @@ async def play_all(
 
 
 def say_diverged(stage: str, diverged: int) -> None:
-    """One sentence on standard error if replayed episodes saw something else than the first time; else nothing."""
+    """Print one sentence on standard error if replayed episodes differed from their first run."""
     if diverged:
         print(
             f"{stage}: {diverged} replays saw something else than the first time, so trees and scores mix different "

@@ -1,4 +1,4 @@
-"""Makes the engine that a params section names; each is imported only when named, so light stages stay light."""
+"""Creates the engine that a params section specifies, importing its package only then."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +13,10 @@ from selfimprove.engines.vllm.checks import check_installed, check_model, replic
 from selfimprove.models.merging import full_weights
 
 _LOADING = Lock()
-"""vLLM measures how much GPU memory it takes while it loads, so engines that share GPUs load one after the other."""
+"""vLLM measures the GPU memory that it uses while loading, so engines that share GPUs load one after the other."""
 
 POLICY = "policy"
-"""``model: policy`` names the model that the iteration starts from."""
+"""``model: policy`` is the model that the iteration starts from."""
 
 
 def make_engine(
@@ -28,17 +28,17 @@ def make_engine(
     cluster: ClusterParams = NO_CLUSTER,
     sharing: int = 1,
 ) -> Engine:
-    """The engine of ``cfg``.
+    """The engine specified by ``cfg``.
 
     Args:
-        policy_dir: the folder that ``model: policy`` stands for.
+        policy_dir: the model folder for ``model: policy``.
         threads: CPU threads for engines that compute on this machine.
-        expert: what ``engine: scripted`` answers with, made by the environment; None: it has no expert.
-        cluster: where engines with weights run; ``sharing``: how many of them, this one included, share it.
+        expert: the environment's answers for ``engine: scripted``; None: the environment has no expert.
+        cluster: where engines with weights run; ``sharing``: how many of them, including this one, share it.
 
     Raises:
-        UserError: no such model folder, no key, no expert, the engine's package is not installed, no cluster where the
-            params name one, or the params do not fit the model or the GPUs.
+        UserError: there is no model folder, no key, no expert, no package for the engine, or no cluster although the
+            params specify one, or the params do not fit the model or the GPUs.
     """
     if isinstance(cfg, ScriptedEngineConfig):
         from selfimprove.engines.scripted import ScriptedEngine
@@ -76,7 +76,7 @@ def make_engine(
 
 
 def _lazy_vllm(cfg: VllmEngineConfig, folder: Path, threads: int) -> LazyEngine:
-    """vLLM takes minutes to load: what can be checked is checked now, the rest waits for the first request."""
+    """vLLM takes minutes to load: run all checks now, and load at the first request."""
     from selfimprove.core.chat import ChatFormat
 
     check_installed()

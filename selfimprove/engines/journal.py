@@ -1,9 +1,9 @@
 """Keeps every finished completion of an engine in a journal, so that a killed stage repeats none of them.
 
-The unit of work is one call: a request, or at an endpoint that gives fewer samples a call a part of one. A method's
-code is run again from its start after a kill; its requests are the same, so the journal answers those that were
-finished and only the rest reaches the engine (and, with a paid endpoint, the bill). Failures are not kept: a resumed
-run tries them again.
+The unit of work is one call: a request, or part of one at an endpoint that limits the samples per call. After a kill, a
+method's code runs again from its start and makes the same requests; the journal answers the finished ones, and only the
+rest reach the engine (and, with a paid endpoint, cost money). Failures are not stored: a resumed run tries them
+again.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -16,21 +16,21 @@ from selfimprove.engines.base import AnsweredLate, AnswersInParts, Around, Choic
 
 
 class JournaledEngine(Around):
-    """An engine whose completions survive a kill. ``name`` keeps engines that share a journal apart."""
+    """An engine whose completions survive a kill. ``name`` distinguishes engines that share a journal."""
 
     def __init__(self, inner: Engine, journal: Journal, name: str) -> None:
         super().__init__(inner)
         self._journal, self._name = journal, name
 
     async def generate(self, request: Request) -> list[Completion]:
-        """As the inner engine, but asked at most once for the same samples. Errors: as the inner engine."""
+        """Like the inner engine, but generates the same samples at most once. Raises: as the inner engine."""
         key = f"{self._name} {request.seed} {_digest(request)}"
         done: list[Completion] = []
         while len(done) < request.n and (part := f"{key} {len(done)}") in self._journal:
             done += [_completion(row) for row in self._journal[part]]
         if len(done) == request.n:
             return done
-        # A sample's noise comes from its own number, so the rest can be asked for by itself.
+        # A sample's noise depends on its own index, so the remaining samples can be requested alone.
         first = request.seed.sample + len(done)
         rest = replace(request, n=request.n - len(done), seed=request.seed.at(first))
         try:
@@ -50,7 +50,7 @@ class JournaledEngine(Around):
             yield await self._inner.generate(request)
 
     def _keep(self, key: str, first: int, completions: Sequence[Completion]) -> None:
-        """The completions of one call, of the samples from the ``first`` on."""
+        """Store the completions of one call, for the samples from ``first`` on."""
         self._journal.add(f"{key} {first}", [asdict(completion) for completion in completions])
 
 

@@ -1,17 +1,16 @@
 """Any OpenAI-compatible endpoint as an engine: OpenAI itself, Azure OpenAI, vLLM's server, LM Studio, llama.cpp's.
 
 One call is ``POST {base_url}/chat/completions``. Transient failures are retried with backoff (429, 5xx, redirects,
-which are never followed, time-outs, broken connections, bodies that are no answer or too large); when the tries are
-used up only that request fails. Permanent failures (no key, a refused key, a used-up quota, no such model, nothing
-listening) end the stage with one sentence. Answers that are on their way when a stage ends, also by
-Ctrl-C, are waited for and kept.
+which are never followed, time-outs, broken connections, invalid or too large bodies); when the tries are used up, only
+that request fails. Permanent failures (missing or refused key, exhausted quota, unknown model, nothing listening) end
+the stage with one sentence. When a stage ends, including by Ctrl-C, outstanding answers are awaited and kept.
 
 Azure OpenAI: ``base_url`` is a deployment's address, as the portal shows it, such as
 ``https://NAME.openai.azure.com/openai/deployments/DEPLOYMENT``, and ``api_version`` its version (or the address ends
 with ``?api-version=VERSION``); the key is then sent in the header ``api-key``.
 
-The key is read from the environment or a key file when the engine is made; it goes into one request header and
-nowhere else: no message, repr, count or record holds it, not even if the endpoint repeats it.
+The key is read from the environment or a key file when the engine is created. It is sent in one request header and
+appears nowhere else: in no message, repr, count or record, not even if the endpoint echoes it.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 LONGEST_ANSWER = 32 << 20
-"""Bytes of an answer, decompressed: more is no answer of ``n_per_call`` samples but a fault, and fills memory."""
+"""Bytes of a decompressed answer: a longer one cannot be ``n_per_call`` samples, and would fill memory."""
 
 LATE_SECONDS = 30.0
-"""How long a call that was sent is waited for when its episode is cancelled: its answer is paid for."""
+"""How long the answer to a sent call is awaited after its episode is cancelled, because it is paid for."""
 
-_SAY = 200  # characters of an endpoint's own words that an error repeats
+_SAY = 200  # maximum characters of an endpoint's own message in an error
 _PATH = "/chat/completions"
 _VERSION = "api-version"
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
@@ -53,16 +52,16 @@ _QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
 class OpenAiEngine:
     """Samples from a remote model, ``concurrency`` calls at a time.
 
-    Promises: completions in sample order; at most ``tries`` calls for each part of a request; text cut before the
-    first stop string even where the endpoint ignores ``stop``. Can't promise: equal answers to equal seeds (``seed``
-    is sent, the endpoint may ignore it), token ids, log-probabilities or ``allowed``.
+    Guarantees: completions in sample order; at most ``tries`` calls for each part of a request; text cut before the
+    first stop string even if the endpoint ignores ``stop``. Not guaranteed: equal answers to equal seeds (``seed``
+    is sent, but the endpoint may ignore it), token ids, log-probabilities or ``allowed``.
     """
 
     def __init__(self, cfg: OpenAiEngineConfig) -> None:
         """Check the address and find the key; nothing is sent yet.
 
         Raises:
-            UserError: ``base_url`` is no plain http(s) address, or the key is in neither place.
+            UserError: ``base_url`` is not a plain http(s) address, or the key is not found.
         """
         self.stats = EngineStats()
         self._cfg = cfg
@@ -71,23 +70,23 @@ class OpenAiEngine:
         self._key = find_key(cfg.api_key_env, cfg.api_key_file, os.environ)
         self._slots = asyncio.Semaphore(cfg.concurrency)
         self._client: httpx.AsyncClient | None = None
-        self._answered = False  # whether anything ever listened there
-        self._served = False  # whether it ever gave completions
+        self._answered = False  # whether anything has ever listened there
+        self._served = False  # whether it has ever returned completions
         self._waiting = 0
         self._since = 0.0
 
     async def generate(self, request: Request) -> list[Completion]:
-        """Return ``request.n`` completions, in sample order; endpoints that give fewer a call are asked again.
+        """Return ``request.n`` completions, in sample order; makes several calls if one returns fewer.
 
         Raises:
             EngineError: the tries are used up, or the endpoint refuses this request (too long, say).
-            UserError: the endpoint refuses the key or the model, nothing listens, or ``allowed``, ``choice``,
-                ``top_k`` or ``keep_stop`` is set.
+            UserError: the endpoint refuses the key or the model, nothing listens, or ``allowed``, ``choice``, ``top_k``
+                or ``keep_stop`` is set.
         """
         return [completion async for part in self.parts(request) for completion in part]
 
     async def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
-        """As ``generate``: the completions of each call, as soon as it is answered."""
+        """Like ``generate``, but yields the completions of each call as soon as it returns."""
         if request.allowed is not None:
             raise UserError(
                 "engine openai cannot limit answers to an allowed list; name engine transformers or vllm instead."
@@ -180,11 +179,11 @@ class OpenAiEngine:
                 headers["api-key"] = self._key
             elif self._key is not None:
                 headers["Authorization"] = f"Bearer {self._key}"
-            # The whole call is timed below; the pool needs no limit of its own beside the semaphore.
+            # The whole call is timed below; the semaphore limits the connections.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._cfg.concurrency)
             query = {} if self._version is None else {_VERSION: self._version}
             self._client = httpx.AsyncClient(headers=headers, params=query, timeout=None, limits=limits)
-        # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
+        # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
         call = asyncio.create_task(self._post(json.dumps(body, ensure_ascii=True).encode("ascii")))
         try:
             response = await asyncio.shield(call)
@@ -209,16 +208,16 @@ class OpenAiEngine:
         return completions
 
     async def _late(self, call: asyncio.Task[httpx.Response], request: Request) -> list[Completion]:
-        """The answer to a call that was sent before its episode was cancelled; none if it failed or takes too long."""
+        """The answer to a call that was sent before its episode was cancelled; [] if it failed or takes too long."""
         try:
             response = await asyncio.wait_for(call, LATE_SECONDS)
             self._check_status(response)
             return self._read(response, request)
-        except Exception:  # whatever it is: the stage is ending for another reason
+        except Exception:  # any error: the stage is already ending for another reason
             return []
 
     async def _post(self, content: bytes) -> httpx.Response:
-        """The answer with its whole body, read up to ``LONGEST_ANSWER`` bytes, within the time for a call."""
+        """The answer with its complete body, at most ``LONGEST_ANSWER`` bytes, within the time limit of a call."""
         import httpx
 
         assert self._client is not None
@@ -287,7 +286,7 @@ class OpenAiEngine:
         return completions
 
     def _count(self, usage: Any) -> None:
-        if not isinstance(usage, dict):  # not every endpoint counts
+        if not isinstance(usage, dict):  # not every endpoint reports usage
             return
         details = usage.get("prompt_tokens_details")
         self.stats.prompt_tokens += count_of(usage.get("prompt_tokens"))
@@ -315,20 +314,20 @@ class OpenAiEngine:
 
     def _clean(self, text: str) -> str:
         text = text.replace(self._key, "[key]") if self._key else text
-        shown = "".join(one if one.isprintable() else " " for one in text)  # a terminal would obey control characters
+        shown = "".join(one if one.isprintable() else " " for one in text)  # terminals interpret control characters
         return " ".join(shown.split())[:_SAY]
 
 
 def spaced_seed(bits: int, spacing: int) -> int:
     """A 31-bit seed that is a multiple of ``spacing``.
 
-    A server that gives child i of one call the seed s + i (vLLM does) thus never reuses a seed of the next call.
+    A server that gives child i of one call the seed s + i, as vLLM does, thus never reuses a seed of the next call.
     """
     return bits % (2**31 // spacing) * spacing
 
 
 def _endpoint(base_url: str) -> tuple[str, str | None]:
-    """The address that is called, and the API version that ``base_url`` ends with, if it does."""
+    """The URL to call, and the API version at the end of ``base_url``, if any."""
     import httpx
 
     try:
@@ -336,7 +335,7 @@ def _endpoint(base_url: str) -> tuple[str, str | None]:
     except httpx.InvalidURL:
         raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        shown = url.netloc.decode("ascii") if url.host else str(url)  # without a password, which a URL may hold
+        shown = url.netloc.decode("ascii") if url.host else str(url)  # without a password in the URL
         raise UserError(f"base_url {shown!r} is no http(s) address; try http://localhost:8000/v1.")
     if url.userinfo or url.fragment or set(url.params) - {_VERSION}:
         raise UserError(

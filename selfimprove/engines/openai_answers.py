@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible endpoint answers: choices, errors in the usual shapes, counts, headers."""
+"""Parses the answers of OpenAI-compatible endpoints: choices, errors in the usual shapes, counts, headers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import httpx
 
 LONGEST_RETRY_AFTER = 3600.0
-"""Seconds: an endpoint that asks for a longer pause is not waited for longer than this."""
+"""Maximum seconds that a Retry-After header is followed."""
 
 
 class Passing(Exception):
-    """A transient failure: worth another try, after ``retry_after`` seconds at the earliest."""
+    """A transient failure: the call may be retried after ``retry_after`` seconds."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class Passing(Exception):
 
 
 def completion_of(choice: dict[str, Any], stop: Any) -> Completion:
-    """One of an answer's choices, cut before the first stop string. Raises: Passing: it holds no text."""
+    """One choice of an answer, cut before the first stop string. Raises: Passing: it contains no text."""
     reason = choice.get("finish_reason")
     message = choice.get("message")
     text = message.get("content") if isinstance(message, dict) else None
@@ -35,7 +35,7 @@ def completion_of(choice: dict[str, Any], stop: Any) -> Completion:
     if reason == "content_filter":
         raise Passing("the endpoint's content filter withheld an answer")
     if text is None and isinstance(message, dict) and finish == "length":
-        text = ""  # a model may spend all its tokens before the answer begins
+        text = ""  # a model may use up its tokens before the answer begins
     if not isinstance(text, str):
         raise Passing("a choice holds no text")
     # A lone surrogate is legal in JSON but could not be written as UTF-8.
@@ -45,7 +45,7 @@ def completion_of(choice: dict[str, Any], stop: Any) -> Completion:
 
 
 def error_of(response: httpx.Response) -> tuple[str, str]:
-    """The endpoint's own words, from the usual shapes of an error body, and its code (or type); "" what it lacks."""
+    """The endpoint's message, from the usual shapes of an error body, and its code (or type); "" if missing."""
     try:
         body = json.loads(response.content)
     except (ValueError, RecursionError):
@@ -59,7 +59,7 @@ def error_of(response: httpx.Response) -> tuple[str, str]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds of a Retry-After header, which is a number or a date; 0 without one."""
+    """Seconds given by a Retry-After header, a number or a date; 0 without one."""
     value = headers.get("retry-after", "")
     try:
         seconds = float(value)
@@ -72,5 +72,5 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 def count_of(value: Any) -> int:
-    """A number of tokens; 0 for what is none."""
+    """A number of tokens; 0 if the value is not one."""
     return value if isinstance(value, int) and value >= 0 else 0

@@ -1,4 +1,4 @@
-"""The engines of a stage: made by name, journaled, closed together."""
+"""The engines of a stage: created by name, journaled, closed together."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.vllm.checks import check_gpu_memory, visible_gpus
 
 ExpertMaker = Callable[[ScriptedEngineConfig], Callable[[Request, int], str]]
-"""The environment's expert at a declared error rate."""
+"""Returns the environment's expert with the error rate of the config."""
 
 
 @asynccontextmanager
@@ -26,12 +26,12 @@ async def open_engines(
     expert: ExpertMaker | None = None,
     cluster: ClusterParams = NO_CLUSTER,
 ) -> AsyncIterator[dict[str, Engine]]:
-    """The engines named in ``policies``: name -> the folder that ``model: policy`` stands for.
+    """The engines listed in ``policies``, which maps a name to the model folder for ``model: policy``.
 
-    A scripted engine is not journaled, as it costs nothing to ask again.
+    A scripted engine is not journaled, because repeating its answers costs nothing.
 
     Raises:
-        UserError: as ``make_engine``, and where vLLM engines that share GPUs ask for more than their memory.
+        UserError: as ``make_engine``, or vLLM engines that share GPUs need more than their memory.
     """
     engines: dict[str, Engine] = {}
     vllm = {name: cfg for name in sorted(policies) if isinstance(cfg := configs[name], VllmEngineConfig)}
@@ -59,7 +59,7 @@ async def open_engines(
 
 
 def usage(engines: Mapping[str, Engine]) -> dict[str, float]:
-    """Throughput and occupancy of this run, for the timing file (they differ from run to run)."""
+    """Throughput and occupancy for the timing file; they differ between runs."""
     out: dict[str, float] = {"work_seconds": sum(engine.stats.seconds for engine in engines.values())}
     for name, engine in engines.items():
         stats: EngineStats = engine.stats

@@ -1,4 +1,4 @@
-"""Progress of long work: a rich bar on a terminal, a plain line every few seconds in a log; and curves (tracking)."""
+"""Progress of long work: a rich bar on a terminal, periodic plain lines in a log, and tracked curves."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TRACKED_SECONDS = 5.0
 
 
 class StageProgress:
-    """Counts finished units of a stage. Use as a context; call ``advance`` per unit."""
+    """Counts finished units of a stage. Use as a context manager; call ``advance`` per unit."""
 
     def __init__(self, label: str, total: int, *, tracker: Tracker | None) -> None:
-        """``tracker``: gets the curves of the work."""
+        """``tracker``: receives the curves."""
         self._label, self._total, self._done = label, total, 0
         self._note, self._tracker = "", tracker
         self._engines: Mapping[str, Engine] | None = None
@@ -49,7 +49,7 @@ class StageProgress:
             self._line(f"{self._done}/{self._total} ({rate:.1f}/s) {self._note}".rstrip())
 
     def reach(self, done: int, total: int, note: str = "", metrics: Mapping[str, float] | None = None) -> None:
-        """For work that counts itself: ``done`` of ``total`` so far; ``metrics`` become points of curves."""
+        """For work with its own counter: ``done`` of ``total`` so far; ``metrics`` become points of curves."""
         self._total, self._note = total, note
         if metrics and self._tracker:
             self._tracker.log(done, metrics)
@@ -58,7 +58,7 @@ class StageProgress:
         self.advance(done - self._done)
 
     def watch(self, engines: Mapping[str, Engine]) -> None:
-        """Track what these engines generate for the work, from now on."""
+        """Track the tokens that these engines process from now on."""
         self._engines = engines
         self._tokens, self._tracked = self._counts(), time.monotonic()
 
@@ -70,7 +70,7 @@ class StageProgress:
         }
 
     def _track(self) -> None:
-        """A point of the curves: episodes done, and tokens a second since the last one."""
+        """Log a point of the curves: episodes done, and tokens per second since the previous point."""
         if self._tracker is None:
             return
         before, since = self._tokens, self._tracked
@@ -92,7 +92,7 @@ class StageProgress:
         if self._engines is not None:
             self._track()
         if isinstance(error, Exception) or not self._total:
-            return  # what went wrong is said once, by whoever catches it; work that never began has no line
+            return  # the error is reported by whoever catches it; work that never began gets no line
         seconds = time.monotonic() - self._started
         self._line(f"{self._done}/{self._total} in {seconds:.1f} s {self._note}".rstrip())
 

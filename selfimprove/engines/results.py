@@ -1,4 +1,4 @@
-"""The results of many episodes, in the order of their tasks: in memory while they are few, else in a file."""
+"""Results of many episodes, in the order of their tasks: in memory if there are few, else in a file."""
 
 import os
 import pickle
@@ -11,14 +11,14 @@ from typing import IO, Any, Generic, TypeVar, overload
 E = TypeVar("E")
 
 MOST_HELD = 10_000
-"""Results that memory holds."""
+"""Maximum number of results in memory."""
 
 PLACE = Path(".scratch")
-"""Where the file lies, if that folder exists: /tmp may be memory. It has no name, and so ends with the process."""
+"""Folder of the file, if it exists (/tmp may be in memory). The file is unlinked, so it ends with the process."""
 
 
 class Results(Sequence[E], Generic[E]):
-    """A sequence that is filled in any order. Beyond ``most`` results each access makes its object anew."""
+    """A sequence that is filled in any order. If ``count`` exceeds ``most``, each access unpickles a new object."""
 
     def __init__(self, count: int, most: int = MOST_HELD) -> None:
         self._count = count
@@ -54,7 +54,7 @@ class Results(Sequence[E], Generic[E]):
         if self._file is None:
             return self._held[index]  # type: ignore[no-any-return]
         data = os.pread(self._file.fileno(), self._lengths[index], self._starts[index])
-        return pickle.loads(data)  # our own, from a file without a name
+        return pickle.loads(data)  # trusted: written by this process
 
     def __iter__(self) -> Iterator[E]:
         return (self[index] for index in range(self._count))

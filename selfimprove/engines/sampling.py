@@ -1,7 +1,7 @@
-"""Draws the next token of every slot at once, each from its own key: no shared generator, no per-row generators.
+"""Draws the next token of every slot in one operation, each from its own key, without random generators.
 
-The uniform of a row is output ``step`` of the splitmix64 sequence that starts at the row's key, so it depends on the
-sample and the step and on nothing else. The token is the inverse of the distribution's cumulative sum at that uniform.
+A row's uniform is output number ``step`` of the splitmix64 sequence that starts at the row's key, so it depends only on
+the sample and the step. The token is the inverse of the distribution's cumulative sum at that uniform.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,11 +38,11 @@ def choose(
         logits: [rows, vocabulary], float32.
         uniform: [rows], float64 in [0, 1).
         temperature: [rows], float32; 0 is greedy.
-        top_p: [rows], float32 in (0, 1], or None when every row has 1. Of the most probable tokens, those that
-            reach ``top_p`` together stay in, the one that crosses it too.
-        allowed: (rows, ids) pairs: those rows may only take one of ids.
-        top_k: [rows], int64, or None when every row has 0: only so many of the most probable tokens stay in (those
-            as probable as the last of them too), before ``top_p`` counts.
+        top_p: [rows], float32 in (0, 1], or None if every row has 1. The most probable tokens that together reach
+            ``top_p`` are kept, including the one that crosses it.
+        allowed: (rows, ids) pairs: these rows may only take one of ids.
+        top_k: [rows], int64, or None if every row has 0. Only this many of the most probable tokens are kept (plus
+            those tied with the last of them), before ``top_p`` is applied.
 
     Returns:
         ids [rows] int64, log-probabilities [rows] float32.
@@ -89,7 +89,7 @@ def _most_probable(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
 def possible(
     logits: torch.Tensor, scale: torch.Tensor, top_p: torch.Tensor | None, top_k: torch.Tensor | None
 ) -> torch.Tensor:
-    """The logits [rows, tokens] of what ``choose`` could draw with these filters; minus infinity for all else.
+    """The logits [rows, tokens] of the tokens that ``choose`` could draw with these filters; minus infinity elsewhere.
 
     ``scale``: [rows, 1], the temperature.
     """
@@ -108,7 +108,7 @@ def possible_by_id(
     top_p: torch.Tensor | None,
     top_k: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``possible`` of logits whose columns are ``ids``: of equal ones the lowest id comes first, as in ``choose``."""
+    """``possible`` for logits whose columns are ``ids``: ties are broken by the lowest id, as in ``choose``."""
     if ids is None:
         return possible(logits, scale, top_p, top_k)
     order = torch.as_tensor(ids, device=logits.device).argsort()
@@ -123,15 +123,15 @@ def score_choices(
     top_p: torch.Tensor | None = None,
     top_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of the drawn token and entropy (nats) among what could be drawn, at that temperature.
+    """Log-probability of the drawn token, and entropy (nats), among the possible tokens, at that temperature.
 
-    Both [rows] float64, each row's the same whoever else is in the batch.
+    Both are float64 [rows]; a row's values do not depend on the other rows.
 
     Args:
         logits: [rows, vocabulary].
         temperature: [rows]; 0 counts as 1.
         drawn: [rows] int64, among ``ids``.
-        ids: what could be drawn; None is the whole vocabulary.
+        ids: the ids that could be drawn; None is the whole vocabulary.
         top_p, top_k: as in ``choose``.
     """
     scale = torch.where(temperature == 0, 1.0, temperature)[:, None]
@@ -139,14 +139,14 @@ def score_choices(
         kept = torch.as_tensor(ids, device=logits.device)
         logits, drawn = logits[:, kept], (drawn[:, None] == kept).int().argmax(-1)
     left = possible_by_id(logits, ids, scale, top_p, top_k)
-    left = left.scatter(1, drawn[:, None], logits.gather(1, drawn[:, None]))  # it was drawn, to whatever last bit
+    left = left.scatter(1, drawn[:, None], logits.gather(1, drawn[:, None]))  # never filtered out by rounding
     logs = torch.log_softmax(left.double() / scale, -1)
     entropy = -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)
     return logs.gather(1, drawn[:, None])[:, 0], entropy
 
 
 class TokenTrie:
-    """Which ids may come next when a completion must be one of a few strings, each followed by an end token."""
+    """The ids that may come next when a completion must be one of several strings, each followed by an end token."""
 
     def __init__(self, outputs: Iterable[Sequence[int]], end_id: int) -> None:
         self._root: dict[int, dict] = {}
@@ -156,5 +156,5 @@ class TokenTrie:
                 node = node.setdefault(token, {})
 
     def root(self) -> dict[int, dict]:
-        """The node before the first token. A node maps each id that may come next to the node after it."""
+        """The node before the first token. A node maps each possible next id to the node after it."""
         return self._root

@@ -1,8 +1,7 @@
-"""An engine that is a function: an environment's expert in a teacher's place, or a script in a test.
+"""An engine that is a function: an environment's expert as a teacher, or a script in a test.
 
-The function gets the request and the sample's index within the turn and returns the answer's text; whatever
-randomness it wants it takes from ``request.seed.at(index)``, so the same request has the same answers at any time and
-in any order.
+The function gets the request and the sample's index and returns the answer's text. It must take all randomness
+from ``request.seed.at(index)``, so that the same request has the same answers at any time and in any order.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +15,10 @@ Answer = Callable[[Request, int], str]
 
 
 class ScriptedEngine:
-    """Answers with ``answer(request, index)``. Counts requests and completions; it has no tokens to count.
+    """Answers with ``answer(request, index)``. Counts requests and completions, but no tokens.
 
-    Stop strings and ``allowed`` hold as for every engine; ``max_tokens``, ``temperature`` and ``top_p`` mean nothing
-    here: an expert neither rambles nor samples.
+    Stop strings and ``allowed`` apply as for every engine; ``max_tokens``, ``temperature`` and ``top_p`` are ignored,
+    because an expert does not sample.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -30,7 +29,7 @@ class ScriptedEngine:
         """Return ``request.n`` answers, in sample order.
 
         Raises:
-            UserError: the answer is none of ``request.allowed``.
+            UserError: the answer is not in ``request.allowed``.
         """
         self.stats.requests += 1
         first = request.seed.sample
@@ -39,11 +38,11 @@ class ScriptedEngine:
         return [Completion(text, "stop") for text in texts]
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """True: an expert reads everything."""
+        """True: an expert has no context limit."""
         return True
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """No-op: it holds no resources."""
 
     @staticmethod
     def _limit(text: str, request: Request) -> str:

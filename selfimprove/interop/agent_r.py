@@ -5,10 +5,10 @@
 
 and conversations and results: ``conversations``, ``import-conversations`` and ``results``.
 
-One file a tree, ``search_results_<task>.json``, each node inside its parent. Every node holds its whole conversation
-(``state``), rebuilt on export, so that the original's scripts can read it. The format has exactly the original's fields
-(its loader refuses others): token ids, how replies ended, what the environment understood, the seed and the order in
-which nodes were made are lost.
+Each tree is one file, ``search_results_<task>.json``, with each node nested in its parent. Every node contains its
+whole conversation (``state``), rebuilt on export, so that the original's scripts can read it. The format has exactly
+the original's fields (its loader refuses others). Lost are: token ids, how replies ended, the action that the
+environment parsed, the seed, and the order in which nodes were created.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _FILE = re.compile(r"search_results_(\d+)\.json")
 
 
 def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
-    """The root as the original writes it, its children inside. Scores are normalised to [0, 1], as everywhere here.
+    """The root in the original's format, with its children nested. Scores are normalised to [0, 1], as everywhere here.
 
     Raises:
-        UserError: the tree has no conversation (its episode never began).
+        UserError: the tree has no conversation (its episode was blocked before it began).
     """
     if not tree.prompt:
         raise UserError(f"tree {tree.id} was blocked before it began, so there is nothing to export; leave it out.")
     built: list[dict[str, Any]] = []
-    for node in tree.nodes:  # a parent stands before its children
+    for node in tree.nodes:  # parents precede their children
         parent = None if node.parent is None else tree.nodes[node.parent]
         if node.parent is None:
             state = [_plain(message) for message in tree.prompt]
@@ -101,7 +101,7 @@ class _Spoken(Record):
 
 
 class _Entry(Record):
-    """A node of the original's file; what can be rebuilt (``state`` below the root, ``puct_value``) is not read."""
+    """A node of the original's file; derivable fields (``state`` below the root, ``puct_value``) are not read."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -132,17 +132,17 @@ class _Root(_Entry):
 def from_json(
     data: object, where: str, *, env: str, task_id: int, full_score: float = 1.0, max_depth: int | None = None
 ) -> Tree:
-    """A tree of the original's JSON (or of ``to_json``'s); nodes are numbered depth first.
+    """A tree from the original's JSON (or that of ``to_json``); nodes are numbered depth first.
 
     Args:
-        where: names the file in errors.
-        full_score: what the file's scores are divided by; 100 for the original's ScienceWorld trees.
-        max_depth: the search's; leaves below it count as cut by it, if no disaster ended them (the format doesn't
-            say). None: every leaf counts as ended by the environment.
+        where: the file's name in errors.
+        full_score: divisor of the file's scores; 100 for the original's ScienceWorld trees.
+        max_depth: the search's limit. Leaves below it count as cut off by it unless a disaster ended them (the format
+            does not record this). None: every leaf counts as ended by the environment.
 
     Raises:
-        UserError: a node does not fit the format, or has a score above the full one; names the field. Or the full
-            score is no finite number above 0.
+        UserError: a node does not fit the format or has a score above the full one (the message contains the field), or
+            the full score is not a finite number above 0.
     """
     if not (math.isfinite(full_score) and full_score > 0):
         raise UserError(f"the full score is {full_score:g}; give a finite number above 0 with --full-score.")
@@ -196,7 +196,7 @@ def _plain(message: Message) -> dict[str, str]:
 
 
 def _pairs(prompt: Sequence[Message]) -> list[list[str]]:
-    """(action, observation) of what was given before the root."""
+    """(action, observation) pairs of the turns given before the root."""
     given = prompt[OPENING:]
     return [
         [parse_action(reply.content), answer.content] for reply, answer in zip(given[::2], given[1::2], strict=True)
@@ -213,7 +213,7 @@ def export_trees(
     source: Annotated[Path, typer.Argument(help="trees.jsonl")],
     folder: Annotated[Path, typer.Argument(help="where search_results_<task>.json are written")],
 ) -> None:
-    """Trees (JSONL) to one file a tree; trees that were blocked before they began are left out."""
+    """Trees (JSONL) to one file per tree; trees that were blocked before they began are skipped."""
     trees = [tree for tree in read_jsonl(source, Tree) if tree.prompt]
     tasks = [tree.task_id for tree in trees]
     twice = next((task for task in tasks if tasks.count(task) > 1), None)
@@ -231,7 +231,7 @@ def import_trees(
     full_score: Annotated[float, typer.Option(min=1e-9, help="100 for the original's ScienceWorld trees")] = 1.0,
     max_depth: Annotated[int | None, typer.Option(help="MAX_DEPTH of the search")] = None,
 ) -> None:
-    """One file a tree to trees (JSONL), in the order of their tasks."""
+    """One file per tree to trees (JSONL), ordered by task."""
     files: dict[int, Path] = {}
     for path in sorted(folder.glob("*")):
         if found := _FILE.fullmatch(path.name):
@@ -271,7 +271,7 @@ def import_conversations(
     target: Annotated[Path, typer.Argument(help="examples.jsonl to write")],
     form: Annotated[_From, typer.Option("--from", help="log: the original's pair or good log")] = "openai",
 ) -> None:
-    """Conversations (JSONL) to training examples; weights are 1 where the loss flag stands, else 0."""
+    """Conversations (JSONL) to training examples; weights are 1 where the loss flag is set, else 0."""
     read = {"xtuner": formats.from_xtuner, "openai": formats.from_openai, "log": formats.from_log}[form]
     examples = [read(row, f"{source}, line {number}") for number, row in read_rows(source)]
     with aside(target) as part:

@@ -1,4 +1,4 @@
-"""Exports the stages' files to the original's formats, and imports its files (docs/reflect-rl.md, L49).
+"""Exports the stages' files to the original's formats, and imports the original's files (docs/reflect-rl.md, L49).
 
     python -m selfimprove.interop.reflect_rl tasks        data/reflect_rl/tasks trajectories.jsonl train.json
     python -m selfimprove.interop.reflect_rl trajectories trajectories.jsonl taxi.json
@@ -10,12 +10,12 @@
     python -m selfimprove.interop.reflect_rl split        data.json tasks_split
 
 =============  ======================================================================================================
-tasks          AutoExplore's task list, each task with its trajectories: {reflection, cmd} a step
-trajectories   Taxi's and ALFWorld's list: {state, reflection, action, reason, model, (ALFWorld) problem} a state
-sft            a row a step: {"text": prompt and answer in one}
-logs           {iter, loss: [current, replay], critic_loss, cost, succ, log: [{batch, detail: [...]}]} an iteration
-curves         success, cost and loss by optimiser step of the original's runs, stitched to their ancestors
-filter-repo    copies of the files that can be explored, one folder a repository; what was dropped is counted
+tasks          AutoExplore's task list, each task with its trajectories: {reflection, cmd} per step
+trajectories   Taxi's and ALFWorld's list: {state, reflection, action, reason, model, (ALFWorld) problem} per state
+sft            one row per step: {"text": prompt and answer concatenated}
+logs           {iter, loss: [current, replay], critic_loss, cost, succ, log: [{batch, detail: [...]}]} per iteration
+curves         success, cost and loss by optimiser step of the original's runs, joined to their ancestors' curves
+filter-repo    copies of the explorable files, one folder per repository; dropped files are counted
 split          train.json, validate.json and test.json of one list of tasks, 7:2:1
 =============  ======================================================================================================
 """
@@ -50,10 +50,10 @@ from selfimprove.methods.splits import load_split
 def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
     """AutoExplore's tasks with their trajectories; a negative's wrong action is a step without a reflection.
 
-    Those that a task of a file had before come first, and each negative after them gets a free number.
+    Trajectories that a task already had in its file come first; each negative after them gets an unused number.
 
     Raises:
-        UserError: a trajectory is of another environment, or of no task.
+        UserError: a trajectory belongs to another environment, or to none of the tasks.
     """
     told: dict[int, list[OriginalTrajectory]] = {}
     for one in trajectories:
@@ -67,10 +67,10 @@ def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[Teache
 
 
 def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]]:
-    """A row for each state that was reflected on; ``action`` is the oracle's label, which is trained on.
+    """One row per reflected state; ``action`` is the oracle's label, which is trained on.
 
     Raises:
-        UserError: a trajectory of AutoExplore, whose format is ``tasks``.
+        UserError: a trajectory is AutoExplore's, whose export is ``tasks``.
     """
     rows = []
     for one in trajectories:
@@ -93,15 +93,15 @@ def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]
 
 
 def to_text(example: Example) -> dict[str, str]:
-    """Prompt and answer as the one text that the original is trained on; it ends without an end token, as there."""
+    """Prompt and answer concatenated, the original's training text; like the original's, it has no end token."""
     return {"text": "".join(message.content for message in example.messages)}
 
 
 def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:
-    """The example of a {"text"} row: trained on is what follows the last act or analyse marker.
+    """The example of a {"text"} row: the text after the last act or analyse marker is trained on.
 
     Raises:
-        UserError: no text, or neither marker is in it, so that the loss mask would be empty.
+        UserError: there is no text, or it has neither marker, so that the loss mask would be empty.
     """
     text = row.get("text")
     there = [m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text]
@@ -110,7 +110,7 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
             f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
             "trained on; fix or delete the line."
         )
-    marker = max(there, key=text.rfind)  # a file that is shown may hold the other one
+    marker = max(there, key=text.rfind)  # a file in the prompt may contain the other marker
     prompt, _, answer = text.rpartition(marker)
     messages = [
         Message(role="user", content=prompt + marker),
@@ -120,10 +120,10 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
 
 
 def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An iteration of our log.jsonl as the original logs it: counted from 0, probabilities instead of their logarithms.
+    """An iteration of our log.jsonl in the original's format: counted from 0, log-probabilities exponentiated.
 
     Raises:
-        UserError: not such a row.
+        UserError: the row is not an iteration's.
     """
     try:
         log = [
@@ -146,21 +146,21 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         ]
         kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}
         made = {"iter": row["iter"] - 1, **kept, "log": log}
-        json.dumps(made, allow_nan=False)  # 1e999 is read as infinity, which can't be written
+        json.dumps(made, allow_nan=False)  # 1e999 is parsed as infinity, which cannot be written
         return made
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); fix it.") from None
 
 
 def _probability(logprob: Any) -> float:
-    """Raises: ValueError: it is no logarithm of a probability."""
+    """Raises: ValueError: it is not the logarithm of a probability."""
     if not isinstance(logprob, float | int) or logprob > 0:
         raise ValueError(f"logprob is {logprob!r}, not a number of at most 0")
     return math.exp(logprob)
 
 
 MOST_BYTES = 2**30
-"""Of a file that is copied: far more than any text that is explored."""
+"""Maximum bytes of a copied file: far larger than any text that is explored."""
 
 app = typer.Typer(add_completion=False, help="Reflect-RL's files in the original's formats.", no_args_is_help=True)
 
@@ -175,7 +175,7 @@ def export_tasks(
     target: Target,
     split: Annotated[str, typer.Option(help="train, dev or test: only that split's tasks; none: all")] = "",
 ) -> None:
-    """AutoExplore's tasks with their trajectories, as train.json, validate.json and test.json are."""
+    """AutoExplore's tasks with their trajectories, in the format of train.json, validate.json and test.json."""
     tasks = tasks_with_trajectories(read_tasks(folder / TASKS_FILE), read_jsonl(source, TeacherTrajectory))
     if split:
         name = next((name for name in SPLITS if name == split), None)
@@ -224,7 +224,7 @@ def export_filtered(
     folder: Annotated[Path, typer.Argument(help="a repository, or a folder of some")],
     target: Annotated[Path, typer.Argument(help="the folder to make")],
 ) -> None:
-    """The files of repositories that AutoExplore would explore, copied; a line a repository says what was dropped."""
+    """Copy the files of repositories that AutoExplore would explore; reports the dropped files per repository."""
     if target.exists():
         raise UserError(f"{target} is there already; name a folder that can be made.")
     filtered = filter_repo(folder)
@@ -232,7 +232,7 @@ def export_filtered(
     shutil.rmtree(part, ignore_errors=True)
     try:
         for name, repo in filtered.repos.items():
-            for path in repo.tree.folders:  # those without a file left, too: they are listed in play
+            for path in repo.tree.folders:  # including empty ones: they are listed during play
                 (part / name / path).mkdir(parents=True, exist_ok=True)
             for path in repo.files:
                 (part / name / path).write_bytes(repo.tree.read(path, MOST_BYTES)[0])
@@ -252,7 +252,7 @@ def export_split(
     target: Annotated[Path, typer.Argument(help="the folder to write train.json, validate.json and test.json to")],
     seed: Annotated[int, typer.Option(help="of the shuffle")] = 0,
 ) -> None:
-    """A list of tasks as the original's three files, 7:2:1, of one seeded shuffle."""
+    """Split a list of tasks into the original's three files, 7:2:1, by a seeded shuffle."""
     parts = split_tasks(read_tasks(source), seed)._asdict()
     try:
         target.mkdir(parents=True, exist_ok=True)

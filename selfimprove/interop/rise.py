@@ -4,8 +4,8 @@
     python -m selfimprove.interop.rise dataset    examples.jsonl  dataset.json
     python -m selfimprove.interop.rise import-log 5_turns.json    episodes.jsonl --env gsm8k
 
-The log is one object keyed by task index; besides the original's fields it holds ``id, env, seed, model, answers,
-status, omitted``. It has no place for token ids: episodes imported from a log are tokenised anew when trained on.
+The log is one object keyed by task index; besides the original's fields it contains ``id, env, seed, model, answers,
+status, omitted``. It does not store token ids: episodes imported from a log are re-tokenised for training.
 """
 
 import json
@@ -37,23 +37,23 @@ from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.prompts import feedback, opening
 
 BLOCKED = "blocked"
-"""The action that the original logs for a client that failed, with reward null."""
+"""The action that the original logs when a client failed, with reward null."""
 
 _ROLES_FROM = {"user": "human", "system": "human", "assistant": "gpt"}
 
 
 def to_log(episodes: Sequence[Episode], api: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """The original's log object: one entry an episode, keyed by its place as a string. ``api``: see ``log_entry``."""
+    """The original's log object: one entry per episode, keyed by its index as a string. ``api``: see ``log_entry``."""
     return {str(index): log_entry(index, episode, api) for index, episode in enumerate(episodes)}
 
 
 def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[str, Any]:
-    """One entry of the log. ``dialogue`` is the last prompt: the messages before the last action that it showed.
+    """One entry of the log. ``dialogue`` is the last prompt: the messages shown before the last action.
 
-    Its attempts have the role ``agent``, or ``assistant`` where one of the models ``api`` made the last action.
+    Its attempts have the role ``agent``, or ``assistant`` if one of the models ``api`` generated the last action.
 
-    A turn that the client failed on stands in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``) alone; the
-    other lists stop before it.
+    A turn on which the client failed appears only in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``); the
+    other lists end before it.
     """
     turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
     failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()
@@ -119,12 +119,12 @@ class _Entry(Record):
 def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) -> list[Episode]:
     """Episodes of an original log (or of one that ``to_log`` wrote), in the log's order.
 
-    ``env_name``: for logs without ``env``. Without ``answers`` they are extracted anew, of GSM8K as the original reads
-    them (``strict``); rewards stay as logged. Evaluation logs have no ``dialogue``: their opening is made from the
-    question. Logs without ``status`` are blocked where a reward is null or a turn has actions but no best one.
+    ``env_name``: for logs without ``env``. If ``answers`` are missing they are extracted again, for GSM8K with the
+    original's rule (``strict``); rewards stay as logged. Evaluation logs have no ``dialogue``: their opening is built
+    from the question. Without ``status``, an episode is blocked if a reward is null or a turn has no best action.
 
     Raises:
-        UserError: an entry does not fit the schema, or nothing says which environment it is of.
+        UserError: an entry does not fit the schema, or its environment is unknown.
     """
     try:
         entries = TypeAdapter(dict[str, _Entry]).validate_python(dict(log))
@@ -137,7 +137,7 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
 def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
     """The original's data set: {id, conversations: [{from: human|gpt, value, loss}]}, loss = the message's weight.
 
-    Of examples converted with ``remove_duplication`` the attempts' texts are stripped, as the original's are.
+    In examples converted with ``remove_duplication``, attempts are stripped of white space, as in the original.
     """
     return [
         {
@@ -152,12 +152,12 @@ def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
 
 
 def _told(turn: Turn, query: str) -> str:
-    """The feedback on the chosen attempt; independent first attempts of an evaluation were told that they are wrong."""
+    """The feedback on the chosen attempt; an evaluation's independent first attempts were told they are wrong."""
     return turn.observation or feedback(turn.attempt.reward, query, forced_negative=True)
 
 
 def _observations(turn: Turn, query: str) -> list[str]:
-    """Of every attempt. Where a right one was told that it is wrong, as in an evaluation, so were the others."""
+    """The feedback on every attempt. If a right one was told that it is wrong, as in an evaluation, all were."""
     told = _told(turn, query)
     forced = not turn.observation or (turn.attempt.reward == 1 and told != feedback(1, query))
     return [
@@ -192,7 +192,7 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
 
 
 def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn | None:
-    """Turn ``t`` of a log; None for one that the client failed on. Of equal texts that with the best reward counts."""
+    """Turn ``t`` of a log; None if the client failed on it. Of equal texts, the one with the best reward is chosen."""
     history, key = entry.turn_history, str(t)
     texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
     if len(texts) != len(rewards) or action not in texts:
@@ -219,7 +219,7 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
 
 def _extracted(texts: Sequence[str], where: str, env_name: str) -> list[str | None]:
     try:
-        # Rewards stay as logged, so answers are what was rewarded: the original has reward -1, no answer, for 18.0.
+        # Rewards stay as logged, so use the rule that determined them: the original gives 18.0 reward -1 and no answer.
         env = make_env(env_name, "strict" if env_name == "gsm8k" else "robust")
     except UserError:
         raise UserError(
@@ -231,8 +231,8 @@ def _extracted(texts: Sequence[str], where: str, env_name: str) -> list[str | No
 def _opening(entry: _Entry) -> list[Message]:
     """The messages before the first action: the logged dialogue without its (attempt, feedback) pairs.
 
-    The dialogue of a blocked episode ends with the feedback on its last best action, that of any other before its last
-    best action; so the first pair is searched for, its place is not computed.
+    The dialogue of a blocked episode ends with the feedback on its last best action, that of others before the last
+    best action. Therefore the first pair is searched for; its index cannot be computed.
     """
     if not entry.dialogue:
         return opening(entry.query)
@@ -241,7 +241,7 @@ def _opening(entry: _Entry) -> list[Message]:
         for m in entry.dialogue
     ]
     actions, told = entry.turn_history.best_actions, entry.turn_history.best_observations
-    if entry.omitted:  # ours: how many pairs the last prompt showed is known
+    if entry.omitted:  # our own log: the number of pairs in the last prompt is known
         failed = len(entry.turn_history.actions) > len(actions)
         shown = 2 * len(actions) if failed else 2 * (len(actions) - 1) - entry.omitted[-1]
         if shown < len(messages):
@@ -249,14 +249,15 @@ def _opening(entry: _Entry) -> list[Message]:
     (problem,) = opening(entry.query, few_shot=False)
     for index in range(1, len(messages) - 1):
         before, attempt, after = messages[index - 1 : index + 2]
-        # The feedback tells the first attempt from a worked example that it repeats word for word (if the dialogue was
-        # cut between them, the problem does); what stands before it, from the same attempt at a later turn.
+        # The feedback distinguishes the first attempt from a worked example that it repeats verbatim (if the dialogue
+        # was cut between them, the problem does); the preceding message distinguishes it from the same attempt in a
+        # later turn.
         first_pair = [attempt.content, after.content] == [*actions[:1], *told[:1]] and (index > 1 or before == problem)
         if first_pair and attempt.role == "assistant" and before.role == "user" and before.content != after.content:
             return messages[:index]
     if len(actions) < 2 and messages[-1].content not in told:
-        return messages  # nothing was attempted before: it is all prompt
-    # The limit on trailing messages cut the first attempt off, and the problem; a worked example stays before the cut.
+        return messages  # nothing was attempted before: all messages belong to the prompt
+    # The limit on trailing messages cut off the first attempt and the problem; a worked example stays before the cut.
     begins = [message.role for message in messages[:2]] == ["user", "assistant"]
     if begins and messages[0].content not in (*told, problem.content):
         return [*messages[:2], problem]
@@ -278,7 +279,7 @@ def export_log(
 ) -> None:
     """Episodes (JSONL) to the original's log."""
     log = to_log(read_jsonl(source, Episode), api or ())
-    # In the episodes' order, which the original converts in: sorted keys would put "10" before "2".
+    # Keep the episodes' order, in which the original converts: sorted keys would put "10" before "2".
     write_text(target, json.dumps(log, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""SPIN's files in the original's formats, and the scores of any trajectory file (docs/spin.md, S42 to S44).
+"""Exports SPIN's files to the original's formats, and scores any trajectory file (docs/spin.md, S42 to S44).
 
 python -m selfimprove.interop.spin trajectories episodes.jsonl trajs.json
 python -m selfimprove.interop.spin alpaca       trajs.json alpaca.json --mode self_play
@@ -24,14 +24,14 @@ from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
 
 LARGEST = 1e100
-"""Of a score, so that means and squares stay finite."""
+"""Maximum absolute score; keeps means and squares finite."""
 
 
 def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
-    """A row for every trajectory, in the file's order; with ``rewarded``, of those that earned the reward.
+    """One row per trajectory, in the file's order; with ``rewarded``, only of those that earned the reward.
 
     Raises:
-        UserError: a trajectory has no instruction and response markers (names its task).
+        UserError: a trajectory has no instruction and response markers (the message contains its task).
     """
     rows = []
     for key, entry in trajectories.items():
@@ -47,10 +47,10 @@ def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewa
 
 
 def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[dict[str, str]]:
-    """Rows {prompt, chosen, rejected} of the tasks that both runs have and that only one was rewarded for.
+    """Rows {prompt, chosen, rejected} of the tasks that are in both runs and that only one was rewarded for.
 
-    A task with a reward of null was not scored and makes no row. The terminal observation is dropped on both sides. The
-    prompt is not repeated in the responses, as it is in the original.
+    A task with a null reward was not scored and gives no row. The terminal observation is dropped on both sides. The
+    responses do not repeat the prompt, unlike the original's.
 
     Raises:
         UserError: a trajectory has no wrapper.
@@ -70,12 +70,12 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """A pair as the original's message lists, of text alone; the prompt is the question without its wrapper.
+    """A pair as the original's message lists, text only; the prompt is the question without its wrapper.
 
-    A trainer puts its own chat format around the rows; a wrapper that stayed would be there twice.
+    A trainer applies its own chat format to the rows; a remaining wrapper would be doubled.
     """
     text = joined(pair.prompt)
-    flat = [message.content for message in pair.real[:1]] == [CUE]  # else turns, to which nothing is added
+    flat = [message.content for message in pair.real[:1]] == [CUE]  # else chat turns, which have no wrapper
     prompt = {"role": "user", "content": asked_in(text) if flat else text}
     return {
         side: [prompt, {"role": "assistant", "content": joined(messages)}]
@@ -84,13 +84,13 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def asked_in(prompt: str) -> str:
-    """The question of a prompt of one text: with worked episodes before it, if any, without wrapper or newline."""
+    """The question in a prompt of one text, including any worked examples before it, without wrapper or newline."""
     shots, wrapper, rest = prompt.rpartition(WRAPPER)
     return shots + rest.removesuffix(RESPONSE) if wrapper else prompt.removesuffix("\n")
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """Messages as one text: pieces of a growing text end to end, turns of a chat on lines of their own."""
+    """Messages as one text: parts of a growing text are concatenated, turns of a chat start on new lines."""
     text = ""
     for before, message in zip([None, *messages], messages, strict=False):
         turn = before is not None and before.role != message.role
@@ -100,10 +100,10 @@ def joined(messages: Sequence[Message]) -> str:
 
 
 def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any]:
-    """EM, F1 and reward over ``requested`` tasks, and how many of those the file lacks (they count as wrong).
+    """EM, F1 and reward over ``requested`` tasks, and how many of them are missing (these count as wrong).
 
     Raises:
-        UserError: the file has more tasks than were requested, or a score is neither a finite number nor null.
+        UserError: the file has more tasks than requested, or a score is neither a finite number nor null.
     """
     missing = requested - len(trajectories)
     if missing < 0:
@@ -116,7 +116,7 @@ def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any
 
 
 def _mark(key: str, entry: Any, field: str) -> float:
-    """One score of an entry; 0 where nobody scored it."""
+    """One score of an entry; 0 if it was not scored."""
     if not isinstance(entry, Mapping):
         raise UserError(f"task {key}: an object was expected; fix or delete the entry.")
     value = entry.get(field)
@@ -128,7 +128,7 @@ def _mark(key: str, entry: Any, field: str) -> float:
 
 
 def as_json(value: Any, indent: int = 2) -> str:
-    """JSON as the original writes it: keys in their order, ASCII, no newline at the end."""
+    """JSON in the original's style: keys in insertion order, ASCII, no newline at the end."""
     return json.dumps(value, indent=indent, allow_nan=False)
 
 

@@ -1,12 +1,12 @@
-"""Plain SPIN by hand, as its scripts do it: reformat, generate in fractions, gather (docs/spin.md, S45).
+"""Plain SPIN step by step, like the original's scripts: reformat, generate in fractions, gather (docs/spin.md, S45).
 
     python -m selfimprove.interop.spin_plain reformat --data ultrachat --output-dir reformatted
     python -m selfimprove.interop.spin_plain generate --model models/sft --input-dir reformatted \\
         --output-dir generated --frac-len 800 --data-frac 0
     python -m selfimprove.interop.spin_plain gather --num-fracs 63 --input-dir generated --output-dir iter0
 
-The pipeline does the same with ``tasks.source: chat``. A fraction is written whole, so that running it again gives the
-same file; the original appended. Prompts are written as in training, Zephyr's turns after an empty system turn; the
+The pipeline does the same with ``tasks.source: chat``. A fraction is written as a whole, so a rerun gives the same
+file; the original appended. Prompts have the format used in training, Zephyr's turns after an empty system turn; the
 original generated with one format and trained with another.
 """
 
@@ -46,12 +46,12 @@ EOS = "</s>"
 async def answer_all(
     rows: Sequence[tuple[int, Row]], engine: Engine, *, seed: int, temperature: float, top_p: float, max_tokens: int
 ) -> list[Row]:
-    """The opponent's answer to every (place, row), in order; each one's noise is named by its place.
+    """The opponent's answer to every (index, row), in order; the index determines its noise.
 
-    The text of an end of turn is taken out, and white space before it, as in the original.
+    The text of an end-of-turn token is removed, then leading white space, as in the original.
 
     Raises:
-        UserError: as ``Engine.generate``; or a row has another shape, or an answer failed for good (names the row).
+        UserError: as ``Engine.generate``; a row is malformed; or an answer failed permanently (with the row's index).
     """
 
     async def one(place: int, prompt: str, real: str) -> Row:
@@ -82,7 +82,7 @@ def reformat_command(
     kind: Annotated[Literal["ultrachat", "tulu-v2"], typer.Option(help="how the data set splits")] = "ultrachat",
     file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
-    """Chats to rows of a prompt, its answer, and room for the opponent's."""
+    """Convert chats to rows of a prompt, its answer, and a placeholder for the opponent's."""
     rows, counts = reformat(data, kind)
     for split in ("train", "test"):
         with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
@@ -108,7 +108,7 @@ def generate_command(
     threads: Annotated[int, typer.Option(min=1)] = 2,
     seed: Annotated[int, typer.Option(min=0)] = 42,
 ) -> None:
-    """The opponent answers one fraction of the prompts."""
+    """Generate the opponent's answers to one fraction of the prompts."""
     mine = fraction([row for _, row in read_rows_of(reformatted(input_dir, split))], data_frac, frac_len)
     cfg = TransformersEngineConfig(
         engine="transformers", slots=batch_size, context=context, chat_template=chat_template, device=device,
@@ -139,7 +139,7 @@ def gather_command(
     split: Annotated[Split, typer.Option()] = "train",
     file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
-    """All fractions to one file; one that is missing is an error."""
+    """Combine all fractions into one file; a missing one is an error."""
     rows = gathered(input_dir, num_fracs, split)
     with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
         write_rows_to(part, rows)

@@ -1,4 +1,4 @@
-"""Model folders that hold a LoRA adapter in place of full weights.
+"""Model folders that contain a LoRA adapter instead of full weights.
 
 Training with ``lora`` writes::
 
@@ -9,8 +9,8 @@ Training with ``lora`` writes::
         config.json                 of the model with the adapter merged (RoPE scaling included)
         tokenizer.json, …
 
-``base`` may hold an adapter itself. ``merging.full_weights`` gives the folder with full weights; only what needs the
-weights calls it. This module imports neither torch nor peft.
+``base`` may itself contain an adapter. ``merging.full_weights`` returns a folder with full weights; only code that
+needs the weights calls it. This module imports neither torch nor peft.
 """
 
 import json
@@ -30,10 +30,10 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json"
 
 
 class AdapterBase(BaseModel):
-    """``adapter_base.json``: what an adapter is merged into.
+    """``adapter_base.json``: the model that an adapter is merged into.
 
     Attributes:
-        base: folder of the model that training started from, relative to a folder that holds both (the repository).
+        base: the model folder that training started from, relative to a folder that contains both (the repository).
         weights: its ``weights_key``.
         dtype: of the merged weights.
     """
@@ -52,12 +52,12 @@ class AdapterBase(BaseModel):
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter rather than full weights."""
+    """Whether the folder contains an adapter instead of full weights."""
     return (folder / CONFIG).is_file()
 
 
 def weights_key(folder: Path) -> str:
-    """Hash that names a model by the content of its weights, wherever it lies; an adapter's includes its base's."""
+    """Hash of a model's weights, independent of its location; an adapter's includes the hash of its base."""
     digest = blake2b(digest_size=16)
     for file in sorted(folder.iterdir()):
         if file.is_file() and (file.name.endswith(WEIGHT_SUFFIXES) or file.name in (CONFIG, BASE)):
@@ -82,7 +82,7 @@ def add_file(digest: blake2b, file: Path) -> None:
 
 
 def take_adapter(trained: Path, out_dir: Path) -> None:
-    """Copy peft's two files from the folder that ``save_pretrained`` wrote; it also holds a card and arguments."""
+    """Copy peft's two files from a folder written by ``save_pretrained``, without the card and training arguments."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for name in (WEIGHTS, CONFIG):
         shutil.copyfile(trained / name, out_dir / name)
@@ -91,8 +91,8 @@ def take_adapter(trained: Path, out_dir: Path) -> None:
 def complete(model_dir: Path, out_dir: Path, dtype: str) -> None:
     """Complete newly written weights with the other files (tokenizer, template) of ``model_dir``.
 
-    If the weights are an adapter, also name ``model_dir`` as its base; neither file holds an absolute path, and equal
-    runs write equal bytes.
+    If the weights are an adapter, also record ``model_dir`` as its base. Neither file contains an absolute path, and
+    equal runs write equal bytes.
     """
     for file in sorted(model_dir.iterdir()):
         weights = file.name.endswith(WEIGHT_SUFFIXES) or file.name in (CONFIG, BASE)
@@ -103,18 +103,18 @@ def complete(model_dir: Path, out_dir: Path, dtype: str) -> None:
     common = os.path.commonpath([model_dir.absolute(), out_dir.absolute()])
     base = model_dir.absolute().relative_to(common).as_posix()
     config = json.loads((out_dir / CONFIG).read_text(encoding="utf-8"))
-    # peft keeps some lists as sets, whose order differs from run to run.
+    # peft stores some lists as sets, whose order varies between runs.
     config = {key: sorted(value) if isinstance(value, list) else value for key, value in config.items()}
     write_json(out_dir / CONFIG, {**config, "base_model_name_or_path": base})
     write_json(out_dir / BASE, {"base": base, "dtype": dtype, "weights": weights_key(model_dir)})
 
 
 def read_base(folder: Path) -> tuple[Path, AdapterBase]:
-    """The base of the adapter in ``folder``: where it is, and what ``adapter_base.json`` says.
+    """The base of the adapter in ``folder``: its path, and the content of ``adapter_base.json``.
 
     Raises:
-        UserError: the adapter does not name its base, the base is not there, or its weights are not those that the
-            adapter was trained on.
+        UserError: the adapter does not specify its base, the base does not exist, or its weights are not those that
+            the adapter was trained on.
     """
     file = folder / BASE
     if not file.is_file():

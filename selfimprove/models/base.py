@@ -1,4 +1,4 @@
-"""Where the base model comes from: from scratch, from a folder, or from the hub at a pinned revision."""
+"""Resolves the base model: from scratch, from a folder, or from the hub at a pinned revision."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from selfimprove.core.publish import link_copy
 from selfimprove.models.scratch import ScratchArch
 
 SMOLLM2 = "models/smollm2"
-"""The folder that ``make models/smollm2`` writes; params may name it before it is there."""
+"""The folder that ``make models/smollm2`` writes; params may specify it before it exists."""
 
 SHIPPED = "models/pretrained"
-"""The folder of the small model that is in git (``make pretrain`` makes it again)."""
+"""The folder of the small model that is in git (``make pretrain`` rebuilds it)."""
 
 MADE = {SMOLLM2: f"run `make {SMOLLM2}` first", SHIPPED: f"run `git checkout {SHIPPED}`, or make it: `make pretrain`"}
-"""Folders that params may name before they are there, and how they come to be."""
+"""Folders that params may specify before they exist, and how to create them."""
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
 
 class BaseParams(Section):
-    """``model``: null builds ``arch`` from scratch; a folder, or a hub name with its ``revision``, is used.
+    """``model``: null builds ``arch`` from scratch; otherwise a folder, or a hub name with its ``revision``.
 
-    It may hold a LoRA adapter in peft's format, which is merged into its base.
+    The model may be a LoRA adapter in peft's format, which is merged into its base.
     """
 
     model: str | None = None
@@ -62,11 +62,11 @@ class BaseSection(Section):
 
 
 def resolve_model(params: BaseParams) -> Path:
-    """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
+    """The model's folder; a hub model is downloaded once, with safetensors weights only.
 
     Raises:
-        UserError: the hub can't be reached, has no such repository, or wants its licence accepted first; or the
-            folder is yet to be made.
+        UserError: the hub is unreachable, has no such repository or requires accepting its licence, or the folder has
+            not been created yet.
     """
     assert params.model is not None
     folder = Path(params.model)
@@ -87,7 +87,7 @@ def resolve_model(params: BaseParams) -> Path:
         path = snapshot_download(
             params.model, revision=params.revision, allow_patterns=WANTED, token=os.environ.get("HF_TOKEN")
         )
-    except GatedRepoError:  # a kind of RepositoryNotFoundError, so it comes first
+    except GatedRepoError:  # a subclass of RepositoryNotFoundError, so it comes first
         raise UserError(
             f"base: {params.model!r} is gated: accept the licence at https://huggingface.co/{params.model}, then set "
             "HF_TOKEN to a token of the account that accepted it."
@@ -108,11 +108,11 @@ def resolve_model(params: BaseParams) -> Path:
 def take_weights(source: Path, folder: Path, *, own: bool) -> None:
     """Put a model's configuration and safetensors into ``folder``.
 
-    What the hub's cache holds gets a second name (hard link, else copy). A folder of the user's ``own`` is copied: DVC
-    shares the file with its cache and makes it read-only, which must not happen to a file that is not ours.
+    Files in the hub's cache are hard-linked if possible, else copied. A folder of the user's ``own`` is copied: DVC
+    shares the file with its cache and makes it read-only, which must not happen to the user's files.
 
     Raises:
-        UserError: the source holds no safetensors weights.
+        UserError: the source has no safetensors weights.
     """
     files = [*source.glob("*.safetensors"), *source.glob("*.safetensors.index.json")]
     if not any(file.suffix == ".safetensors" for file in files):

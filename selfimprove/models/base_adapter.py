@@ -1,6 +1,6 @@
-"""A base model that comes as a LoRA adapter: found with its own base, and merged into it.
+"""A base model given as a LoRA adapter: finds its own base and merges it.
 
-Peft's format, as ``save_pretrained`` writes it::
+The format is peft's, as written by ``save_pretrained``::
 
     adapter_model.safetensors
     adapter_config.json          {"peft_type": "LORA", "base_model_name_or_path": "owner/name", "revision": "1f0c…", …}
@@ -19,12 +19,12 @@ from selfimprove.models.tokenizer import FILES
 
 
 def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
-    """``model`` itself; of an adapter, a folder with full weights and tokenizer (``merged``, which is written then).
+    """``model`` itself; for an adapter, ``merged``, to which full weights and tokenizer are written.
 
-    The weights are in the base's own dtype. The tokenizer is the adapter's, if it brings one.
+    The weights have the base's own dtype. The tokenizer is the adapter's, if it has one.
 
     Raises:
-        UserError: an adapter that does not say of which model, that is no LoRA adapter, or that does not fit its base.
+        UserError: the adapter does not specify its base, is not a LoRA adapter, or does not fit its base.
     """
     if not is_adapter(model) and not (model / WEIGHTS).is_file():
         if params.adapter_of is not None:
@@ -45,7 +45,7 @@ def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
 
 
 def _config(model: Path) -> dict[str, Any]:
-    """``adapter_config.json`` of a LoRA adapter in safetensors."""
+    """The content of ``adapter_config.json``, after checking that this is a LoRA adapter in safetensors."""
     if not is_adapter(model):
         raise UserError(
             f"base: {model} holds {WEIGHTS} alone, which does not say of which model it is an adapter; put its "
@@ -70,7 +70,7 @@ def _config(model: Path) -> dict[str, Any]:
 
 
 def _base_of(model: Path, config: dict[str, Any], told: str | None) -> Path:
-    """The folder of the adapter's base; one on the hub is downloaded once."""
+    """The folder of the adapter's base; a hub model is downloaded once."""
     if told is not None and not Path(told).is_dir():
         name, _, revision = told.partition("@")
     else:

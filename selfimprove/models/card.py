@@ -1,6 +1,6 @@
-"""The card (README.md) of a trained row: what it was made of, how, and how well it does.
+"""The card (README.md) of a trained row: its base, data, settings and results.
 
-What params, files or data bring into it is shown as text: fenced, or with Markdown's own characters escaped.
+Text from params, files or data is shown literally: fenced, or with Markdown's special characters escaped.
 """
 
 import json
@@ -28,13 +28,13 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a method's table, as its card describes it.
+    """A row of a method's table, with the data for its card.
 
     Attributes:
-        base: name of the public base and its revision; None: trained from scratch, or from a folder.
-        base_text: what the method started from, in words.
+        base: name and revision of the public base; None: trained from scratch, or from a folder.
+        base_text: description of the model that the method started from.
         settings: params of the row, by key.
-        adapter: the repository holds a LoRA adapter of ``base``, not full weights.
+        adapter: whether the repository contains a LoRA adapter of ``base`` instead of full weights.
     """
 
     method: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def card(row: Row, repository: str, results: Path) -> str:
-    """The whole card of ``row`` in the repository ``owner/name``; ``results``: the row's folder of results."""
+    """The complete card of ``row`` for the repository ``owner/name``; ``results``: the row's folder of results."""
     name, idea, paper = METHODS[row.method]
     data = ModelCardData(
         base_model=row.base[0] if row.base else None,
@@ -74,13 +74,13 @@ def card(row: Row, repository: str, results: Path) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown and HTML show as it is, on one line."""
+    """One line of text that Markdown and HTML render literally."""
     one_line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", one_line)
 
 
 def fenced(text: str, language: str) -> str:
-    """A code block whose fence is longer than any in the text; control characters are left out."""
+    """A code block whose fence is longer than any in the text; control characters are removed."""
     plain = "".join(c for c in text if c == "\n" or c.isprintable())
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     return f"{fence}{language}\n{plain.rstrip()}\n{fence}"
@@ -122,7 +122,7 @@ def _metrics(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, 
 
 
 def _data(section: Mapping[str, Any]) -> Iterator[str]:
-    """The declared sources whose names the method's tasks and tools begin with, each with its licence."""
+    """The declared sources whose names start with one of the method's tasks or tools, each with its licence."""
     named = {value for key in ("tasks", "tools", "play_tools") for value in _strings(section.get(key))}
     named |= {"fireact"} & {"fireact" for value in named if value in ("hotpotqa", "gpt-4")}
     found = [
@@ -142,7 +142,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> Any:
-    """Settings without the folders of the machine: of an absolute path only its last part."""
+    """Settings without this machine's folders: an absolute path is reduced to its last part."""
     if isinstance(value, Mapping):
         return {str(key): _shown(one) for key, one in value.items()}
     if isinstance(value, list):

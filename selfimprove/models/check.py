@@ -1,7 +1,7 @@
-"""Checks a named base model before any stage uses it.
+"""Checks a specified base model before any stage uses it.
 
-The weights are not loaded into memory: the library builds the model on PyTorch's device ``meta`` and reports which of
-its tensors the files lack or hold in another shape. All values are read, a part at a time.
+The weights are not loaded into memory: the library builds the model on PyTorch's ``meta`` device and reports tensors
+that are missing from the files or have another shape. All values are read in chunks.
 """
 
 import math
@@ -16,20 +16,20 @@ from selfimprove.core.errors import UserError
 from selfimprove.models.loading import RESTORE, check_folder, check_vocabulary, load_whole
 
 CHUNK = 1 << 24
-"""Numbers that are read at a time."""
+"""Values that are read at a time."""
 
 MOST_LAYERS = 1000
 
 
 def check_base(folder: Path) -> Any:
-    """Check a model's config, its tensors' names, shapes and types, and that its numbers are finite.
+    """Check a model's config, its tensors' names, shapes and types, and that its values are finite.
 
     Returns:
-        The model on the device ``meta``, for ``check_vocabulary``; None where its architecture is not the library's
-        own (``auto_map``: custom code, which is not run here), so that only files and values were checked.
+        The model on the ``meta`` device, for ``check_vocabulary``; None if its architecture is not part of the library
+        (``auto_map``: custom code, which is not run here), so that only files and values were checked.
 
     Raises:
-        UserError: the file and what is wrong with it.
+        UserError: with the file and its problem.
     """
     config = check_folder(folder)
     tensors = dict(_tensors(folder))
@@ -43,7 +43,7 @@ def check_base(folder: Path) -> Any:
 
 
 def check_tokenizer(folder: Path, model: Any, size: int) -> None:
-    """``check_vocabulary``, where ``check_base`` gave a model. Raises: as that."""
+    """``check_vocabulary``, if ``check_base`` returned a model. Raises: as ``check_vocabulary``."""
     if model is not None:
         check_vocabulary(folder, model, size)
 
@@ -60,7 +60,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _check_types(tensors: Mapping[str, Path], *, quantised: bool) -> None:
-    """Weights are floating-point numbers, unless the config says how they are quantised (buffers may be anything)."""
+    """Weights are floating-point numbers, unless the config specifies a quantisation (buffers may have any type)."""
     for name, file in () if quantised else tensors.items():
         if name.endswith(".weight"):
             with safe_open(file, "pt") as weights:
@@ -70,7 +70,7 @@ def _check_types(tensors: Mapping[str, Path], *, quantised: bool) -> None:
 
 
 def _check_values(tensors: Mapping[str, Path]) -> None:
-    """Every number is finite."""
+    """All values are finite."""
     for name, file in tensors.items():
         with safe_open(file, "pt") as weights:
             for part in _parts(weights.get_slice(name)):
@@ -80,7 +80,7 @@ def _check_values(tensors: Mapping[str, Path]) -> None:
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """A tensor in parts of about ``CHUNK`` numbers."""
+    """A tensor in parts of about ``CHUNK`` values."""
     shape = tensor.get_shape()
     if not shape:
         yield tensor[...]

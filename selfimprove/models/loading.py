@@ -1,7 +1,7 @@
-"""Loads a causal language model from a folder: safetensors only, nothing fetched, one sentence when it can't be.
+"""Loads a causal language model from a folder: safetensors only, without network access, with one-sentence errors.
 
-Importing transformers' modelling code costs about 2.5 s beyond torch, whichever class is named (the Auto classes add
-nothing to it); so it is imported here, inside the function, and by nothing light.
+Importing transformers' modelling code takes about 2.5 s in addition to torch, whichever class is imported (the Auto
+classes add nothing). It is therefore imported inside the function, and not by any light module.
 """
 
 from pathlib import Path
@@ -21,8 +21,8 @@ def load_causal_lm(
     """The model of ``folder`` (a ``transformers.PreTrainedModel``), in evaluation mode, with SDPA attention.
 
     Raises:
-        UserError: no folder, config or safetensors weights; weights that do not fit the config; an architecture that
-            transformers does not know; no such device.
+        UserError: there is no folder, config, safetensors weights or device; the weights do not fit the config; or
+            transformers does not support the architecture.
     """
     check_folder(folder)
     if device == "cuda" and not torch.cuda.is_available():
@@ -32,20 +32,20 @@ def load_causal_lm(
 
 
 def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without the network or any output.
+    """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without network access or output.
 
-    The library fills tensors that the files lack, or hold in another shape, with random numbers; here they are refused.
+    The library randomly initialises tensors that are missing or have another shape in the files; here it is an error.
 
     Args:
         trust_remote_code: whether Python files in the folder may run.
         options: further arguments of ``from_pretrained``.
 
     Raises:
-        UserError: the model does not load, or tensors are missing or of another shape than config.json asks for.
+        UserError: the model does not load, or tensors are missing or have a shape other than config.json specifies.
     """
     from transformers import AutoModelForCausalLM, logging
 
-    # The library's progress bars and warnings are not for the user; what matters is raised below.
+    # Hide the library's progress bars and warnings; relevant problems are raised below.
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -59,7 +59,7 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
             output_loading_info=True,
             **options,
         )
-    except Exception as error:  # a config may be wrong in any way: heads 0 divide by zero, a text is no number
+    except Exception as error:  # a config can be wrong in any way: 0 heads divide by zero, text instead of a number
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         machine = isinstance(error, ImportError | MemoryError | torch.OutOfMemoryError)
         remedy = "" if machine else f"; {RESTORE}"
@@ -82,10 +82,10 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """The config of a model folder, once config and safetensors weights are seen to be there.
+    """The config of a model folder, after checking that config and safetensors weights exist.
 
     Raises:
-        UserError: something is missing or the config is not a JSON object; says what.
+        UserError: something is missing, or the config is not a JSON object.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist; point the param model at a folder with a model.")
@@ -101,10 +101,10 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
 
 def check_vocabulary(folder: Path, model: Any, tokenizer_size: int) -> None:
-    """A tokenizer must not have ids that the model lacks (a model may have more: padded embeddings).
+    """Check that a tokenizer has no ids that the model lacks (the model may have more: padded embeddings).
 
     Raises:
-        UserError: it has; the folder's tokenizer belongs to another model.
+        UserError: it has such ids, so it belongs to another model.
     """
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer_size > rows:
@@ -115,10 +115,10 @@ def check_vocabulary(folder: Path, model: Any, tokenizer_size: int) -> None:
 
 
 def check_context(folder: Path, model: Any, context: int) -> None:
-    """The slots' length must lie within what the model can attend to.
+    """Check that the slots' length is within the model's limits on positions.
 
     Raises:
-        UserError: it does not; names the param and the model's limit.
+        UserError: it is not; the message contains the param and the limit.
     """
     config = model.config.get_text_config()
     for key in ("max_position_embeddings", "sliding_window"):

@@ -1,6 +1,6 @@
-"""``python -m selfimprove.models.merge models/spin/iter1``: prints where the full weights are; merges an adapter first.
+"""``python -m selfimprove.models.merge models/spin/iter1``: prints the folder of the full weights, merging an adapter.
 
-With ``--out`` it is the process in which ``merging.full_weights`` merges.
+With ``--out`` it is the subprocess in which ``merging.full_weights`` merges.
 """
 
 import shutil
@@ -32,12 +32,12 @@ def merge(folder: Path, base: Path, out_dir: Path, dtype: str, *, trust_remote_c
 
 
 def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
-    """The base in ``dtype``, never quantised, with the trained adapter added into its weights.
+    """The base in ``dtype``, never quantised, with the trained adapter merged into its weights.
 
     Args:
-        adapter: folder with peft's files; its ``config.json``, if there is one, is the merged model's (it may scale
+        adapter: folder with peft's files; its ``config.json``, if present, is that of the merged model (it may scale
             the positions).
-        dtype: a torch dtype by name, or ``auto``: the base's own.
+        dtype: name of a torch dtype, or ``auto`` for the base's own.
 
     Raises:
         UserError: the base does not load, or the adapter does not fit it.
@@ -56,7 +56,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
     model = load_whole(base, trust_remote_code=trust_remote_code, config=config, dtype=kind)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing tensors, which _check_adapter refuses
+            warnings.simplefilter("ignore")  # about missing tensors, which _check_adapter refuses
             merged = peft.PeftModel.from_pretrained(model, str(adapter))
         _check_adapter(merged, adapter / WEIGHTS)
         return merged.merge_and_unload()
@@ -65,7 +65,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
 
 
 def _check_adapter(model: Any, file: Path) -> None:
-    """Peft ignores tensors that the model does not have, and initialises those that the file lacks."""
+    """peft ignores tensors that the model does not have, and initialises missing ones; here both are errors."""
     import peft
     from safetensors import safe_open
 

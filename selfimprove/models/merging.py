@@ -1,9 +1,9 @@
-"""Full weights of an adapter: merged once into ``.scratch/merged``, and shared by all that read them.
+"""Full weights of an adapter: merged once into ``.scratch/merged``, and shared by all processes.
 
-A merged copy is named by the content of the adapter's folder, which includes the hash of its base; it appears whole
-or not at all. Who uses one holds a lock on it until the process ends; of those that nobody uses, the newest few stay.
+A merged copy is named by the content of the adapter's folder, which includes its base's hash, and is created
+atomically. A process that uses a copy holds a lock on it until it ends; of the unused copies the newest few are kept.
 
-    python -m selfimprove.models.merge models/spin/iter1      prints where its full weights are (makes them, if need be)
+    python -m selfimprove.models.merge models/spin/iter1      prints the folder of its full weights (merging if needed)
 """
 
 import fcntl
@@ -20,21 +20,21 @@ from selfimprove.models.adapters import content_key, is_adapter, read_base
 
 STORE = Path(".scratch/merged")
 KEPT = 3
-"""Merged copies that stay: a policy, a reflection model or opponent, and the parent of one of them."""
+"""Number of merged copies kept: a policy, a reflection model or opponent, and the parent of one of them."""
 
 _HELD: dict[Path, int] = {}
-"""Locks of the copies that this process uses, until it ends."""
+"""Locks of the copies that this process uses, held until it ends."""
 
 
 def full_weights(folder: Path, *, trust_remote_code: bool = False) -> Path:
     """A folder that loads as a plain model: ``folder`` itself, or a copy with its adapter merged into its base.
 
-    A base that is an adapter itself is merged first. The weights are those of peft's ``merge_and_unload`` in the dtype
-    that the adapter was trained in. The merge runs in a process of its own, which returns its memory and leaves the
-    caller's CUDA and threads alone.
+    A base that is itself an adapter is merged first. The weights are those of peft's ``merge_and_unload`` in the dtype
+    that the adapter was trained in. Merging runs in a subprocess, which frees its memory afterwards and does not affect
+    the caller's CUDA state and threads.
 
     Raises:
-        UserError: as ``adapters.read_base``; or the merge failed.
+        UserError: as ``adapters.read_base``, or the merge failed.
     """
     if not is_adapter(folder):
         return folder
@@ -60,7 +60,7 @@ def full_weights(folder: Path, *, trust_remote_code: bool = False) -> Path:
 
 
 def _make(copy: Path, arguments: list[str], lock: int, trust_remote_code: bool) -> None:
-    """Merge in a process of its own, which holds the lock too: if this one is killed, it ends before others begin."""
+    """Merge in a subprocess that inherits the lock: if this process is killed, others wait for the subprocess."""
     part = copy.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     root = str(Path(__file__).resolve().parents[2])
@@ -80,7 +80,7 @@ def _make(copy: Path, arguments: list[str], lock: int, trust_remote_code: bool) 
 
 
 def _lock(copy: Path, kind: int) -> int:
-    """Descriptor that holds the lock of a merged copy; its file may be removed by others only under the lock."""
+    """Descriptor that holds the lock of a merged copy; the lock file may only be removed under the lock."""
     path = copy.with_suffix(".lock")
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -95,7 +95,7 @@ def _lock(copy: Path, kind: int) -> int:
 
 
 def _remove_old() -> None:
-    """Remove the merged copies beyond the newest ``KEPT`` and what killed merges left, unless somebody uses them."""
+    """Remove unused merged copies beyond the newest ``KEPT``, and what killed merges left behind."""
     store = STORE.absolute()
     copies = [one for one in store.iterdir() if one.is_dir() and not one.suffix]
     copies.sort(key=lambda one: one.stat().st_mtime, reverse=True)

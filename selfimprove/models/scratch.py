@@ -1,4 +1,4 @@
-"""A randomly initialised Llama-architecture model folder: where the embedded default starts from."""
+"""Builds a randomly initialised model folder with the Llama architecture, the start of the embedded default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 class ScratchArch(Section):
-    """Size of a model that is trained from scratch."""
+    """The size of a model trained from scratch."""
 
     hidden: int = Field(default=128, ge=8, le=65_536)
     layers: int = Field(default=3, ge=1, le=1000)
@@ -34,10 +34,10 @@ class ScratchArch(Section):
 def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, seed: int) -> int:
     """Write config, safetensors weights and the tokenizer's files to ``out_dir``; returns the number of parameters.
 
-    Embeddings are untied, so that engines may reload weights in place. The same seed and sizes give the same bytes.
+    Embeddings are untied, so that engines may reload weights in place. Equal seed and sizes give equal bytes.
 
     Raises:
-        UserError: ``tokenizer_dir`` holds no tokenizer or no chat template; or the model is larger than the memory.
+        UserError: ``tokenizer_dir`` has no tokenizer or no chat template, or the model is larger than the memory.
     """
     import torch
     from safetensors.torch import save_file
@@ -66,7 +66,7 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    # The same bytes as `save_pretrained`, which imports DeepSpeed where it is installed: it takes seconds and warns.
+    # The same bytes as `save_pretrained`, which imports DeepSpeed if it is installed: that takes seconds and warns.
     out_dir.mkdir(parents=True, exist_ok=True)
     model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
     model.config.save_pretrained(out_dir)

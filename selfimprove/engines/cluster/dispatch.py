@@ -1,7 +1,7 @@
-"""The queue in front of several replicas of an engine: which of them is asked, and what else waits.
+"""The queue in front of an engine's replicas: assigns requests to replicas.
 
-A request goes to its task's home replica, which has the task's prefixes in its cache; to another one while that one has
-nothing to do. Which replica answers changes no completion, so the queue may follow the load.
+A request goes to its task's home replica, which has the task's prefixes in its cache, or to an idle one if the home
+replica has no free slot. Which replica answers changes no completion, so the queue may follow the load.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from selfimprove.engines.base import Completion, EngineError, EngineStats, Reque
 
 @dataclass(frozen=True)
 class Share:
-    """What one replica takes at once.
+    """Capacity of one replica.
 
     Attributes:
-        slots: samples that it decodes at once.
-        ahead: samples sent beyond that, so that a slot that gets free need not wait for this side.
-        context: tokens of a prompt and its completion.
+        slots: samples decoded concurrently.
+        ahead: samples sent beyond that, so that a freed slot need not wait for this process.
+        context: maximum tokens of a prompt plus its completion.
     """
 
     slots: int
@@ -36,7 +36,7 @@ class Share:
 
 @dataclass(eq=False)
 class Replica:
-    """What waits here for one replica, and how many samples it has been asked for and not answered."""
+    """A replica's local queue, and the number of samples sent to it and not yet answered."""
 
     queue: deque[Call] = field(default_factory=deque)
     load: int = 0
@@ -48,18 +48,18 @@ R = TypeVar("R", bound=Replica)
 
 @dataclass(eq=False)
 class Call:
-    """One ``generate`` of this side; ``home`` is the replica that answers its task by preference."""
+    """One ``generate`` call in this process; ``home`` is the preferred replica for its task."""
 
     number: int
     request: Request
     future: asyncio.Future[list[Completion]]
     home: Replica | None = None
     lost: int = 0
-    """Replicas that died while they worked on it."""
+    """Number of replicas that died while processing it."""
 
 
 class Dispatcher(Templated, Generic[R]):
-    """Base of engines that pass requests on to replicas. A subclass makes the replicas, sends to them and listens."""
+    """Base of engines that pass requests on to replicas. Subclasses create the replicas and communicate with them."""
 
     def __init__(self, share: Share, chat: ChatFormat) -> None:
         self.chat, self.context = chat, share.context
@@ -73,25 +73,25 @@ class Dispatcher(Templated, Generic[R]):
         self._error: Exception | None = None
         self._seconds, self._since = 0.0, 0.0
 
-    # What a subclass does
+    # Implemented by subclasses
 
     def _post(self, worker: R, number: int, request: Request | None) -> None:
-        """Ask a replica; None cancels the call of that number."""
+        """Send a request to a replica; None cancels the call of that number."""
         raise NotImplementedError
 
     def _listen(self) -> None:
-        """The first call waits: from now on the replicas' answers are read."""
+        """Called when the first call starts to wait: start reading the replicas' answers."""
         raise NotImplementedError
 
     def _rest(self) -> None:
-        """No call waits any more."""
+        """Called when no call waits any more."""
         raise NotImplementedError
 
-    # What callers see
+    # Public interface
 
     @property
     def stats(self) -> EngineStats:
-        """The replicas' counts together, as of each one's last answer; ``seconds`` in which any call waited here."""
+        """Total of the replicas' counts, as of each one's last answer; ``seconds`` with at least one call waiting."""
         waited = time.perf_counter() - self._since if self._calls else 0.0
         total = add_stats(self._counted())
         total.seconds = self._seconds + waited
@@ -102,7 +102,7 @@ class Dispatcher(Templated, Generic[R]):
 
         Raises:
             EngineError: as the replicas' engine.
-            UserError: the engine cannot go on; every call ends with this.
+            UserError: the engine cannot continue; every call ends with this.
         """
         if self._error is not None:
             raise self._error
@@ -125,10 +125,10 @@ class Dispatcher(Templated, Generic[R]):
     # The queue
 
     def _enqueue(self, call: Call, *, first: bool = False) -> None:
-        """Let a call wait for its home, at the end or as the first; where it is sent at once if there is room."""
+        """Queue a call at its home replica, at the end or in front; it is sent immediately if there is room."""
         if self._workers:
             call.home = self._workers[key_bits(call.request.seed.task) % len(self._workers)]
-        else:  # none has loaded its model yet, or all are lost
+        else:  # no replica has loaded its model yet, or all are lost
             call.home = None
         queue = self._queue_of(call)
         if first:
@@ -143,9 +143,9 @@ class Dispatcher(Templated, Generic[R]):
         return self._homeless if call.home is None else call.home.queue
 
     def _feed(self, worker: R) -> None:
-        """Send what waits now that this replica, or its queue, has changed.
+        """Send waiting calls after this replica, or its queue, has changed.
 
-        Calls go to their home while it has free slots, else to another replica that has some, else some ahead.
+        A call goes to its home while that has free slots, else to a replica with free slots, else ahead to its home.
         """
         slots, ahead = self._share.slots, self._share.ahead
         self._send_own(worker, slots)
@@ -171,7 +171,7 @@ class Dispatcher(Templated, Generic[R]):
         self._post(worker, call.number, call.request)
 
     def _drop(self, call: Call) -> None:
-        """Forget a call that has ended or whose caller has been cancelled."""
+        """Remove a call that has ended or whose caller has been cancelled."""
         if self._calls.pop(call.number, None) is None:
             return
         if call.number in self._asked:
@@ -185,7 +185,7 @@ class Dispatcher(Templated, Generic[R]):
             self._rest()
 
     def _answered(self, worker: R, number: int, outcome: str, value: Any) -> None:
-        """A replica has answered a call, or ended it (``worker.Outcome``)."""
+        """Handle a replica's answer to a call, or its end (``worker.Outcome``)."""
         _, call = self._asked.pop(number)
         worker.load -= call.request.n
         if outcome == "refused":
@@ -200,7 +200,7 @@ class Dispatcher(Templated, Generic[R]):
         self._feed(worker)
 
     def _fail(self, error: Exception) -> None:
-        """The engine cannot go on: every call ends, those to come too."""
+        """The engine cannot continue: all current and future calls raise this error."""
         self._error = self._error or error
         self._waiting = 0
         self._homeless.clear()
@@ -211,7 +211,7 @@ class Dispatcher(Templated, Generic[R]):
                 call.future.set_exception(self._error)
 
     def _cancel_all(self) -> None:
-        """The engine is closed: calls that still wait are cancelled, those to come are refused."""
+        """The engine is closed: cancel waiting calls; later ones raise an error."""
         for call in list(self._calls.values()):
             call.future.cancel()
             self._drop(call)
@@ -219,7 +219,7 @@ class Dispatcher(Templated, Generic[R]):
 
 
 def add_stats(counted: Sequence[EngineStats]) -> EngineStats:
-    """Counts of several engines together; ``seconds`` is left out."""
+    """The sum of several engines' counts; ``seconds`` is not included."""
     total = EngineStats()
     for stats in counted:
         for one in fields(EngineStats):

@@ -1,6 +1,6 @@
-"""What runs on a Ray cluster's nodes: an actor that holds an engine, and a task that tells what a node has.
+"""Code that runs on a Ray cluster's nodes: an actor that holds an engine, and a task that describes its node.
 
-Imported by Ray's worker processes, where nothing heavy may be imported before ``load`` has set the environment.
+Imported by Ray's worker processes, which must not import anything heavy before ``load`` has set the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Answer = tuple[int, str, Any]
 
 
 class ReplicaActor:
-    """Holds an engine. Requests come in with ``take``; one ``answers`` at a time waits for what has been answered."""
+    """Holds an engine. ``take`` receives requests; a single pending ``answers`` call waits for results."""
 
     def __init__(self, root: str) -> None:
         """``root``: the repository's folder."""
@@ -35,7 +35,7 @@ class ReplicaActor:
         self._some = asyncio.Event()
 
     async def load(self, plan: WorkerSpec, environment: Mapping[str, str]) -> tuple[str, str]:
-        """Make the engine: ("ready", ""), ("refused", sentence) or ("failed", traceback)."""
+        """Create the engine; returns ("ready", ""), ("refused", sentence) or ("failed", traceback)."""
         os.environ.update({**environment, **plan.environment})
         from selfimprove.core.errors import UserError
         from selfimprove.engines.cluster.worker import WorkerAnswers
@@ -47,11 +47,11 @@ class ReplicaActor:
         except Exception:
             return "failed", traceback.format_exc()
         self._answers = WorkerAnswers(self._engine, self._tell)
-        gc.freeze()  # collections need not look through what was imported
+        gc.freeze()  # excludes imported objects from garbage collection
         return "ready", ""
 
     async def take(self, messages: Sequence[tuple[int, Request | None]]) -> None:
-        """Start requests; with None, cancel them."""
+        """Start requests; a request of None cancels the call of that number."""
         for number, request in messages:
             if request is None:
                 self._answers.cancel(number)
@@ -59,13 +59,13 @@ class ReplicaActor:
                 self._answers.start(number, request)
 
     async def answers(self, seen: int) -> tuple[int, list[Answer], EngineStats]:
-        """What has been answered since, as soon as there is something.
+        """Wait until there are unread answers, and return them.
 
         Args:
-            seen: how many answers the other side has, which are forgotten here.
+            seen: how many answers the caller has received in total; these are dropped here.
 
         Returns:
-            (how many it will then have, the new ones, the engine's counts).
+            (the new total, the new answers, the engine's counts).
         """
         while self._dropped < seen:
             self._done.popleft()
@@ -85,10 +85,10 @@ class ReplicaActor:
 
 
 def node_report() -> Callable[[str, str], dict[str, Any]]:
-    """A function that tells what a node has. Ray sends it whole: a node may not have this repository."""
+    """A function that describes a node. Ray sends its code, since a node may not have this repository."""
 
     def report(root: str, lock: str) -> dict[str, Any]:
-        """The node's name; ``code``: hash of the repository's code at ``root``; installed versions by name."""
+        """The host's name; ``code``: hash of the repository's code at ``root``; installed versions by package."""
         import hashlib
         import os
         import platform

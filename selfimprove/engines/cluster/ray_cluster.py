@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: joining it, its nodes, and whether they have what a run needs."""
+"""The connection to a Ray cluster: joins it, lists its nodes, and checks that they have what a run needs."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ from selfimprove.engines.cluster.ray_actor import node_report
 CONNECT_SECONDS = 5.0
 LOCK = Path("requirements/runtime.lock")
 OBJECT_STORE = 100 << 20
-"""Bytes for a cluster of this machine alone: requests and answers are small and are passed on at once."""
+"""Bytes, for a single-machine cluster: requests and answers are small and consumed immediately."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A living node: Ray's id, its host's name, and its slots."""
+    """A living node: Ray's id, its host's name, and its CPUs and GPUs."""
 
     id: str
     host: str
@@ -32,12 +32,12 @@ class Node:
     gpus: float
 
     def room(self, cpus: float, gpus: float) -> int:
-        """How many replicas fit."""
+        """The number of replicas that fit."""
         return int(min(self.cpus // cpus if cpus else 1 << 20, self.gpus // gpus if gpus else 1 << 20) + 1e-9)
 
     @property
     def place(self) -> str:
-        """Its name in counts: two nodes may share a host."""
+        """Its label in counts; two nodes may share a host."""
         return f"{self.host}/{self.id[:6]}"
 
     def __str__(self) -> str:
@@ -56,16 +56,16 @@ def check_ray() -> None:
 
 
 def connect(cluster: ClusterParams) -> Any:
-    """Join the cluster, if this process has not yet; returns the module ``ray``.
+    """Join the cluster, unless this process already has; returns the module ``ray``.
 
-    Called from the main thread: the processes of a cluster of this machine alone end with the thread that starts them.
+    Call from the main thread: the processes of a single-machine cluster end with the thread that started them.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
     """
     check_ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to everything else
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default Ray's workers run at lower priority
     import ray
 
     if ray.is_initialized():
@@ -91,10 +91,10 @@ def connect(cluster: ClusterParams) -> Any:
 
 
 def _check_address(address: str) -> None:
-    """Ray itself waits a minute for a head that is not there.
+    """Fail fast: Ray itself waits a minute for an unreachable head.
 
     Raises:
-        UserError: nobody listens at host:port.
+        UserError: nothing listens at host:port.
     """
     if address in ("auto", "local"):
         return
@@ -112,7 +112,7 @@ def _check_address(address: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray sets handlers of its own; a stage that gets a SIGTERM has to save what it has done."""
+    """Restore the signal handlers that Ray replaces: a stage must save its progress on SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -125,7 +125,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def living_nodes(ray: Any) -> list[Node]:
-    """The cluster's nodes, in the order of their ids."""
+    """The cluster's living nodes, ordered by id."""
     return sorted(
         (
             Node(one["NodeID"], one["NodeManagerHostname"], *(one["Resources"].get(key, 0.0) for key in ("CPU", "GPU")))
@@ -137,12 +137,12 @@ def living_nodes(ray: Any) -> list[Node]:
 
 
 def environment_of_replicas(threads: int) -> dict[str, str]:
-    """What replicas take over of this process's environment; ``threads``: of each of them."""
+    """The environment variables that replicas inherit from this process; ``threads``: per replica."""
     return sent(os.environ) | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class Examination:
-    """Asks nodes what they have, and compares that with what this machine has."""
+    """Compares the code and package versions of nodes with those of this machine."""
 
     def __init__(self, ray: Any, root: Path) -> None:
         """``root``: the repository's folder, here and on every node."""
@@ -153,12 +153,12 @@ class Examination:
         self._asked: dict[Any, Node] = {}
 
     def faults(self, new: Sequence[Node], seconds: float) -> dict[str, str | None]:
-        """What is wrong with nodes, by id: no repository, other code, or other versions than here; None: nothing.
+        """Each node's problem, by id: no repository, different code, or different versions; None: no problem.
 
         Args:
-            new: nodes that have not been asked yet, or whose answer has not been told.
-            seconds: how long to wait; who has not answered by then, since it has just died or is only starting, is
-                told of by a later call.
+            new: nodes that have not been checked, or whose result has not been returned yet.
+            seconds: how long to wait. Nodes that do not answer in time, because they have just died or are starting,
+                are reported by a later call.
         """
         ray, waiting = self._ray, {node.id for node in self._asked.values()}
         remote = ray.remote(self._report)
@@ -169,7 +169,7 @@ class Examination:
         found: dict[str, str | None] = {}
         for answer in answered:
             node = self._asked.pop(answer)
-            with suppress(ray.exceptions.RayError):  # asked again, if it lives
+            with suppress(ray.exceptions.RayError):  # checked again if the node is alive
                 found[node.id] = _difference(node, self._here, ray.get(answer), self._root)
         return found
 
@@ -193,7 +193,7 @@ def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: P
 
 
 def pinned(ray: Any, kind: type, node: Node, **options: Any) -> Any:
-    """An actor class whose actors run on that node and nowhere else."""
+    """An actor class whose actors run only on that node."""
     return _pinned(ray.remote(kind), node, **options)
 
 
@@ -205,19 +205,19 @@ def _pinned(remote: Any, node: Node, **options: Any) -> Any:
 
 @dataclass(eq=False)
 class SharedGpu:
-    """A GPU that one replica of each of a stage's engines has.
+    """A GPU shared by one replica of each of a stage's engines.
 
-    A placement group holds it whole: Ray packs fractions of GPUs, and would give one GPU to two replicas of one engine.
+    A placement group reserves the whole GPU: Ray packs fractions, and would put two replicas of one engine on one GPU.
 
     Attributes:
-        loading: held by the replica that loads its model, as vLLM measures meanwhile how much memory it takes.
+        loading: held while a replica loads its model, because vLLM measures its memory use meanwhile.
     """
 
     group: Any
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def place(self, ray: Any, kind: type, share: float) -> Any:
-        """An actor class whose actors have ``share`` of this GPU."""
+        """An actor class whose actors get ``share`` of this GPU."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0)
@@ -225,11 +225,11 @@ class SharedGpu:
 
 
 _gpus: dict[tuple[str, int], SharedGpu] = {}
-"""Those of this process, by node and number."""
+"""This process's shared GPUs, by node and number."""
 
 
 def shared_gpu(node: Node, number: int, cpus: int) -> SharedGpu:
-    """The node's GPU of that number, with ``cpus``: the same one for each of the stage's engines."""
+    """The node's GPU of that number, with ``cpus`` CPUs; the stage's engines all get the same object."""
     from ray.util.placement_group import placement_group
 
     if (node.id, number) not in _gpus:
@@ -240,16 +240,16 @@ def shared_gpu(node: Node, number: int, cpus: int) -> SharedGpu:
 
 
 def forget_gpus_of_lost_nodes(ray: Any, living: Sequence[Node]) -> None:
-    """Ask no longer for GPUs of nodes that have died."""
+    """Release the reservations of GPUs on nodes that have died."""
     there = {node.id for node in living}
     for place in [place for place in _gpus if place[0] not in there]:
         ray.util.remove_placement_group(_gpus.pop(place).group)
 
 
 def kill(ray: Any, actor: Any) -> None:
-    """End an actor, if the cluster is still there."""
+    """Kill an actor, if the cluster is still connected."""
     with suppress(Exception):
-        if ray.is_initialized():  # else Ray would start a cluster for this
+        if ray.is_initialized():  # otherwise Ray would start a cluster for this call
             ray.kill(actor)
 
 
@@ -257,13 +257,13 @@ _holders = 0
 
 
 def hold() -> None:
-    """Whoever keeps actors holds the connection."""
+    """Keep the connection open; called by every owner of actors."""
     global _holders
     _holders += 1
 
 
 def release(ray: Any) -> None:
-    """The last holder leaves the cluster."""
+    """Counterpart of ``hold``: the last owner disconnects."""
     global _holders
     _holders -= 1
     if _holders == 0:

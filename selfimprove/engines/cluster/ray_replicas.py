@@ -1,9 +1,9 @@
 """An engine whose replicas are actors on a Ray cluster's nodes.
 
 Every node holds as many replicas as it has room for; episodes, journal and queue stay in the stage's process. A replica
-has the slots and threads that ``replicas.py`` gives one on a single machine, so the completions are the same, on a CPU
-bit for bit, whichever replica answers. Nodes may join and leave meanwhile: a new one gets replicas, and what was asked
-of a replica that dies is asked of another. The actors end with the stage's process, however it ends.
+has the same slots and threads as one that ``replicas.py`` starts on a single machine, so completions are the same (on
+CPUs bit for bit), whichever replica answers. Nodes may join and leave during the stage: a new node gets replicas, and
+requests of a replica that dies go to another one. The actors end with the stage's process, however it ends.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from selfimprove.engines.cluster.worker import WorkerSpec
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 
 NODE_SECONDS = 2.0
-"""How often it is asked which nodes there are."""
+"""Interval at which the list of nodes is polled."""
 
 FIRST_SECONDS = 20.0
-"""How long nodes may take to tell at the start what they have; who is slower joins later."""
+"""Time limit for the first check of the nodes; nodes that take longer join later."""
 
 WAIT_SECONDS = 60.0
-"""How long nothing is said while no replica is there."""
+"""Interval of messages while no replica is ready."""
 
 MOST_LOST = 3
-"""Replicas that one request may be lost with, and that may die on one node before they have loaded the model."""
+"""Limit on the replicas lost with one request, and on those that die on one node before they have loaded the model."""
 
 _open: list[RayEngine] = []
-"""The engines of this process."""
+"""The open engines of this process."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Slots of a node that one replica takes.
+    """The resources of a node that one replica takes.
 
     Attributes:
         cpus, gpus: what it computes with.
-        sharing: engines of the stage that share the cluster; each replica reserves its part of CPUs.
+        sharing: number of the stage's engines that share the cluster; a replica reserves 1 / sharing of its CPUs.
     """
 
     cpus: int
@@ -73,13 +73,13 @@ class Need:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether a replica has a GPU together with one replica of each other engine."""
+        """Whether a replica shares its GPU with one replica of each other engine."""
         return self.gpus == 1 and self.sharing > 1
 
 
 @dataclass(eq=False)
 class _Worker(Replica):
-    """An actor, its node and its number there; ``outbox``: what is sent to it with the next message."""
+    """An actor, its node and its number there; ``outbox``: requests for the next message to it."""
 
     node: Node = field(kw_only=True)
     number: int = field(kw_only=True)
@@ -108,10 +108,10 @@ class RayEngine(Dispatcher[_Worker]):
 
         Args:
             plan, share: of each replica.
-            name: the engine's, and ``remedy`` the params to lower where memory ran out: both for messages.
+            name: the engine's name; ``remedy``: the params to lower if memory runs out. Both are for messages.
 
         Raises:
-            UserError: no cluster there, or no node has room for a replica.
+            UserError: there is no cluster, or no node has room for a replica.
         """
         super().__init__(share, chat)
         self._ray = connect(cluster)
@@ -140,7 +140,7 @@ class RayEngine(Dispatcher[_Worker]):
             raise
 
     async def close(self) -> None:
-        """End the actors; calls that still wait are cancelled."""
+        """End the actors; waiting calls are cancelled."""
         self._cancel_all()
         workers = [*self._workers, *self._ready, *self._starting]
         if self._opening is not None:
@@ -148,7 +148,7 @@ class RayEngine(Dispatcher[_Worker]):
         tasks = [task for task in (self._manager, *(worker.task for worker in workers)) if task is not None]
         for task in tasks:
             task.cancel()
-        with suppress(RuntimeError):  # tasks of a loop that has ended
+        with suppress(RuntimeError):  # tasks of an event loop that has ended
             await asyncio.gather(*tasks, return_exceptions=True)
         for worker in workers:
             kill(self._ray, worker.actor)
@@ -157,17 +157,17 @@ class RayEngine(Dispatcher[_Worker]):
         self._leave()
 
     def forget_prefixes(self) -> None:
-        """Empty the replicas' prefix caches; results do not change, the next prompts are prefilled anew."""
+        """Empty the replicas' prefix caches. Results do not change; the next prompts are prefilled from scratch."""
         self._ray.get([worker.actor.forget_prefixes.remote() for worker in self._workers])
 
     def requests_by_node(self) -> dict[str, int]:
-        """How many requests were answered on each node, by its name and the start of its id."""
+        """Number of requests answered on each node, by ``Node.place``."""
         counted: Counter[str] = Counter()
         for place, stats in [*((one.node.place, one.stats) for one in self._workers), *self._gone]:
             counted[place] += stats.requests
         return dict(counted)
 
-    # Dispatcher's
+    # Dispatcher's hooks
 
     def _counted(self) -> list[EngineStats]:
         return [*super()._counted(), *(stats for _, stats in self._gone)]
@@ -178,22 +178,22 @@ class RayEngine(Dispatcher[_Worker]):
             self._manager = self._loop.create_task(self._manage())
 
     def _rest(self) -> None:
-        """The replicas stay; the next request finds them loaded."""
+        """The replicas stay loaded for the next request."""
 
     def _post(self, worker: _Worker, number: int, request: Request | None) -> None:
         worker.outbox.append((number, request))
-        if len(worker.outbox) == 1:  # what else this step of the loop sends goes with it
+        if len(worker.outbox) == 1:  # requests posted in the same event-loop step share one message
             assert self._loop is not None
             self._loop.call_soon(self._flush, worker)
 
     def _flush(self, worker: _Worker) -> None:
         messages, worker.outbox = worker.outbox, []
-        worker.actor.take.remote(messages)  # of a dead one its answers tell
+        worker.actor.take.remote(messages)  # a dead actor is detected in _serve
 
-    # Replicas come and go
+    # Replica lifecycle
 
     async def _manage(self) -> None:
-        """Give every node its replicas, as nodes join and replicas die."""
+        """Keep every node supplied with replicas as nodes join and replicas die."""
         waited = 0.0
         try:
             while self._error is None:
@@ -212,7 +212,7 @@ class RayEngine(Dispatcher[_Worker]):
             self._fail(error)
 
     async def _admit(self, nodes: Sequence[Node]) -> None:
-        """Look at nodes that are new. At the start none may be unfit; one that joins later is then left out."""
+        """Check new nodes. A faulty node is an error at the start; later it is only excluded."""
         first, new = not self._known, [node for node in nodes if node.id not in self._known]
         if not new:
             return
@@ -227,7 +227,7 @@ class RayEngine(Dispatcher[_Worker]):
         self._refused |= faults
 
     def _place(self, nodes: Sequence[Node]) -> None:
-        """Start the replicas that are missing."""
+        """Start the missing replicas."""
         here = {(worker.node.id, worker.number) for worker in (*self._workers, *self._ready, *self._starting)}
         self._began = self._began or time.monotonic()
         for node, number in self._units(nodes):
@@ -246,13 +246,13 @@ class RayEngine(Dispatcher[_Worker]):
             worker.task = asyncio.create_task(self._serve(worker))
 
     def _units(self, nodes: Sequence[Node]) -> list[tuple[Node, int]]:
-        """Each replica's node and number: one a node in turn, so that a limit leaves no node without one."""
+        """Each replica's node and number, round-robin over the nodes, so that a limit leaves no node empty."""
         need = self._need
-        order = sorted(nodes, key=lambda node: self._known.index(node.id))  # a newcomer moves nobody
+        order = sorted(nodes, key=lambda node: self._known.index(node.id))  # new nodes come last
         rooms = {node.id: node.room(need.cpus, need.gpus) for node in order}
         turns = range(max(rooms.values(), default=0))
         units = [(node, turn) for turn in turns for node in order if rooms[node.id] > turn]
-        if need.gpus > 1:  # Ray reserves whole GPUs where there are several: the engines divide them
+        if need.gpus > 1:  # Ray reserves whole GPUs then: the engines divide them among themselves
             units = units[self._part :: need.sharing]
         return units[: self._most]
 
@@ -278,10 +278,10 @@ class RayEngine(Dispatcher[_Worker]):
             self._fail(error)
 
     def _join(self, worker: _Worker) -> None:
-        """A replica has loaded the model.
+        """Handle a replica that has loaded the model.
 
-        The first ones wait for those that are still loading, as long again as they took themselves: else the fastest
-        would answer all requests of a short stage, and all tasks would have their prefixes there.
+        The first ready replica waits for those still loading, for at most the time that its own start took. Otherwise
+        the fastest one would answer all requests of a short stage, and be the home replica of all tasks.
         """
         self._starting.remove(worker)
         self._ready.append(worker)
@@ -294,7 +294,7 @@ class RayEngine(Dispatcher[_Worker]):
             self._opening = self._loop.call_later(time.monotonic() - self._began, self._open)
 
     def _open(self) -> None:
-        """Replicas that are ready take requests from now on."""
+        """Open the ready replicas for requests."""
         self._opened = True
         opened, self._ready = self._ready, []
         self._workers += opened
@@ -307,7 +307,7 @@ class RayEngine(Dispatcher[_Worker]):
             self._feed(worker)
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
-        """A replica has died, alone or with its node: what it was asked is asked again."""
+        """Handle the death of a replica, alone or with its node: requeue its unanswered requests."""
         kill(self._ray, worker.actor)
         self._losses += 1
         reason = type(error).__name__
@@ -338,7 +338,7 @@ class RayEngine(Dispatcher[_Worker]):
         self._changed.set()
 
     def _refuse(self, node: Node, reason: str) -> None:
-        """Leave a node out on which replicas die while they load."""
+        """Exclude a node on which replicas die while loading."""
         self._refused[node.id] = reason
         if not self._workers and not self._ready and not self._starting:
             self._fail(self._death(f"{MOST_LOST} replicas on node {node.host} died while they loaded ({reason})"))
@@ -376,7 +376,7 @@ class RayEngine(Dispatcher[_Worker]):
 def ray_transformers(
     cluster: ClusterParams, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, sharing: int
 ) -> RayEngine:
-    """The default engine on a cluster; each replica has the slots and threads of one of ``cfg.replicas`` here."""
+    """The default engine on a cluster; each replica has the slots and threads of one of ``cfg.replicas`` replicas."""
     plan, share = transformers_replica(cfg, model_dir.absolute(), threads=threads)
     need = Need(plan.cpus, int(cfg.device == "cuda"), sharing)
     chat = ChatFormat.load(model_dir, cfg.chat_template)
@@ -386,7 +386,7 @@ def ray_transformers(
 def ray_vllm(
     cluster: ClusterParams, cfg: VllmEngineConfig, model_dir: Path, *, threads: int, sharing: int
 ) -> RayEngine:
-    """vLLM on a cluster: a replica has ``tensor_parallel`` GPUs of one node; where no node has any, CPU threads.
+    """vLLM on a cluster: a replica has ``tensor_parallel`` GPUs of one node, or CPU threads if no node has a GPU.
 
     Raises:
         UserError: as ``RayEngine``.

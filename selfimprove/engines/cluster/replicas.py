@@ -1,18 +1,18 @@
-"""An engine in several processes, with one queue: the default engine on CPUs, vLLM on GPUs.
+"""An engine in several processes on one machine, with one queue: the default engine on CPUs, vLLM on GPUs.
 
-Each worker process holds a whole engine. This side has the queue: a request goes to the worker that has its task's
-prefixes, or to one with room while that one has none. A worker ends when its connection to this process breaks,
-so none outlives it, however it ends.
+Each worker process holds a complete engine. The queue is in this process: a request goes to the worker that has its
+task's prefixes, or to an idle one if that worker has no free slot. A worker ends when its connection to this process
+breaks, so none outlives it, however it ends.
 
-*transformers*: a small model's step is many short operations, which threads cannot share well; whole engines side by
-side can. Each worker has its share of the slots and of the threads. Promise: as the default engine's, with "slots" and
-"threads" read as a worker's. Which worker answers changes no bit, so an engine with r replicas, r x s slots and r x t
-threads gives the very completions of one with s slots and t threads. (Another s or t may change the last bits of
-log-probabilities, as it may there.) The workers are forked before torch has started threads here, so that torch is
-imported once, if it was not already; where it has threads, the workers are fresh interpreters.
+*transformers*: a small model's step consists of many short operations, which threads cannot share well but independent
+engines can. Each worker has its share of the slots and threads. Guarantee: that of the default engine, for one worker's
+slots and threads. Which worker answers changes no bit, so r replicas with r x s slots and r x t threads give exactly
+the completions of one engine with s slots and t threads. (A different s or t may change the low-order bits of
+log-probabilities, as it may there.) Workers are forked if torch has not started threads here, so that torch is
+imported only once; otherwise they are new interpreters.
 
-*vllm*: each worker has GPUs of its own, or its share of a CPU's threads. The workers are fresh interpreters (CUDA does
-not survive a fork), and load side by side. Promise: as one vLLM engine's.
+*vllm*: each worker has its own GPUs, or its share of the CPU threads. Workers are new interpreters (CUDA does not
+survive a fork) and load in parallel. Guarantee: that of a single vLLM engine.
 """
 
 import os
@@ -36,7 +36,7 @@ from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 
 @dataclass(eq=False)
 class _Worker(Replica):
-    """A replica in a process of its own."""
+    """A replica in its own process."""
 
     process: BaseProcess = field(kw_only=True)
     line: Connection = field(kw_only=True)
@@ -58,13 +58,13 @@ class ReplicatedEngine(Dispatcher[_Worker]):
         """Start the workers and wait until each has loaded the model.
 
         Args:
-            plans: one a worker.
+            plans: one per worker.
             share: of each worker.
-            name: the engine's, and ``remedy`` the params to lower where memory ran out: both for messages.
+            name: the engine's name; ``remedy``: the params to lower if memory runs out. Both are for messages.
             start: "fork" or "spawn".
 
         Raises:
-            UserError: as the engine that the plans make.
+            UserError: as the engines that the plans create.
         """
         super().__init__(share, chat)
         self._name, self._remedy = name, remedy
@@ -83,12 +83,12 @@ class ReplicatedEngine(Dispatcher[_Worker]):
             raise
 
     def forget_prefixes(self) -> None:
-        """Empty the workers' prefix caches; results do not change, the next prompts are prefilled anew."""
+        """Empty the workers' prefix caches. Results do not change; the next prompts are prefilled from scratch."""
         for worker in self._workers:
             worker.line.send(None)
 
     async def close(self) -> None:
-        """End the workers; calls that still wait are cancelled."""
+        """End the workers; waiting calls are cancelled."""
         self._cancel_all()
         self._end()
 
@@ -103,7 +103,7 @@ class ReplicatedEngine(Dispatcher[_Worker]):
             raise RuntimeError(f"a worker of the engine could not start:\n{text}")
 
     def _listen(self) -> None:
-        """The first waiting call's loop reads the connections, until no call waits."""
+        """Have the event loop read the connections while calls are waiting."""
         assert self._loop is not None
         for worker in self._workers:
             self._loop.add_reader(worker.line.fileno(), self._receive, worker)
@@ -117,11 +117,11 @@ class ReplicatedEngine(Dispatcher[_Worker]):
         try:
             worker.line.send((number, request))
         except OSError:
-            if request is not None:  # of a cancelled call a dead worker is noticed where its answers are read
+            if request is not None:  # for a cancellation, a dead worker is detected in _receive
                 self._fail(self._death(worker))
 
     def _receive(self, worker: _Worker) -> None:
-        """A connection has an answer, or has broken."""
+        """Handle a connection that has an answer or has broken."""
         try:
             number, outcome, value, worker.stats = worker.line.recv()
         except (EOFError, OSError):
@@ -158,11 +158,11 @@ class ReplicatedEngine(Dispatcher[_Worker]):
 def replicated_transformers(
     cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, start: str | None = None
 ) -> ReplicatedEngine:
-    """The default engine in ``cfg.replicas`` processes on a CPU, which share its slots.
+    """The default engine in ``cfg.replicas`` processes on a CPU, which divide its slots.
 
     Args:
-        threads: of all workers together; each has at least one.
-        start: "fork" or "spawn"; None chooses.
+        threads: total of all workers; each has at least one.
+        start: "fork" or "spawn"; None: chosen automatically.
 
     Raises:
         UserError: as ``TransformersEngine``.
@@ -179,24 +179,24 @@ def replicated_transformers(
 
 
 def transformers_replica(cfg: TransformersEngineConfig, model_dir: Path, *, threads: int) -> tuple[WorkerSpec, Share]:
-    """One replica of ``cfg.replicas``: its share of the slots and of the threads, of which it has at least one."""
+    """One of ``cfg.replicas`` replicas: its share of the slots, and of the threads (at least one)."""
     slots, rows = batch_sizes(cfg, stored_parameters(model_dir))
     slots //= cfg.replicas
     rows = min(rows, slots)
     own = cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": rows})
     threads = max(1, threads // cfg.replicas)
-    # So many ahead also fill the prefill passes.
+    # This many requests ahead also fill the prefill passes.
     return WorkerSpec(partial(_transformers, own, model_dir, threads), cpus=threads), Share(slots, rows, cfg.context)
 
 
 def replicated_vllm(
     cfg: VllmEngineConfig, model_dir: Path, *, replicas: int, gpus: Sequence[str], threads: int
 ) -> ReplicatedEngine:
-    """vLLM in ``replicas`` processes, each with ``cfg.tensor_parallel`` of ``gpus``, or with its share of a CPU.
+    """vLLM in ``replicas`` processes, each with ``cfg.tensor_parallel`` of ``gpus`` or its share of the CPU threads.
 
     Args:
-        gpus: as ``vllm.checks.visible_gpus`` names them; none: on the CPU.
-        threads: CPU threads of all workers together; each has at least one.
+        gpus: as named by ``vllm.checks.visible_gpus``; empty: run on the CPU.
+        threads: total CPU threads of all workers; each has at least one.
 
     Raises:
         UserError: as ``VllmEngine``.
@@ -211,19 +211,19 @@ def replicated_vllm(
 
 
 def vllm_share(cfg: VllmEngineConfig) -> Share:
-    """What one vLLM engine takes at once."""
+    """The capacity of one vLLM engine."""
     return Share(cfg.max_sequences, ahead=max(1, cfg.max_sequences // 4), context=cfg.context)
 
 
 def vllm_replica(cfg: VllmEngineConfig, model_dir: Path, *, cpus: int = 1) -> WorkerSpec:
-    """One vLLM engine, on whichever GPUs or CPU threads its process is given."""
+    """One vLLM engine, on whichever GPUs or CPU threads its process gets."""
     return WorkerSpec(partial(_vllm, cfg, model_dir), cpus=cpus)
 
 
 def vllm_plans(
     cfg: VllmEngineConfig, model_dir: Path, *, replicas: int, gpus: Sequence[str], threads: int
 ) -> list[WorkerSpec]:
-    """What each process of ``replicated_vllm`` is: its GPUs in the order of ``gpus``, and its share of the threads."""
+    """The plan of each process of ``replicated_vllm``: GPUs assigned in the order of ``gpus``, threads divided."""
     width, own_threads = cfg.tensor_parallel, str(max(1, threads // replicas))
     plans = []
     for index in range(replicas):
@@ -247,11 +247,11 @@ def _vllm(cfg: VllmEngineConfig, model_dir: Path) -> Engine:
 
 
 def _start_method() -> str:
-    """Fork while torch has no threads here: a fork would copy its pool's state, but not the pool's threads."""
+    """Fork only while torch has no threads here: a fork would copy its thread pool's state without the threads."""
     if not hasattr(os, "fork"):
         return "spawn"
     if "torch" not in sys.modules:
-        # What the workers need, imported once for all. (A thread that numpy starts meanwhile survives forks.)
+        # Import what the workers need once for all of them. (A thread that numpy starts here survives forks.)
         from transformers import AutoModelForCausalLM  # noqa: F401
 
         import selfimprove.engines.cpu.engine  # noqa: F401

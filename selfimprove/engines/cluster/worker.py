@@ -1,4 +1,4 @@
-"""A worker process of a replicated engine: it holds a whole engine and answers until its connection breaks."""
+"""A worker process of a replicated engine: holds a complete engine and answers until its connection breaks."""
 
 import asyncio
 import atexit
@@ -22,24 +22,24 @@ from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine, EngineError, Request
 
 Outcome = Literal["done", "blocked", "refused", "failed", "cancelled"]
-"""How a call ended in a worker: completions, an EngineError, a UserError, any other exception, or our own cancel."""
+"""How a call ended in a worker: completions, an EngineError, a UserError, any other exception, or cancelled by us."""
 
 ORPHAN_SECONDS = 1.0
-"""Seconds between checks for the parent: another forked process may hold the connection open."""
+"""Interval of checks that the parent is alive: another forked process may keep the connection open."""
 
 LINES: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Our ends of all connections. A forked worker has copies and closes them; else no connection would ever break."""
+"""This process's ends of all connections. A forked worker closes its copies; otherwise no connection would break."""
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What one worker is.
+    """How to start one worker.
 
     Attributes:
-        make: makes its engine there; must be picklable.
-        environment: variables that it sets before anything heavy is imported.
-        has_children: whether the engine starts processes of its own, which Python forbids to daemons.
-        cpus: threads that it computes with.
+        make: creates the engine in the worker; must be picklable.
+        environment: variables to set before anything heavy is imported.
+        has_children: whether the engine starts processes, which Python forbids to daemon processes.
+        cpus: number of threads that it computes with.
     """
 
     make: Callable[[], Engine]
@@ -49,10 +49,10 @@ class WorkerSpec:
 
 
 def start_worker(method: str, plan: WorkerSpec) -> tuple[BaseProcess, Connection]:
-    """Start a process ("fork" or "spawn") and return it with the connection to it.
+    """Start a process ("fork" or "spawn"); returns it with the connection to it.
 
-    It first sends ("ready", ""), ("refused", sentence) or ("failed", traceback); then, for every (number, request) that
-    it gets, (number, outcome, value, stats). (number, None) cancels a call, None empties the prefix cache.
+    It first sends ("ready", ""), ("refused", sentence) or ("failed", traceback). Then it answers every (number,
+    request) with (number, outcome, value, stats). (number, None) cancels a call; None empties the prefix cache.
     """
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
@@ -65,17 +65,17 @@ def start_worker(method: str, plan: WorkerSpec) -> tuple[BaseProcess, Connection
 
 @atexit.register
 def _break_lines() -> None:
-    """Python waits at its end for processes that are no daemons; they end when their connections break."""
+    """At exit Python waits for non-daemon processes, which end when their connections break."""
     for line in LINES:
         line.close()
 
 
 def _work(line: Connection, parent: int, plan: WorkerSpec) -> None:
-    """The worker process: load the engine, report that, answer until the connection breaks."""
+    """The worker's main function: load the engine, report that, answer until the connection breaks."""
     try:
         os.environ.update(plan.environment)
-        gc.freeze()  # collections need not look through what was imported
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the stage, which ends us
+        gc.freeze()  # excludes imported objects from garbage collection
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the stage, which then ends its workers
         for other in LINES:
             other.close()
         threading.Thread(target=_watch, args=(line, parent), daemon=True).start()
@@ -89,23 +89,23 @@ def _work(line: Connection, parent: int, plan: WorkerSpec) -> None:
             line.send(("ready", ""))
             asyncio.run(_answer_all(line, engine))
     finally:
-        os._exit(1)  # without the exit handlers that a fork has inherited
+        os._exit(1)  # without running the exit handlers inherited by a fork
 
 
 class WorkerAnswers:
-    """Runs requests on an engine; ``tell`` gets (number, outcome, value) of each, in the order in which they end."""
+    """Runs requests on an engine and calls ``tell`` with (number, outcome, value) of each as it ends."""
 
     def __init__(self, engine: Engine, tell: Callable[[int, Outcome, Any], None]) -> None:
         self._engine, self._tell = engine, tell
         self._tasks: dict[int, asyncio.Task[tuple[Outcome, Any]]] = {}
 
     def start(self, number: int, request: Request) -> None:
-        """Answer a request."""
+        """Start answering a request."""
         task = self._tasks[number] = asyncio.get_running_loop().create_task(self._outcome(request))
         task.add_done_callback(lambda ended: self._ended(number, ended))
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for it any more; if it has not ended yet, it ends as cancelled."""
+        """Cancel a request that nobody waits for any more, unless it has already ended."""
         if number in self._tasks:
             self._tasks[number].cancel()
 
@@ -125,8 +125,8 @@ class WorkerAnswers:
 
 
 async def _answer_all(line: Connection, engine: Any) -> None:
-    # A thread sends: while the connection is full of answers, this one must go on reading, since the stage may be
-    # waiting for room for its next request, and reads no answer until it has it.
+    # A separate thread sends: while the connection is full of answers, this thread must keep reading. The stage may be
+    # blocked on sending its next request, and reads no answer until then.
     sender = ThreadPoolExecutor(max_workers=1)
 
     def tell(number: int, outcome: Outcome, value: Any) -> None:
@@ -152,9 +152,9 @@ async def _answer_all(line: Connection, engine: Any) -> None:
 
 
 def _watch(line: Connection, parent: int) -> None:
-    """End the process with the parent, whatever is being loaded or computed.
+    """End the process when the parent dies, whatever is being loaded or computed.
 
-    A thread that sleeps through messages: one that woke for each would take the interpreter's lock from the steps.
+    The poll ignores messages: a thread that woke for each would take the interpreter lock from the engine's steps.
     """
     broken = select.poll()
     broken.register(line.fileno(), 0)

@@ -1,7 +1,7 @@
-"""Attention for decoding on a CPU: one query a row, as two batched matrix products.
+"""Attention for decoding on a CPU: one query per row, as two batched matrix products.
 
-The fused kernel works in blocks of queries and is slow where there is one; here a step attends about twice as fast.
-Prefill, with its many queries, stays with the fused kernel.
+The fused kernel works in blocks of queries and is slow for a single one; attention in a step is about twice as fast
+here. Prefill, which has many queries, uses the fused kernel.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def attend(
 
 
 def use_one_query_attention(model: Any) -> None:
-    """Have a model that uses the fused kernel use ``attend``."""
+    """Make a model that uses the fused kernel use ``attend`` instead."""
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend)
         model.set_attn_implementation(NAME)

@@ -1,8 +1,8 @@
-"""How many rows a pass through a model has: what ``slots: auto`` and ``prefill_rows: auto`` mean.
+"""Chooses the number of rows in a pass: the meaning of ``slots: auto`` and ``prefill_rows: auto``.
 
-A small model's pass costs hardly more for many rows than for few; it pays to have many. A large model's cost grows with
-its rows: with a hundred million parameters, a quarter as many rows already come near the rate of all (docs/engines.md),
-and the passes that cannot be filled, or that are tried when the engine starts, cost a quarter.
+A small model's pass costs hardly more for many rows than for few, so many rows pay off. A large model's cost grows with
+its rows: with a hundred million parameters, a quarter of the rows already comes near the full rate (docs/engines.md),
+and passes that cannot be filled, or that are tested when the engine starts, cost a quarter.
 """
 
 from contextlib import suppress
@@ -14,22 +14,22 @@ from safetensors import SafetensorError, safe_open
 from selfimprove.engines.config import TransformersEngineConfig
 
 SLOTS = 128
-"""Rows that a small model decodes at once."""
+"""Rows decoded concurrently with a small model."""
 
 PREFILL_TOKENS = 512
-"""Prompt tokens that a small model prefills in a pass."""
+"""Prompt tokens per prefill pass of a small model."""
 
 SMALL = 10_000_000
-"""Parameters of a small model. Beyond, each tenfold halves the rows."""
+"""Maximum parameters of a small model. Above it, each factor of ten halves the rows."""
 
 
 def halvings(parameters: int) -> int:
-    """How often a pass is halved for a model of so many parameters."""
+    """How many times the size of a pass is halved for a model with this many parameters."""
     return ceil(log10(max(parameters, SMALL) / SMALL))
 
 
 def batch_sizes(cfg: TransformersEngineConfig, parameters: int) -> tuple[int, int]:
-    """The slots of all replicas, and the prefill rows of each, over a model of so many parameters."""
+    """(Total slots of all replicas, prefill rows of each) for a model with this many parameters."""
     shift = halvings(parameters) if cfg.device == "cpu" else 0
     slots = max(cfg.replicas, SLOTS >> shift) if cfg.slots == "auto" else cfg.slots
     rows = max(1, (PREFILL_TOKENS >> shift) // cfg.prefill_block) if cfg.prefill_rows == "auto" else cfg.prefill_rows
@@ -37,9 +37,9 @@ def batch_sizes(cfg: TransformersEngineConfig, parameters: int) -> tuple[int, in
 
 
 def stored_parameters(folder: Path) -> int:
-    """How many numbers the safetensors files of a model hold; only their headers are read.
+    """The number of values in a model's safetensors files; only their headers are read.
 
-    A file that is none counts nothing: loading the model says what is wrong with it.
+    Invalid files count as empty: loading the model reports what is wrong with them.
     """
     total = 0
     for file in folder.glob("*.safetensors"):

@@ -1,9 +1,9 @@
-"""One model behind two calls of few shapes: prefill a block of some prompts, and decode one token of every busy slot.
+"""One model behind two calls with few shapes: prefill a block of some prompts; decode one token of every busy slot.
 
-On CPU in float32 a row's result is then a pure function of that row's own tokens, to the last bit: matrix products of
-one shape treat every row alike, and masked positions add exact zeros. Computing fewer rows and attending over fewer
-masked positions is faster, and some smaller shapes give the very bits of the full one; which, depends on the kernels
-at hand, so it is found out when the decoder is made (``_exact``), and no other shape is used.
+On CPU in float32 a row's result is a pure function of that row's own tokens, to the last bit: matrix products of one
+shape treat every row alike, and masked positions add exact zeros. Computing fewer rows and attending over fewer masked
+positions is faster, and some smaller shapes give exactly the bits of the full one. Which ones do depends on the
+kernels of the machine, so this is tested when the decoder is created (``_exact``), and no other shape is used.
 """
 
 from bisect import bisect_left
@@ -20,32 +20,32 @@ from selfimprove.engines.cpu.llama import Llama
 from selfimprove.engines.cpu.slots import Rows, cache_shape
 
 WIDTH_STEP = 32
-"""Attention widths are multiples of this, or of a part of the context, if that is more."""
+"""Attention widths are multiples of this, or of a fraction of the context, if that is larger."""
 
 WIDTHS = 16
-"""Attention widths of a small model. A large one's attention is a smaller part of its work: fewer are worth trying."""
+"""Attention widths of a small model. In a large one, attention is a smaller part of the work, so fewer are tested."""
 
 PARTS = 8
-"""Numbers of rows are multiples of this part of all."""
+"""Numbers of rows are multiples of this fraction of all rows."""
 
 
 class Forward(Protocol):
-    """Two ways through a model. Both write keys and values where ``rows`` aims.
+    """Two paths through a model. Both write keys and values to the positions set by ``Rows.aim``.
 
-    ids and at (the positions) are [rows, tokens] int64, seen is [rows, tokens, width] bool: what each may attend to.
+    ids and at (the positions) are int64 [rows, tokens]; seen is bool [rows, tokens, width]: what each may attend to.
     """
 
     def read(
         self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Prefill, for keys and values; with ``last`` [rows], also the logits [rows, vocabulary] behind it."""
+        """Prefill keys and values; with ``last`` [rows], also return the logits [rows, vocabulary] after that token."""
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """One token a row; returns the next one's logits [rows, vocabulary]."""
+        """Decode one token per row; returns the next token's logits [rows, vocabulary]."""
 
 
 class Module:
-    """The library's way, for any causal language model."""
+    """The implementation by the library, for any causal language model."""
 
     def __init__(self, model: Any) -> None:
         use_one_query_attention(model)
@@ -72,17 +72,17 @@ class Module:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a pass may be: its numbers of rows and its attention widths, ascending; the last ones are the full ones."""
+    """The allowed numbers of rows and attention widths of a pass, ascending; the last ones are the full ones."""
 
     counts: list[int]
     widths: list[int]
 
     def rows(self, needed: int) -> int:
-        """The least number of rows that has the first ``needed``."""
+        """The smallest allowed number of rows that is at least ``needed``."""
         return self.counts[bisect_left(self.counts, needed)]
 
     def width(self, needed: int) -> int:
-        """The least width that has the first ``needed`` positions."""
+        """The smallest allowed width that is at least ``needed``."""
         return self.widths[bisect_left(self.widths, needed)]
 
 
@@ -92,7 +92,7 @@ class Decoder:
     Attributes:
         slots: keys and values of the decoding rows, [context] positions each.
         reading: those of the prefill rows, from which prompts are copied into the slots.
-        shapes, reading_shapes: the shapes that their passes may have.
+        shapes, reading_shapes: the allowed shapes of their passes.
     """
 
     def __init__(
@@ -118,22 +118,22 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs."""
+        """The model's device."""
         return torch.device(self._weight.device)
 
     def read(
         self, work: Sequence[tuple[int, int, Sequence[int]]], ends: Mapping[int, int] | None = None
     ) -> torch.Tensor | None:
-        """Prefill one block of some prefill rows: compute its keys and values.
+        """Prefill one block of some prefill rows, computing its keys and values.
 
         Args:
             work: (row, first position, at most ``prefill_block`` ids) each; the positions before the first must
-                have been prefilled or put there.
-            ends: by row, the place in the block at which its prompt ends.
+                have been prefilled or copied there.
+            ends: by row, the index in the block at which its prompt ends.
 
         Returns:
-            With ``ends``, next-token logits [prefill rows, vocabulary] (float32) there; what other rows hold means
-            nothing.
+            With ``ends``, the float32 next-token logits [prefill rows, vocabulary] at these indices; the contents of
+            other rows are undefined.
         """
         count = self.reading_shapes.rows(max(row for row, _, _ in work) + 1)
         ids, starts = self._pad[:count].copy(), np.zeros(count, dtype=np.int64)
@@ -151,11 +151,11 @@ class Decoder:
             return None if logits is None else self._all_rows(logits.float(), len(self._pad))
 
     def step(self, ids: np.ndarray, positions: np.ndarray, busy: np.ndarray) -> torch.Tensor:
-        """Next-token logits [slots, vocabulary] (float32) after feeding every busy slot one token.
+        """float32 next-token logits [slots, vocabulary] after feeding one token to every busy slot.
 
         Args:
-            ids, positions: [slots] int64, the token and the position it stands at; idle slots hold any valid pair.
-            busy: [slots] bool, at least one; what the other rows of the result hold means nothing.
+            ids, positions: [slots] int64, each token and its position; idle slots hold any valid pair.
+            busy: [slots] bool, at least one set; the contents of other rows of the result are undefined.
         """
         count = self.shapes.rows(int(busy.nonzero()[0][-1]) + 1)
         width = self.shapes.width(int(positions[busy].max()) + 1)
@@ -165,7 +165,7 @@ class Decoder:
             return self._all_rows(logits, len(ids))
 
     def _all_rows(self, logits: torch.Tensor, rows: int) -> torch.Tensor:
-        """The first rows' logits among ``rows``: what draws from them keeps one shape, and with it its bits."""
+        """The logits padded to ``rows`` rows: sampling from them keeps one shape, and thus the same bits."""
         if len(logits) == rows:
             return logits
         self._logits[: len(logits)] = logits
@@ -174,18 +174,18 @@ class Decoder:
     def _aim(
         self, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Aim a pass; returns its ids, positions and what may be attended to."""
+        """Aim a pass; returns its ids, positions and attention mask."""
         at = torch.from_numpy(positions).to(self.device)
         rows.aim(at, width)
         seen = self._columns[:width] <= at[:, :, None]
-        # Padding may lie past the context; it is masked, but its position must exist.
+        # Padding may extend past the context; it is masked, but its position must exist.
         return torch.from_numpy(ids).to(self.device), at.clamp(max=self._context - 1), seen
 
     def _exact(self, rows: Rows, tokens: int, narrow: Iterable[int]) -> Shapes:
         """The numbers of rows and the widths that give the same bits as all rows and the full width.
 
-        Tried on random keys and tokens. What counts is a step's logits, and the last layer's keys and values and the
-        logits that reading gives. All pass where exactness isn't promised (GPUs, half precision).
+        Tested on random keys and tokens. For a step, the logits are compared; for prefill, the last layer's keys and
+        values and the logits. If exactness is not guaranteed (GPUs, half precision), all shapes pass.
         """
         count, full = rows.kv.shape[1], rows.kv.shape[3]
         part = max(1, count // PARTS)
@@ -193,14 +193,14 @@ class Decoder:
         if self.device.type != "cpu" or self._weight.dtype != torch.float32:
             return Shapes([*fewer, count], [*narrow, full])
         if torch.get_num_threads() > 1:
-            # Threads share an operation's elements out by their number: with fewer rows other elements lie at the edges
-            # of the shares, where a last bit may differ, in rows too rare for a trial to meet.
+            # Threads divide an operation's elements by their number: with fewer rows, different elements are at the
+            # boundaries, where a low-order bit may differ, in too few rows for this test to find.
             fewer = []
         draw = np.random.default_rng(0)
         ids = draw.integers(0, len(self._weight), (count, tokens))
 
         def outcome(first: np.ndarray, count: int, width: int) -> torch.Tensor:
-            """[count, whatever matters of a row]"""
+            """[count, values to compare per row]"""
             positions = first[:count] + np.arange(tokens)
             aimed = self._aim(rows, ids[:count], positions, width)
             if rows is self.slots:
@@ -210,8 +210,8 @@ class Decoder:
             return torch.cat((rows.written(), logits), -1)
 
         def expected(width: int) -> tuple[np.ndarray, torch.Tensor]:
-            """First positions whose blocks lie within the width, and the full pass's outcome there."""
-            # Half of the rows end within the width's last quarter, where a difference would show.
+            """First positions of blocks within the width, and the full pass's outcome for them."""
+            # Half of the rows end in the width's last quarter, where a difference would show.
             first = draw.integers(0, width - tokens + 1, (count, 1))
             first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
             return first, outcome(first, count, full)

@@ -1,14 +1,14 @@
 """The default engine: continuous batching over a transformers model, exact on CPU.
 
-Hundreds of ``generate`` calls wait; one asyncio task serves them. A prompt is prefilled in blocks aligned at position
-0 (all but its last token; blocks that an earlier prompt shares are copied from the cache), then each of its samples
-takes a free slot. Every step feeds all slots one token, draws the next ones, and refills the slots that ended.
+A single asyncio task serves all waiting ``generate`` calls. A prompt is prefilled in blocks aligned at position 0 (all
+but its last token; blocks shared with an earlier prompt are copied from the cache), then each of its samples takes a
+free slot. Every step feeds one token to all slots, draws the next ones, and refills the slots that ended.
 
-Promise, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are the same,
-bit for bit, whoever shares the batch, in whatever order requests come, however many there are, and after a restart
-with a cold cache. It holds because all shapes of a forward pass give a row the same bits (``decoder``), a block's keys
-and values depend on nothing but the tokens before its end, and every draw is keyed by (seed key, step). On GPUs and in
-half precision the draws are keyed all the same, but kernels may round differently.
+Guarantee, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are identical,
+bit for bit, whatever else is in the batch, in any order and number of requests, and after a restart with an empty
+cache. This holds because all shapes of a forward pass give a row the same bits (``decoder``), a block's keys and values
+depend only on the tokens before its end, and every draw is keyed by (seed key, step). On GPUs and in half precision
+the draws are keyed in the same way, but kernels may round differently.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from selfimprove.engines.cpu.samples import PendingRequest, Samples, indices
 from selfimprove.models.loading import check_context, check_vocabulary, load_causal_lm
 
 STILL = 8
-"""An engine without work begins when it has enough, or when nobody has asked for so many turns of the event loop."""
+"""An idle engine starts when a pass is full, or after this many event-loop turns without a new request."""
 
 LISTS_KNOWN = 4096
-"""Lists of allowed outputs whose tokens are cached: an environment lists the same actions again and again."""
+"""Maximum cached lists of allowed outputs with their tokens: an environment repeats the same lists of actions."""
 
 
 class TransformersEngine(Templated):
@@ -43,19 +43,19 @@ class TransformersEngine(Templated):
 
     Attributes:
         stats: see ``EngineStats``; ``prompt_tokens`` counts a prompt once for its n samples, ``cached_prompt_tokens``
-            what of it was copied, ``generated_tokens`` every token drawn (end tokens too).
+            its copied tokens, ``generated_tokens`` every drawn token (end tokens too).
     """
 
     def __init__(
         self, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, model: Any | None = None
     ) -> None:
-        """Load the model, or take ``model`` as it is: a trainer's own, whose tokenizer ``model_dir`` holds.
+        """Load the model, or use the given ``model``: a trainer's own, whose tokenizer is in ``model_dir``.
 
-        A trainer that changes the weights in place calls ``forget_prefixes`` then; nothing else is kept of them.
+        A trainer that changes the weights in place must then call ``forget_prefixes``; no other state depends on them.
 
         Raises:
-            UserError: no such folder, no weights, no chat template, a tokenizer of another model, or a context that
-                the model does not have.
+            UserError: there is no such folder, no weights or no chat template, the tokenizer is of another model, or
+                the context exceeds the model's.
         """
         torch.set_num_threads(threads)
         self.chat = ChatFormat.load(model_dir, cfg.chat_template)
@@ -89,10 +89,10 @@ class TransformersEngine(Templated):
         """See ``engines.base.Engine.generate``.
 
         A stop string cuts ``text`` just before itself; ``token_ids`` and ``logprobs`` are cut to the longest run of
-        whole tokens whose text lies in it (so they may say a little less, if the stop string began inside a token).
+        whole tokens whose text is contained in it (slightly less, if the stop string began inside a token).
 
         Raises:
-            EngineError: the prompt and ``max_tokens`` exceed the context, or the request makes no sense.
+            EngineError: the prompt and ``max_tokens`` exceed the context, or the request is invalid.
         """
         prompt = self.chat.encode(request.messages, add_generation_prompt=True)
         ids = prompt.cut_left(self.context - request.max_tokens) if request.cut_left else prompt.ids
@@ -122,11 +122,11 @@ class TransformersEngine(Templated):
                 self._drop(job)
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache; results do not change, the next prompts are prefilled anew."""
+        """Empty the prefix cache. Results do not change; the next prompts are prefilled from scratch."""
         self._prompts.cache.clear()
 
     async def close(self) -> None:
-        """Stop serving; calls that still wait are cancelled."""
+        """Stop serving; waiting calls are cancelled."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -152,7 +152,7 @@ class TransformersEngine(Templated):
             )
 
     def _drop(self, job: PendingRequest) -> None:
-        """Forget a request whose caller has been cancelled."""
+        """Remove a request whose caller has been cancelled."""
         self._open.discard(job)
         self._prompts.drop(job)
         for slot, held in enumerate(self._samples.job):
@@ -167,10 +167,10 @@ class TransformersEngine(Templated):
                 self._fill()
                 if self._samples.busy.any():
                     self._step()
-                # Callers whose answers are done run now, and their next requests join the queue.
+                # Callers whose answers are complete run now, and their next requests join the queue.
                 await asyncio.sleep(0)
         except Exception as error:
-            # A fault of the model or the machine (out of memory, say) ends every call; none may wait for ever.
+            # A failure of the model or the machine (out of memory, say) ends every call, so that none waits forever.
             for job in list(self._open):
                 if not job.future.done():
                     job.future.set_exception(error)
@@ -178,10 +178,10 @@ class TransformersEngine(Templated):
             self.stats.seconds += time.perf_counter() - began
 
     async def _gather(self) -> None:
-        """While this engine stands still, wait for requests that others are just about to make.
+        """While this engine is idle, wait for requests that callers are about to make.
 
-        Where episodes ask two engines in turn, their requests arrive one by one while the other engine computes; a pass
-        over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
+        If episodes use two engines alternately, requests arrive one by one while the other engine computes; a pass over
+        many costs hardly more than one over few. If nothing else computes, a turn of the loop takes no time.
         """
         still, busy, prompts = 0, self._samples.busy, self._prompts
         while still < STILL and not (prompts.fill_a_pass or prompts.ready or busy.any()):
@@ -190,7 +190,7 @@ class TransformersEngine(Templated):
             still = 0 if len(prompts.waiting) > before else still + 1
 
     def _fill(self) -> None:
-        """Put prefilled prompts into free slots, and prefill more while that leaves slots free."""
+        """Put prefilled prompts into free slots, and prefill more as long as slots stay free."""
         self._place()
         samples, prompts = self._samples, self._prompts
         while not samples.busy.all() and prompts.worth_reading(samples.busy):
@@ -199,7 +199,7 @@ class TransformersEngine(Templated):
                 self._choose(*read)
             self._place()
             if not prompts.fill_a_pass and not samples.busy.any():
-                return  # callers whose choices were answered may ask for more before the next pass
+                return  # callers whose choices were answered may make requests before the next pass
 
     def _choose(self, logits: torch.Tensor, jobs: Mapping[int, PendingRequest]) -> None:
         """Answer the choices whose prompts have just been prefilled, from the rows' logits [rows, vocabulary]."""
@@ -219,7 +219,7 @@ class TransformersEngine(Templated):
                     self._answer(job, sample, answer)
 
     def _place(self) -> None:
-        """Give free slots to the samples of prefilled prompts, in order."""
+        """Assign free slots to the samples of prefilled prompts, in order."""
         ready = self._prompts.ready
         if not ready:
             return
@@ -235,7 +235,7 @@ class TransformersEngine(Templated):
                 job.blocks = []
 
     def _draw_in(self) -> None:
-        """Move the last samples down to free slots where a step then computes fewer rows."""
+        """Move the last samples down to free slots if a step then computes fewer rows."""
         busy = self._samples.busy
         rows = self._decoder.shapes.rows(max(1, int(busy.sum())))
         for slot, to in zip(indices(busy[rows:]), indices(~busy[:rows]), strict=False):
@@ -259,12 +259,12 @@ class TransformersEngine(Templated):
             self._finish(slot, ended=False)
 
     def _look_for_stop(self, slot: int) -> None:
-        """Finish the slot if its text now holds a stop string."""
+        """Finish the slot if its text now contains a stop string."""
         job = self._samples.job[slot]
         assert job is not None
         stops = job.request.stop
         count = int(self._samples.count[slot])
-        # A string that has just been completed lies in the last tokens, each at least a byte; decoding those is cheap.
+        # A newly completed stop string is within the last tokens, of at least a byte each; decoding these is cheap.
         reach = max(len(stop.encode()) for stop in stops) + 4
         recent = self.chat.decode(self._samples.drawn[slot, max(0, count - reach) : count].tolist())
         if not any(stop in recent for stop in stops):
@@ -297,7 +297,7 @@ class TransformersEngine(Templated):
         self._answer(job, sample, completion)
 
     def _answer(self, job: PendingRequest, sample: int, completion: Completion) -> None:
-        """Give a request one of its completions; the caller gets them when all are there."""
+        """Add one completion to a request; its caller gets the list when it is complete."""
         job.results[sample] = completion
         self.stats.completions += 1
         if len(job.results) == job.request.n:

@@ -1,8 +1,8 @@
-"""A shorter way through models of the Llama kind on a CPU: the same arithmetic in a third of the operations.
+"""A faster forward pass for Llama-like models on a CPU: the same arithmetic in a third of the operations.
 
-A small model's step is mostly the library's bookkeeping around hundreds of tiny operations. Models whose layers are
-exactly attention without biases and a gated MLP, each after an RMS norm (Llama, Mistral, SmolLM, …), need only those
-below. Any other model, and any that gives other logits this way, goes through the library (``decoder.Module``).
+A small model's step is dominated by the library's overhead around hundreds of tiny operations. This implementation
+covers models whose layers are exactly attention without biases and a gated MLP, each after an RMS norm (Llama,
+Mistral, SmolLM, …). Other models, and any whose logits differ here, use the library (``decoder.Module``).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LAYER = {
         "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
     )
 }  # fmt: skip
-"""All the tensors of such a layer."""
+"""All the tensors of a supported layer."""
 
 ROTATIONS = ("default", "linear", "llama3")
-"""Kinds of rotary embedding in which an angle depends on its position alone."""
+"""Types of rotary embedding in which an angle depends only on its position."""
 
 TOLERANCE = 1e-3
-"""Logits may differ by this share of the largest; a config read wrongly differs by far more."""
+"""Maximum difference of logits, relative to the largest; a misread config causes a far larger one."""
 
 
 @dataclass
 class _Layer:
-    """One layer's weights; those that read the same input as one matrix, [out, in]."""
+    """One layer's weights; those with the same input are joined into one matrix, [out, in]."""
 
     norm: torch.Tensor
     qkv: torch.Tensor
@@ -44,7 +44,7 @@ class _Layer:
 
 
 class Llama:
-    """Implements ``decoder.Forward``. The model's own weights become views of the joined ones, so none is held twice.
+    """Implements ``decoder.Forward``. The model's own weights become views of the joined ones, to save memory.
 
     Attributes:
         width: of an attention head.
@@ -72,12 +72,12 @@ class Llama:
         ]
         cos, sin = inner.rotary_emb(self._embedding, torch.arange(context)[None])
         half = self.width // 2
-        # x * cos + (second half, first half) * sin, the first half of sin negated, is the library's rotation.
+        # The library's rotation is x * cos + (second half, first half) * sin, with the first half of sin negated.
         self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
 
     @classmethod
     def of(cls, model: Any, context: int) -> Llama | None:
-        """The short way through ``model``, or None if it is not of this kind (or not in float32 on a CPU)."""
+        """A fast forward pass for ``model``; None if it is not supported (or not in float32 on a CPU)."""
         config: Any = model.config
         inner: Any = getattr(model, "model", None)
         weight = model.get_input_embeddings().weight
@@ -91,14 +91,14 @@ class Llama:
             or inner.rotary_emb.rope_type not in ROTATIONS
         ):
             return None
-        with torch.no_grad():  # not inference_mode: a trainer's own weights, joined, must stay fit for gradients
+        with torch.no_grad():  # not inference_mode: a trainer's own joined weights must stay usable for gradients
             made = cls(model, context)
             return made if made._agrees(model) else None
 
     def read(
         self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """See ``decoder.Forward.read``. The last layer's outcome concerns nobody but where ``last`` asks for it."""
+        """See ``decoder.Forward.read``. The last layer's output is only computed at ``last``."""
         mask = torch.where(seen, 0.0, -torch.inf)[:, None]
         count, tokens = ids.shape
         x, cos, sin = self._begin(ids, at)
@@ -118,7 +118,7 @@ class Llama:
         return F.linear(self._normed(x, self._norm), self._head)
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """See ``decoder.Forward.step``. One query a row: attention is two batched matrix products."""
+        """See ``decoder.Forward.step``. With one query per row, attention is two batched matrix products."""
         count = len(ids)
         mask = torch.where(seen, 0.0, -torch.inf).expand(count, self._kv_heads, -1).flatten(0, 1)[:, None]
         group = self._heads // self._kv_heads
@@ -139,7 +139,7 @@ class Llama:
     def _attended(
         self, rows: Rows, index: int, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [rows x tokens, heads, dim]; keys and values [rows, kv heads, width, dim], these tokens' too."""
+        """Queries [rows x tokens, heads, dim]; keys and values [rows, kv heads, width, dim], new ones included."""
         layer, heads, both = self._layers[index], self._heads, self._heads + self._kv_heads
         made = F.linear(self._normed(x, layer.norm), layer.qkv).view(len(x), -1, self.width)
         turned, half = made[:, :both], self.width // 2
@@ -150,7 +150,7 @@ class Llama:
         return turned[:, :heads], *kept.update(keys.transpose(1, 2), values.transpose(1, 2))
 
     def _after(self, layer: _Layer, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The rest of a layer, once its heads' results are there: two residual sums, each part of a product."""
+        """The rest of a layer after attention: two residual sums, each fused into a matrix product."""
         x = torch.addmm(x, mixed, layer.out.t())
         gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
         return torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
@@ -159,7 +159,7 @@ class Llama:
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
     def _agrees(self, model: Any) -> bool:
-        """Whether a few tokens get the library's logits."""
+        """Whether a few tokens get the library's logits, within ``TOLERANCE``."""
         ids = torch.arange(8)[:, None] * 7 % len(self._embedding)
         shape = CacheShape(len(self._layers), self._kv_heads, self.width, self._embedding.dtype)
         rows, positions = Rows(shape, 1, len(ids), self._embedding.device), torch.arange(len(ids))

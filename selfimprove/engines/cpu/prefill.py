@@ -1,7 +1,7 @@
-"""Prefill queue. Prefills prompts in blocks, and holds their KV cache until decoding slots are free.
+"""The prefill queue: prefills prompts in blocks, and holds their KV cache until decoding slots are free.
 
-Blocks are aligned at position 0; one that an earlier prompt shares is copied from the prefix cache. A pass costs the
-same however many of its rows are filled, so one that cannot be filled may wait a little for more prompts.
+Blocks are aligned at position 0; a block shared with an earlier prompt is copied from the prefix cache. A pass costs
+the same however many of its rows are filled, so an incomplete pass may wait briefly for more prompts.
 """
 
 from collections import deque
@@ -15,10 +15,10 @@ from selfimprove.engines.cpu.samples import PendingRequest
 from selfimprove.engines.cpu.slots import PrefixCache
 
 CACHE_BYTES = 256 * 2**20
-"""The prefix cache may hold this much, or as much as the slots themselves if that is more."""
+"""Size limit of the prefix cache, or the size of the slots themselves if that is larger."""
 
 PATIENCE = 0.125
-"""A prefill pass with free rows waits until the slots that it keeps idle have lost this share of its tokens."""
+"""An incomplete prefill pass waits until the slots that it keeps idle have lost this fraction of its tokens."""
 
 
 class Prompts:
@@ -26,12 +26,12 @@ class Prompts:
 
     Attributes:
         ready: requests whose prompts are prefilled, in the order in which they get slots.
-        waiting: those of which nothing is prefilled.
-        cache: the blocks that later prompts may share.
+        waiting: requests with nothing prefilled.
+        cache: blocks that later prompts may share.
     """
 
     def __init__(self, decoder: Decoder, block: int, stats: EngineStats) -> None:
-        """Every prefill row of ``decoder`` takes ``block`` tokens a pass."""
+        """Every prefill row of ``decoder`` takes ``block`` tokens per pass."""
         _, slots, _, context, _ = decoder.slots.kv.shape
         slot_bytes = decoder.slots.kv.nbytes
         self.cache = PrefixCache(block, max(slot_bytes, CACHE_BYTES) // (slot_bytes // (slots * context) * block))
@@ -42,7 +42,7 @@ class Prompts:
         self._lost = 0
 
     def drop(self, job: PendingRequest) -> None:
-        """Forget a request whose caller has been cancelled."""
+        """Remove a request whose caller has been cancelled."""
         for queue in (self.waiting, self.ready):
             if job in queue:
                 queue.remove(job)
@@ -50,7 +50,7 @@ class Prompts:
 
     @property
     def pending(self) -> int:
-        """Prompts that are being prefilled or wait for it."""
+        """Number of prompts that are being prefilled or wait for it."""
         return sum(job is not None for job in self._reading) + len(self.waiting)
 
     @property
@@ -59,7 +59,7 @@ class Prompts:
         return self.pending >= len(self._reading)
 
     def worth_reading(self, busy: np.ndarray) -> bool:
-        """Whether to prefill now, with the slots ``busy`` [slots] taken."""
+        """Whether to prefill now, given the occupied slots ``busy`` [slots]."""
         if self.pending == 0:
             return False
         if self.pending > len(self.waiting) or self.fill_a_pass or not busy.any():
@@ -73,9 +73,9 @@ class Prompts:
         return True
 
     def read(self) -> tuple[torch.Tensor, dict[int, PendingRequest]] | None:
-        """One prefill pass: each row takes the next block of its prompt; prompts that are complete become ready.
+        """Run one prefill pass: each row takes the next block of its prompt; completed prompts become ready.
 
-        Those of choices are answered from the pass itself: the logits [rows, vocabulary], and whose rows they are.
+        Choices are answered from the pass itself: returns the logits [rows, vocabulary] and their requests by row.
         """
         block, rows = self._block, self._decoder.reading
         work = []
@@ -107,7 +107,7 @@ class Prompts:
         return None if logits is None else (logits, ends)
 
     def _begin(self, job: PendingRequest, row: int) -> PendingRequest | None:
-        """Copy the cached blocks of a prompt to its row; None if they are all of it."""
+        """Copy the cached blocks of a prompt to its row; None if they cover it completely."""
         job.blocks = self.cache.find(job.names)
         job.done = len(job.blocks) * self._block
         self._stats.cached_prompt_tokens += job.done

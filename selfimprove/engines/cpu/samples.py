@@ -1,7 +1,7 @@
 """State of the sequences being decoded, stored as arrays so that one step advances all of them.
 
-A sample is one completion of a request; a request for n samples takes n slots, not necessarily at once. Which slot a
-sample stands in changes nothing about it, so it may be moved.
+A sample is one completion of a request; a request for n samples takes n slots, not necessarily at the same time. A
+sample's result does not depend on its slot, so it may be moved.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from selfimprove.engines.sampling import TokenTrie, choose, uniforms
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request in progress: prefilled (``blocks`` grow), then sampled (``placed`` of n in slots so far)."""
+    """A request in progress: first prefilled (``blocks`` grow), then sampled (``placed`` of n have had a slot)."""
 
     request: Request
     ids: list[int]
@@ -31,20 +31,20 @@ class PendingRequest:
 
     @property
     def to_read(self) -> int:
-        """Tokens to prefill: of a choice all; else all but the last, which the first decoding step takes."""
+        """Number of tokens to prefill: all for a choice, else all but the last, which the first decoding step takes."""
         return len(self.ids) if self.request.choice else len(self.ids) - 1
 
 
 class Samples:
-    """The samples of ``slots`` rows.
+    """The samples in ``slots`` rows.
 
     Attributes:
-        busy: [slots] bool, which slots have one.
-        job, sample: whose it is, and which of that request's.
-        token, position: [slots] int64, what is fed next, and where it stands.
+        busy: [slots] bool, which slots are occupied.
+        job, sample: each slot's request, and the index of its sample.
+        token, position: [slots] int64, the next input token and its position.
         count: [slots] int64, tokens drawn so far; ``drawn`` and ``logprob`` [slots, context] hold them.
-        nodes: where in the trie of allowed outputs those slots are that have one.
-        with_stop: the slots whose text ends at a stop string.
+        nodes: for slots with allowed outputs, the current node of the trie.
+        with_stop: the slots with stop strings.
     """
 
     def __init__(self, slots: int, context: int, vocabulary: int, pad_id: int, stop_ids: Set[int]) -> None:
@@ -73,7 +73,7 @@ class Samples:
         return bool(self._ends[token])
 
     def start(self, slot: int, job: PendingRequest, sample: int) -> None:
-        """Start a sample of a prefilled prompt: its last token is fed first."""
+        """Start a sample of a prefilled prompt, whose last token is fed first."""
         request = job.request
         self.job[slot], self.sample[slot] = job, sample
         self.busy[slot] = True
@@ -134,11 +134,11 @@ class Samples:
         return indices(busy & self._ends[ids])
 
     def full(self) -> list[int]:
-        """Slots whose samples have as many tokens as they may."""
+        """Slots whose samples have reached their maximum number of tokens."""
         return indices(self.busy & (self.count >= self._limit))
 
     def _alike(self) -> list[tuple[list[int], list[int]]]:
-        """Slots that may draw the same tokens next, together, with those tokens."""
+        """Groups of slots that may draw the same tokens next, each with those tokens."""
         groups: dict[int, tuple[list[int], list[int]]] = {}
         for slot, node in self.nodes.items():
             groups.setdefault(id(node), ([], list(node)))[0].append(slot)
@@ -146,5 +146,5 @@ class Samples:
 
 
 def indices(rows: np.ndarray) -> list[int]:
-    """Where a row of flags is set."""
+    """Indices of the set flags."""
     return [int(row) for row in np.flatnonzero(rows)]

@@ -1,8 +1,8 @@
-"""Where the engine keeps keys and values: fixed rows that the model writes into, and a cache of prompt prefixes.
+"""Storage of keys and values: fixed rows that the model writes into, and a cache of prompt prefixes.
 
-Both hold the same layout, ``[2 x layers, rows, kv heads, width, head dim]`` (a layer's keys, then its values), so a
-prefix is put into a row with one copy. transformers' models reach the rows through the library's own ``Cache``
-interface; no model needs to know.
+Both have the layout ``[2 x layers, rows, kv heads, width, head dim]`` (a layer's keys, then its values), so a prefix is
+copied to a row in one operation. transformers' models access the rows through the library's own ``Cache`` interface
+and need no changes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Layer(CacheLayerMixin):
         return keys[: rows.count, :, : rows.width], values[: rows.count, :, : rows.width]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the rows exist from the start."""
+        """No-op: the rows exist from the start."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._rows.width, 0
@@ -65,14 +65,14 @@ class Rows:
 
     Attributes:
         kv: [2 x layers, rows, kv heads, context, head dim].
-        places: where the next forward pass writes: indices into a layer's keys seen as [-1, head dim].
-        count: how many rows, from the first on, that pass has.
-        width: how many positions it attends over.
-        cache: what a model takes as ``past_key_values``.
+        places: where the next forward pass writes: indices into a layer's keys viewed as [-1, head dim].
+        count: number of rows, from the first on, in that pass.
+        width: number of positions that it attends over.
+        cache: the ``past_key_values`` argument for the model.
     """
 
     def __init__(self, shape: CacheShape, rows: int, context: int, device: torch.device) -> None:
-        """Raises: UserError: more than the device's memory."""
+        """Raises: UserError: the rows need more than the device's memory."""
         layers, heads, dim, dtype = shape
         gpu = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
         size = 2 * layers * rows * heads * context * dim * dtype.itemsize
@@ -84,18 +84,18 @@ class Rows:
         self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
 
     def aim(self, positions: torch.Tensor, width: int) -> None:
-        """Say where the next forward pass writes ([its rows, tokens] int64) and how many positions it attends over."""
+        """Set where the next forward pass writes ([its rows, tokens] int64) and how many positions it attends over."""
         self.count, self.width = len(positions), width
         self.places = (self._starts[: self.count] + positions[:, None, :]).flatten()
 
     def written(self) -> torch.Tensor:
-        """The last layer's keys and values that the last pass wrote, [its rows, whatever is a row's]."""
+        """The last layer's keys and values written by the last pass, [its rows, values per row]."""
         there = self.kv[-2:].flatten(1, 3)[:, self.places]
         return there.view(2, self.count, -1).transpose(0, 1).flatten(1)
 
     @torch.inference_mode()
     def put(self, row: int, blocks: Sequence[torch.Tensor]) -> None:
-        """Copy blocks [2 x layers, kv heads, tokens, head dim] to a row, one after another from position 0."""
+        """Copy blocks [2 x layers, kv heads, tokens, head dim] to a row, consecutively from position 0."""
         at = 0
         for block in blocks:
             end = at + block.shape[2]
@@ -109,15 +109,15 @@ class Rows:
 
     @torch.inference_mode()
     def take(self, row: int, start: int, end: int) -> torch.Tensor:
-        """A copy of a row's positions [start, end), as ``put`` wants them."""
+        """A copy of a row's positions [start, end), in the form that ``put`` takes."""
         return self.kv[:, row, :, start:end].clone()
 
 
 def cache_shape(model: Any) -> CacheShape:
-    """What a model writes to its cache, found by running one token through it.
+    """The shape of a model's cache entries, found by running one token through it.
 
     Raises:
-        UserError: the layers differ in shape, or keys from values; such models need another engine.
+        UserError: layers differ in shape, or keys from values; such models need another engine.
     """
     shapes: list[tuple[int, int, torch.dtype]] = []
 
@@ -154,9 +154,9 @@ def cache_shape(model: Any) -> CacheShape:
 
 
 class PrefixCache:
-    """Keys and values of whole prompt blocks, by the hash of all tokens up to the block's end; least used go first.
+    """Keys and values of whole prompt blocks, by the hash of all tokens up to the block's end; LRU eviction.
 
-    Only blocks computed by the fixed-shape prefill enter, so a block's bits do not depend on whether it was cached.
+    Only blocks computed by the fixed-shape prefill are stored, so caching does not change a block's bits.
     """
 
     def __init__(self, block: int, most: int) -> None:
@@ -167,7 +167,7 @@ class PrefixCache:
         return len(self._kept)
 
     def names(self, ids: Sequence[int]) -> list[bytes]:
-        """One name for each whole block of ``ids``; equal names mean equal tokens from the start."""
+        """One key for each whole block of ``ids``; equal keys mean equal tokens from the start."""
         hashed = blake2b(digest_size=16)
         names = []
         for end in range(self._block, len(ids) + 1, self._block):
@@ -187,7 +187,7 @@ class PrefixCache:
         return found
 
     def keep(self, name: bytes, block: torch.Tensor) -> None:
-        """Keep a block; the least recently used ones make room."""
+        """Store a block; the least recently used ones are evicted."""
         self._kept[name] = block
         self._kept.move_to_end(name)
         while len(self._kept) > self._most:

@@ -1,6 +1,6 @@
-"""What cannot work with vLLM, found from params and config.json in milliseconds rather than after minutes of loading.
+"""Detects settings that cannot work with vLLM, from params and config.json in milliseconds instead of a long load.
 
-Nothing here imports vLLM; the numbers of GPUs are arguments, so that a plan can ask for a machine that is not this one.
+Nothing here imports vLLM; the numbers of GPUs are arguments, so that a plan can check another machine's.
 """
 
 import json
@@ -14,11 +14,11 @@ from selfimprove.core.errors import UserError
 from selfimprove.engines.config import VllmEngineConfig
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-"""Keys of config.json that may hold the number of positions, of which vLLM takes the smallest
+"""Keys of config.json that may contain the number of positions; vLLM takes the smallest
 (vllm/transformers_utils/model_arch_config_convertor.py)."""
 
 _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""RoPE types whose configs count the extended positions (vllm/config/model.py, _get_and_verify_max_len)."""
+"""RoPE types whose configs already count the extended positions (vllm/config/model.py, _get_and_verify_max_len)."""
 
 
 def check_installed() -> None:
@@ -33,11 +33,11 @@ def check_installed() -> None:
 
 
 def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
-    """Compare the params with the model's config.json.
+    """Check the params against the model's config.json.
 
     Raises:
-        UserError: not JSON, a context beyond the model's positions, or attention heads that ``tensor_parallel`` does
-            not divide.
+        UserError: the file is not JSON, the context exceeds the model's positions, or ``tensor_parallel`` does not
+            divide the attention heads.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
         )
     inner = config.get("text_config") or config
     heads = inner.get("num_attention_heads", inner.get("n_head"))
-    shared = inner.get("num_key_value_heads") or heads  # vLLM divides them, or gives each to several GPUs
+    shared = inner.get("num_key_value_heads") or heads  # vLLM divides them, or replicates each on several GPUs
     width = cfg.tensor_parallel
     if isinstance(heads, int) and (heads % width or (shared % width and width % shared)):
         raise UserError(
@@ -60,7 +60,7 @@ def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a model can attend to, from its config.json as vLLM reads it; None: it does not say."""
+    """The model's maximum number of positions, computed from config.json as vLLM does; None: unspecified."""
     inner = config.get("text_config") or config
     found = [inner[key] for key in _POSITIONS if isinstance(inner.get(key), int)]
     if not found:
@@ -72,7 +72,7 @@ def positions(config: Mapping[str, Any]) -> int | None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, each as CUDA_VISIBLE_DEVICES names it; starts nothing on them."""
+    """The GPUs that this process may use, each as in CUDA_VISIBLE_DEVICES; does not initialise them."""
     import torch
 
     count = torch.cuda.device_count()
@@ -81,10 +81,10 @@ def visible_gpus() -> list[str]:
 
 
 def replica_count(cfg: VllmEngineConfig, gpus: int) -> int:
-    """Processes that ``cfg`` starts on a machine with ``gpus`` visible GPUs; 0 GPUs: on the CPU.
+    """Number of processes that ``cfg`` starts on a machine with ``gpus`` visible GPUs; 0: on the CPU.
 
     Raises:
-        UserError: the GPUs cannot be divided so, or are too few.
+        UserError: the GPUs cannot be divided in this way, or are too few.
     """
     if gpus and gpus % cfg.tensor_parallel:
         raise UserError(
@@ -105,10 +105,10 @@ def replica_count(cfg: VllmEngineConfig, gpus: int) -> int:
 
 
 def check_gpu_memory(configs: Mapping[str, VllmEngineConfig], gpus: int) -> None:
-    """Engines that are open together share the GPUs from the first on, and none may take what another has.
+    """Check the memory of engines that are open together: they share the GPUs, from the first one on.
 
     Raises:
-        UserError: their shares of a GPU's memory are more than all of it.
+        UserError: their shares of a GPU's memory add up to more than 1.
     """
     for gpu in range(gpus):
         here = {name: cfg for name, cfg in configs.items() if gpu < replica_count(cfg, gpus) * cfg.tensor_parallel}

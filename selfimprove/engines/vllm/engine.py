@@ -1,7 +1,7 @@
-"""vLLM: on GPUs the engine for real models, on a CPU a check of the exact engine.
+"""The vLLM engine: for real models on GPUs; on a CPU, a cross-check of the exact engine.
 
-Prompts are token ids from our chat format, and each sample is a request of its own with the seed of its own key,
-because vLLM seeds the children of one request with seed + index. ``thread`` drives vLLM itself.
+Prompts are token ids from our chat format. Each sample is a separate request with a seed from its own key, because vLLM
+seeds the children of one request with seed + index. ``thread`` drives vLLM itself.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
 IDS_AT_ONCE = 128
-"""Ids whose log-probabilities one request may ask for (vLLM's MAX_LOGPROB_TOKEN_IDS); more need more requests."""
+"""Maximum ids per request for log-probabilities (vLLM's MAX_LOGPROB_TOKEN_IDS); more ids need more requests."""
 
 
 class VllmEngine(Templated):
     """Continuous batching by vLLM, with prefix caching.
 
-    Promises: the samples depend on their seed keys and the vLLM version; in float32 on a CPU they were measured not to
-    depend on the batch. On GPUs and in bfloat16 that is not promised. A completion that a stop string cuts inside a
-    token has neither ``token_ids`` nor ``logprobs``: no ids spell it.
+    Guarantee: samples depend on their seed keys and the vLLM version. In float32 on a CPU, measurements showed no
+    dependence on the batch; on GPUs and in bfloat16 that is not guaranteed. A completion that a stop string cuts inside
+    a token has neither ``token_ids`` nor ``logprobs``, because no ids spell it.
     """
 
     def __init__(self, cfg: VllmEngineConfig, model_dir: Path) -> None:
-        """Load the model; takes from 10 s on a CPU to minutes on GPUs.
+        """Load the model, which takes from 10 s on a CPU to minutes on GPUs.
 
         Raises:
-            UserError: no tokenizer or chat template, or vLLM cannot load or place the model.
+            UserError: there is no tokenizer or chat template, or vLLM cannot load or place the model.
         """
         self.stats = EngineStats()
         self.chat = ChatFormat.load(model_dir, cfg.chat_template)
@@ -49,8 +49,7 @@ class VllmEngine(Templated):
 
         Raises:
             EngineError: prompt and ``max_tokens`` exceed the context, or vLLM refuses the request.
-            UserError: the chat template refuses the messages, a choice is among the whole vocabulary, or vLLM has
-                broken down.
+            UserError: the chat template refuses the messages, a choice has no ``allowed``, or vLLM has crashed.
         """
         self.stats.requests += 1
         prompt = self.chat.encode(request.messages, add_generation_prompt=True)
@@ -69,7 +68,7 @@ class VllmEngine(Templated):
         return completions
 
     async def close(self) -> None:
-        """End the engine; requests that still wait are cancelled. The last engine to close frees the memory of all."""
+        """End the engine; waiting requests are cancelled. Closing the last engine frees the memory of all."""
         await self._thread.close()
 
     def _check(self, request: Request, prompt: int) -> None:
@@ -82,7 +81,7 @@ class VllmEngine(Templated):
             raise EngineError(f"{request.seed}: a choice has max_tokens {request.max_tokens} instead of 1")
 
     async def _write(self, request: Request, ids: list[int]) -> list[Completion]:
-        """Completions of as many tokens as they take."""
+        """Completions of ordinary requests (not choices)."""
         outputs = await self._ask([(ids, self._params(request, index)) for index in range(request.n)])
         logprobs = [_logprobs(output) for output in outputs]
         if request.allowed is not None:
@@ -92,7 +91,7 @@ class VllmEngine(Templated):
         return [self._completion(o, request, p) for o, p in zip(outputs, logprobs, strict=True)]
 
     async def _decide(self, request: Request, ids: list[int]) -> list[Completion]:
-        """Choices: vLLM gives the log-probabilities of what is allowed, and the draws are ours (``choices.decide``)."""
+        """Choices: vLLM returns the log-probabilities of ``allowed``, and we draw (``choices.decide``)."""
         import torch
 
         from selfimprove.engines.choices import decide
@@ -109,7 +108,7 @@ class VllmEngine(Templated):
         scores = await self._next_logprobs(ids, allowed)
         answers = []
         for sample in range(request.n):
-            # Renormalising log-probabilities over what is allowed gives what renormalising logits gives.
+            # Renormalising log-probabilities over the allowed tokens equals renormalising logits.
             drawn = decide(torch.tensor([scores]), {0: (request, None)}, sample)[0]
             token = allowed[drawn.token]
             choice = Choice(ids, token, drawn.logprob, drawn.entropy)
@@ -118,13 +117,13 @@ class VllmEngine(Templated):
         return answers
 
     def _choice_ids(self, allowed: tuple[str, ...]) -> list[int]:
-        """Ids of the outputs that a choice is among, ascending, as a draw from the whole vocabulary meets them."""
+        """Ids of a choice's outputs, ascending, which is their order in a draw from the whole vocabulary."""
         from selfimprove.engines.choices import allowed_trie
 
         return sorted(allowed_trie(self.chat, allowed, choice=True).root())
 
     async def _next_logprobs(self, ids: list[int], tokens: list[int]) -> list[float]:
-        """Log-probability, under the model as it is, of each of ``tokens`` as the next after ``ids``."""
+        """Log-probability of each of ``tokens`` as the next after ``ids``, under the unmodified model."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -155,19 +154,19 @@ class VllmEngine(Templated):
             top_p=request.top_p,
             top_k=request.top_k,
             max_tokens=request.max_tokens,
-            seed=request.seed.at(request.seed.sample + index).bits() >> 1,  # vLLM takes 63 bits
+            seed=request.seed.at(request.seed.sample + index).bits() >> 1,  # vLLM accepts 63 bits
             stop=list(request.stop) or None,
             stop_token_ids=sorted(self.chat.stop_ids),
             structured_outputs=constraint,
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # of the sampled token only
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     async def _score(self, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
-        """Log-probabilities of answers under the unconstrained model; sampling reports the constrained one's.
+        """Log-probabilities of answers under the unconstrained model; sampling reports those of the constrained one.
 
         vLLM always generates one token after a prompt. An answer's last token is therefore scored as that next token,
-        so that a prompt and answer that fill the context need no place beyond it.
+        so that a prompt and answer that fill the context need no position beyond it.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -199,7 +198,7 @@ class VllmEngine(Templated):
         found = first_stop(text, request.stop)
         if found is not None:
             return self._cut(text[: found[1] if request.keep_stop else found[0]], ids, logprobs)
-        if by_text:  # vLLM saw the stop string where our decoder does not
+        if by_text:  # vLLM found the stop string, but our decoder does not
             return self._cut(sample.text, ids, logprobs)
         return Completion(text, "length" if sample.finish_reason == "length" else "stop", ids, logprobs)
 

@@ -1,7 +1,7 @@
-"""The thread that owns a vLLM engine: requests come in by a queue, join the running batch, and are answered.
+"""The thread that owns a vLLM engine: it takes requests from a queue, adds them to the running batch, and answers.
 
-vLLM's asynchronous front needs a second process, so we drive its synchronous engine instead: the thread takes new
-requests between any two steps and hands finished ones back to the event loop. All of vLLM's calls happen in it.
+vLLM's asynchronous front end needs a second process, so we drive its synchronous engine instead: the thread takes new
+requests between steps and passes finished ones to the event loop. All calls of vLLM happen in this thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
-# Read by vLLM when an engine is built; a value the user has set stays.
+# Read by vLLM when an engine is built; values that the user has set are kept.
 _SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 _CPU_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
-# Engines of one process (a student and its teacher) share vLLM's global state: they take turns, and as any engine's
-# shutdown clears that state, all are shut down when the last is closed.
+# Engines of one process (a student and its teacher) share vLLM's global state, so they take turns. Any engine's
+# shutdown clears that state; therefore all are shut down when the last one is closed.
 _TURN = threading.Lock()
 _ALIVE: list[VllmThread] = []
 _CLOSED: list[LLMEngine] = []
@@ -47,10 +47,10 @@ class _Sample:
 
 
 class VllmThread:
-    """One vLLM engine, asked from an event loop."""
+    """One vLLM engine, called from an event loop."""
 
     def __init__(self, cfg: VllmEngineConfig, model_dir: Path, stats: EngineStats) -> None:
-        """Load the model; takes from 10 s on a CPU to minutes on GPUs. ``stats`` gets steps and seconds.
+        """Load the model, which takes from 10 s on a CPU to minutes on GPUs. ``stats`` gets steps and seconds.
 
         Raises:
             UserError: vLLM cannot load or place the model.
@@ -73,11 +73,11 @@ class VllmThread:
             ) from error
 
     async def ask(self, prompts: list[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
-        """Hand prompts to the thread and wait for all; whatever goes wrong, none of them is left running.
+        """Pass prompts to the thread and wait for all of them; if one fails, the others are aborted.
 
         Raises:
             EngineError: vLLM refuses one of them.
-            UserError: vLLM has broken down, or is closed.
+            UserError: vLLM has crashed, or is closed.
         """
         loop = asyncio.get_running_loop()
         samples = []
@@ -96,7 +96,7 @@ class VllmThread:
             raise
 
     async def close(self) -> None:
-        """End the thread; requests that still wait are cancelled. The last engine to close frees the memory of all."""
+        """End the thread; waiting requests are cancelled. Closing the last engine frees the memory of all."""
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -107,7 +107,7 @@ class VllmThread:
             with _TURN:
                 engine = self._build()
                 _ALIVE.append(self)
-        except Exception as error:  # whatever vLLM raises is reported by the constructor
+        except Exception as error:  # reported by the constructor
             started.put(error)
             return
         started.put(None)
@@ -116,7 +116,7 @@ class VllmThread:
             while self._take(engine, running):
                 if engine.has_unfinished_requests():
                     self._step(engine, running)
-        except Exception as error:  # vLLM's state is unknown from here on: nothing can be salvaged but the process
+        except Exception as error:  # vLLM's state is undefined from here on: the engine cannot be used again
             self._stopped = UserError(
                 f"engine vllm broke down ({first_line(error)}); run the stage again (finished work is kept), with "
                 "less gpu_memory or max_sequences if memory ran out."
@@ -145,7 +145,7 @@ class VllmThread:
             for name, value in _CPU_SETTINGS.items():
                 os.environ.setdefault(name, value)
             _let_llvmlite_be_scanned()
-            # Seeded sampling crashes with chunked prefill on a CPU, and compiling costs more than it saves there.
+            # On a CPU, seeded sampling crashes with chunked prefill, and compiling costs more than it saves.
             arguments = {"enable_chunked_prefill": False, "enforce_eager": True, "block_size": 32}
             arguments["max_num_batched_tokens"] = max(self._cfg.context, 4096)
         else:
@@ -162,7 +162,7 @@ class VllmThread:
                 tensor_parallel_size=self._cfg.tensor_parallel,
                 enable_prefix_caching=self._cfg.prefix_caching,
                 trust_remote_code=self._cfg.trust_remote_code,
-                generation_config="vllm",  # sampling settings come from the request alone
+                generation_config="vllm",  # sampling settings come only from the request
                 logprobs_mode="raw_logprobs",
                 seed=0,
                 disable_log_stats=True,
@@ -171,7 +171,7 @@ class VllmThread:
         )
 
     def _take(self, engine: LLMEngine, running: dict[str, _Sample]) -> bool:
-        """Take waiting requests (when idle, wait for one); False when the engine is to end."""
+        """Take waiting requests (if idle, wait for one); False if the engine is to end."""
         idle = not engine.has_unfinished_requests()
         while True:
             try:
@@ -214,7 +214,7 @@ class VllmThread:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises when it refuses the settings or the prompt of one request."""
+    """The exceptions that vLLM raises when it refuses the settings or the prompt of one request."""
     from vllm.exceptions import VLLMClientError
 
     return (VLLMClientError, ValueError)
@@ -226,10 +226,10 @@ def refused(error: Exception) -> EngineError:
 
 
 def _let_llvmlite_be_scanned() -> None:
-    """On a CPU vLLM looks for its kernels in the attributes of everything that is imported.
+    """On a CPU, vLLM looks for its kernels in the attributes of all imported modules.
 
-    llvmlite (numba's, which BM25 imports) answers a request for any attribute with a function, ``__dict__`` included,
-    and vLLM's scan fails on it. Its table of known functions gets the empty dictionary that vLLM expects.
+    llvmlite (used by numba, which BM25 imports) returns a function for any attribute, even ``__dict__``, and vLLM's
+    scan fails on it. This puts the empty dictionary that vLLM expects into llvmlite's table of known functions.
     """
     if "llvmlite.binding.ffi" in sys.modules:
         sys.modules["llvmlite.binding.ffi"].lib._fntab["__dict__"] = {}

@@ -1,4 +1,4 @@
-"""Environments whose actions are listed by label, acted in by text (Agent-R): the action is the command itself."""
+"""Adapter for Agent-R: environments with labelled actions, acted in by text. An action is the command itself."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from selfimprove.envs.params import EnvParams, ListedParams, TextParams
 
 
 class ActedParams(TextParams):
-    """An environment of Reflect-RL, whose keys are its own: an action is the command that a label stands for."""
+    """An environment of Reflect-RL, with its own keys. An action is the command of a label."""
 
     inner: SerializeAsAny[ListedParams] = Field(description="filled in from the environment's own keys")
 

@@ -1,4 +1,4 @@
-"""Problems with one right answer, acted in by text: an action is an attempt at the whole problem (Agent-R).
+"""Adapter for Agent-R: problems with one right answer, acted in by text. An action is an attempt at the whole problem.
 
 An episode (a word problem; the first attempt is wrong)::
 
@@ -11,7 +11,7 @@ An episode (a word problem; the first attempt is wrong)::
     Great job! You've successfully answered the question.
 
 The observation is RISE's feedback. The episode ends with the right answer or the last attempt. An action is one line,
-so a demonstration's lines are joined.
+so the lines of a demonstration are joined.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST, AGAIN = "I work the problem out.", "That was wrong, so I work it out agai
 
 
 class AttemptsParams(TextParams):
-    """Problems with one right answer, whose keys are their own: an action is an attempt."""
+    """Problems with one right answer, with their environment's own keys. An action is an attempt."""
 
     inner: SerializeAsAny[AnswerParams] = Field(description="filled in from the environment's own keys")
     problems: str | None = Field(
@@ -64,7 +64,7 @@ class AttemptsParams(TextParams):
         return INSTRUCTION
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``. Raises: UserError: the file is missing or malformed, or nothing can be made."""
+        """See ``TextParams``. Raises: UserError: the file is missing or malformed, or no problem can be generated."""
         env = self.inner.make()
         return Attempts(env, self._problems(env), self.attempts)
 
@@ -79,7 +79,7 @@ class AttemptsParams(TextParams):
 
 
 class Tried(NamedTuple):
-    """A snapshot: the problem, how many attempts were made, and what the last one earned."""
+    """A snapshot: the problem, the number of attempts made, and the reward of the last one."""
 
     task: int
     attempts: int = 0
@@ -87,7 +87,7 @@ class Tried(NamedTuple):
 
 
 class Attempts:
-    """Implements ``AgentEnv`` over problems and who grades them. An attempt is worth what it was graded, at least 0."""
+    """Implements ``AgentEnv`` over graded problems. An attempt's reward is its grade, at least 0."""
 
     instruction = INSTRUCTION
 
@@ -96,7 +96,7 @@ class Attempts:
         self._now = Tried(0)
 
     def task_ids(self) -> Sequence[int]:
-        """Places in the list of problems."""
+        """Indices into the list of problems."""
         return range(len(self._problems))
 
     @property
@@ -108,14 +108,14 @@ class Attempts:
         return self._now.reward == 1 or self._now.attempts >= self._most
 
     def reset(self, task_id: int) -> str:
-        """The question. Raises: UserError: no such task."""
+        """Returns the question. Raises: UserError: no such task."""
         if task_id not in self.task_ids():
             raise UserError(f"{self.name} has no problem {task_id}; they are numbered 0 to {len(self._problems) - 1}.")
         self._now = Tried(task_id)
         return self._problem.question
 
     def step(self, action: str) -> Step:
-        """See ``AgentEnv``; an attempt from which no answer can be read is not valid, and counts."""
+        """See ``AgentEnv``; an attempt without a recognisable answer is invalid but counts."""
         valid = False
         if not self._over:
             grade = self._env.grade(action, self._problem)
@@ -126,14 +126,14 @@ class Attempts:
         return Step(said, reward, self._over, {"raw_score": reward, "valid": valid, "disaster": False})
 
     def snapshot(self) -> Tried:
-        """Numbers only, hashable."""
+        """Hashable; numbers only."""
         return self._now
 
     def restore(self, snapshot: Tried) -> None:
         self._now = snapshot
 
     def valid_actions(self) -> None:
-        """See ``AgentEnv``: attempts can't be listed."""
+        """See ``AgentEnv``: attempts cannot be listed."""
         return
 
     def expert(self) -> list[Move]:

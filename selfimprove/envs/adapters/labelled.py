@@ -1,4 +1,4 @@
-"""Environments that are acted in by text, with labels (Reflect-RL): the actions that make sense now are listed."""
+"""Adapter for Reflect-RL: text environments with labels. The admissible actions of each state are listed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfimprove.envs.params import EnvParams, ListedParams, TextParams
 
 
 class LabelledParams(ListedParams):
-    """An environment that is acted in by text, whose keys are its own: the actions that it lists get labels."""
+    """An environment acted in by text, with its own keys. Its listed actions get labels."""
 
     inner: SerializeAsAny[TextParams] = Field(description="filled in from the environment's own keys")
 

@@ -1,4 +1,4 @@
-"""Environments that are acted in, as problems with one answer (RISE): an attempt is a whole plan."""
+"""Adapter for RISE: environments with actions as problems with one answer. An attempt is a whole plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from selfimprove.envs.params import EnvParams, ListedParams, OwnTasksParams, Tex
 
 
 class PlannedParams(OwnTasksParams):
-    """An environment that is acted in, whose keys are its own: an attempt is a plan of all actions at once."""
+    """An environment with actions, with its own keys. An attempt is a plan of all actions at once."""
 
     inner: SerializeAsAny[TextParams | ListedParams] = Field(description="filled in from the environment's own keys")
     max_actions: int = Field(default=30, ge=1, le=1000, description="maximum number of actions in a plan")
@@ -34,7 +34,7 @@ class PlannedParams(OwnTasksParams):
         return self
 
     def make(self) -> AnswerEnv:
-        """See ``AnswerParams``; where ``server`` is set, plans are carried out there."""
+        """See ``AnswerParams``; if ``server`` is set, plans are executed there."""
         from selfimprove.envs.plans import Plans
 
         world = self.inner.world if isinstance(self.inner, TextParams) else None

@@ -1,4 +1,4 @@
-"""Questions that are looked up, as problems with one right answer (RISE): the paragraphs stand in the question."""
+"""Adapter for RISE: look-up questions as problems with one right answer. The question contains the paragraphs."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from selfimprove.envs.qa.world import QuestionParams
 
 
 class ReadParams(OwnTasksParams):
-    """Questions that are looked up, whose keys are their own: an attempt is an answer to question and paragraphs."""
+    """Look-up questions, with their environment's own keys. An attempt is an answer, given question and paragraphs."""
 
     inner: SerializeAsAny[QuestionParams] = Field(description="filled in from the environment's own keys")
     others: int = Field(

@@ -1,4 +1,4 @@
-"""ALFWorld itself (Shridhar et al. 2021): its games in its own interpreter, in a process of their own.
+"""ALFWorld itself (Shridhar et al. 2021): its games run in its own interpreter, in a separate process.
 
 An episode (game 3 of seed 0, played by its planner; the room's list is cut)::
 
@@ -22,9 +22,9 @@ An episode (game 3 of seed 0, played by its planner; the room's list is cut)::
     > move potato 1 to garbagecan 1
     You move the potato 1 to the garbagecan 1.
 
-It answers and is used as the built-in kitchen is (``kitchen.py``); games are the kitchen's own or the downloaded set's
-(``games.py``). A game that crashes, hangs or cannot be started is put on a blacklist and ends its own episode
-only (docs/reflect-rl.md, L44).
+Observations and interface are the same as those of the built-in kitchen (``kitchen.py``). Games are the kitchen's own
+or the downloaded set's (``games.py``). A game that crashes, hangs or cannot be started is blacklisted, which ends only
+its own episode (docs/reflect-rl.md, L44).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,13 +44,13 @@ from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveG
 from selfimprove.envs.interface import EnvError, Move, Step
 
 T = TypeVar("T")
-LIVES = 64  # games that one environment keeps in the process; states of others are reached by replayning
+LIVES = 64  # games that one environment keeps open in the process; states of others are reached by replaying
 Split = Literal["train", "valid"]
 Ending = Literal["", "success", "max_turns"]
 
 
 class AlfWorldSnapshot(NamedTuple):
-    """A snapshot: the game, the actions so far (played again to return here), the commands now, how it ended."""
+    """A snapshot: the game, the actions so far (replayed to return here), the current commands, how it ended."""
 
     task: int
     first: str
@@ -60,10 +60,10 @@ class AlfWorldSnapshot(NamedTuple):
 
 
 class AlfWorld:
-    """The environment; copies share the process and the blacklist, and each has games of its own in it.
+    """The environment; copies share the process and the blacklist, and each has its own games in the process.
 
-    ``seed``, ``kinds``, ``thing``, ``place``, ``max_turns``: as ``Kitchen`` has them; ``folder``: the downloaded games,
-    None for our own; ``process``, ``blacklist``: shared between copies.
+    ``seed``, ``kinds``, ``thing``, ``place``, ``max_turns``: as in ``Kitchen``; ``folder``: the downloaded games,
+    None for generated ones; ``process``, ``blacklist``: shared between copies.
     """
 
     name = "alfworld"
@@ -81,7 +81,7 @@ class AlfWorld:
         process: AlfWorldProcess | None = None,
         blacklist: Blacklist | None = None,
     ) -> None:
-        """Raises: UserError: no such kind, no such game, no step to take, or the folder is no game set."""
+        """Raises: UserError: no such kind, no such game, max_turns below 1, or the folder is not a game set."""
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"alfworld: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
@@ -91,12 +91,12 @@ class AlfWorld:
         self._max_turns = max_turns
         self._process = process if process is not None else AlfWorldProcess()
         self._blacklist = blacklist if blacklist is not None else Blacklist()
-        self._lives: list[LiveGame] = []  # games in the process, the one used last at the end
+        self._lives: list[LiveGame] = []  # games in the process, most recently used last
         self._known: tuple[int, AlfGame] | None = None
         self._now: AlfWorldSnapshot | None = None
 
     def task_ids(self, split: Split | None = None) -> Sequence[int]:
-        """The games' numbers, without those on the blacklist. Raises: UserError: no such split."""
+        """The games' numbers, without blacklisted ones. Raises: UserError: no such split."""
         if split not in (None, *get_args(Split)):
             raise UserError(f"alfworld: there is no split {split!r}; choose train or valid.")
         tasks = self._games.task_ids(split)
@@ -104,11 +104,11 @@ class AlfWorld:
         return [task for task in tasks if self._games.id(task) not in black] if black else tasks
 
     def reset(self, task_id: int) -> str:
-        """Begin: the room, and the task.
+        """Start a game; returns the room and the task.
 
         Raises:
             UserError: no such game, or ALFWorld's environment is missing.
-            EnvError: the game is on the blacklist, or came to be.
+            EnvError: the game is blacklisted, or this call blacklisted it.
         """
         game = self._game(task_id)
         told = self._guarded(game, lambda: self._free().begin(task_id, game))
@@ -118,10 +118,10 @@ class AlfWorld:
         return str(told["text"])
 
     def step(self, action: str) -> Step:
-        """Act: any of ``valid_actions``; to anything else "Nothing happens." but time passes.
+        """Execute one of ``valid_actions``; any other action only uses up a turn ("Nothing happens.").
 
         Raises:
-            EnvError: the game crashed or took too long; it is on the blacklist now.
+            EnvError: the game crashed or took too long, and is now blacklisted.
         """
         now = self._moment()
         if now.ending:
@@ -131,7 +131,7 @@ class AlfWorld:
         if valid:
             told = self._guarded(self._game(now.task), lambda: self._at(now).step(action))
             observation, commands, won = told["text"], tuple(told["commands"]), told["won"]
-        actions = (*now.actions, action if valid else "")  # what is not understood changes nothing, but time passes
+        actions = (*now.actions, action if valid else "")  # an invalid action changes nothing but counts as a turn
         ending: Ending = "success" if won else "max_turns" if len(actions) >= self._max_turns else ""
         self._now = AlfWorldSnapshot(now.task, now.first, actions, commands, ending)
         return self._answer(observation, valid)
@@ -149,22 +149,22 @@ class AlfWorld:
         return Step(observation, float(won), bool(now.ending), info)
 
     def snapshot(self) -> AlfWorldSnapshot:
-        """Strings only, hashable. Raises: as ``reset``, if nothing was begun yet."""
+        """Hashable; strings only. Raises: as ``reset``, if no game was started."""
         return self._moment()
 
     def restore(self, snapshot: AlfWorldSnapshot) -> None:
-        """See ``AgentEnv``. The actions are played again when the next one needs it."""
+        """See ``AgentEnv``. The actions are replayed when the next call needs it."""
         self._now = snapshot
 
     def valid_actions(self) -> list[str]:
-        """The admissible commands, sorted as ALFWorld sorts them; [] at the end."""
+        """The admissible commands, in ALFWorld's order; [] at the end."""
         now = self._moment()
         return [] if now.ending else list(now.commands)
 
     def oracle(self) -> list[str]:
-        """The planner's path to the goal from here, whether or not max_turns allows it; [] at the end or if none.
+        """The planner's path from here to the goal, whether or not max_turns allows it; [] if none or at the end.
 
-        Planned anew at each call, so that it depends on nothing but where we are.
+        Planned from scratch at each call, so that it depends only on the current state.
         """
         now = self._moment()
         if now.ending:
@@ -173,14 +173,14 @@ class AlfWorld:
         return list(self._guarded(game, lambda: self._at(now).plan()))
 
     def expert(self) -> list[Move]:
-        """``oracle`` with a reason for each command; [] if it takes more actions than are left."""
+        """``oracle`` with a reason for each command; [] if it takes more actions than remain."""
         way, now = self.oracle(), self._moment()
         if len(way) > self._max_turns - len(now.actions):
             return []
         return [Move(*move) for move in zip(explained(self._game(now.task), way), way, strict=True)]
 
     def close(self) -> None:
-        """Leave the games in the process; the process goes on for the others."""
+        """Release this environment's games; the process continues for other copies."""
         for live in self._lives:
             live.close()
         self._lives.clear()
@@ -197,7 +197,7 @@ class AlfWorld:
         return self._now
 
     def _at(self, now: AlfWorldSnapshot) -> LiveGame:
-        """The game in the process, brought to this state."""
+        """A game in the process, brought to this state."""
         done = [action for action in now.actions if action]
         near = [live for live in self._lives if live.follows(now.task, done)]
         if near:
@@ -212,12 +212,12 @@ class AlfWorld:
         return live
 
     def _free(self) -> LiveGame:
-        """A game to begin: a new one, or the one that was used longest ago."""
+        """A game to start: a new one, or the least recently used one."""
         self._lives.append(LiveGame(self._process) if len(self._lives) < LIVES else self._lives.pop(0))
         return self._lives[-1]
 
     def _guarded(self, game: AlfGame, ask: Callable[[], T]) -> T:
-        """Ask; where the process is found dead, once more in a new one. Then the game is to blame."""
+        """Call ``ask``; if the process has died, once more in a new one. A second failure blacklists the game."""
         if game.id in self._blacklist.reasons:
             raise EnvError(f"alfworld: the game {game.id} is on the blacklist: {self._blacklist.reasons[game.id]}")
         reason: EnvError
@@ -237,7 +237,7 @@ class AlfWorld:
 
 
 def explained(game: AlfGame, way: Sequence[str]) -> list[str]:
-    """A sentence for each command of a plan, as the kitchen's: what the player hopes for, not what is known."""
+    """A sentence for each command of a plan, as in the kitchen: what the player hopes for, not what is known."""
     things: list[str] = []
     receptacles: list[str] = []
     deeds = [_deed(command, things, receptacles) for command in way]
@@ -245,7 +245,7 @@ def explained(game: AlfGame, way: Sequence[str]) -> list[str]:
 
 
 def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
-    """A command's words as the kitchen has them; names are added to the lists."""
+    """A command as the kitchen's ``Deed``; its names are added to the lists."""
 
     def at(names: list[str], name: str) -> int:
         if name not in names:
@@ -267,7 +267,7 @@ def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
 
 @lru_cache(maxsize=1)
 def shared_process(seconds: float) -> AlfWorldProcess:
-    """The process that all copies made of the params share; with a Ray cluster, on one of its nodes."""
+    """The process shared by all copies created from params; with a Ray cluster, on one of its nodes."""
     cluster = in_use()
     if cluster.kind != "ray":
         return AlfWorldProcess(seconds=seconds)

@@ -1,13 +1,13 @@
-"""Which games ALFWorld plays: our own, made from a number, or the downloaded set's, read from a folder and left as is.
+"""Sources of ALFWorld's games: generated from a number, or read from the downloaded set's folder without changing it.
 
-The downloaded set (``alfworld-download``) is a folder a game::
+In the downloaded set (``alfworld-download``), each game is a folder::
 
     json_2.1.1/train/pick_heat_then_place_in_recep-Egg-None-Fridge-13/trial_T20190908_.../
         traj_data.json  initial_state.pddl  game.tw-pddl
 
-Only the problem and the task's sentence are taken from there. The original leaves out games about things that are
-sliced or that hold others, and games that its own planner did not solve; and it writes ``game.tw-pddl`` into the set
-where that is missing; here ``initial_state.pddl`` is read instead.
+Only the problem and the task's sentence are used. The original skips games about sliced or containing objects, and
+games that its own planner did not solve; where ``game.tw-pddl`` is missing, it writes one into the set. Here
+``initial_state.pddl`` is read instead.
 """
 
 import json
@@ -36,8 +36,8 @@ TYPES: Mapping[str, Kind] = {
 }
 """ALFWorld's names of the six task types, and ours."""
 
-_SENTENCE = re.compile(r"Your task is to: ([^\"\\\n#{}\[\]|]{1,200}?)\.(?=[\"\\\n]|$)")  # of a game's grammar
-_SLICED_OR_MOVED = re.compile(r"movable|Sliced")  # anywhere in the path, as the original has it
+_SENTENCE = re.compile(r"Your task is to: ([^\"\\\n#{}\[\]|]{1,200}?)\.(?=[\"\\\n]|$)")  # in a game's grammar
+_SLICED_OR_MOVED = re.compile(r"movable|Sliced")  # anywhere in the path, as in the original
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,27 @@ class AlfGame:
 
 
 class GeneratedGames:
-    """The built-in kitchen's games, number for number, in ALFWorld's format."""
+    """The built-in kitchen's games, with the same numbers, in ALFWorld's format."""
 
     def __init__(self, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None) -> None:
-        """Raises: UserError: no game has these kinds, that thing and that place."""
+        """Raises: UserError: no game has these kinds, this thing and this place."""
         self._kinds = [kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)]
         if not self._kinds:
             raise UserError(_nothing(kinds, thing, place))
         self._seed, self._thing, self._place = seed, thing, place
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """Their numbers: all, or those to learn from (``train``) or to be tested on (``valid``)."""
+        """The games' numbers: all, those for training (``train``) or those for testing (``valid``)."""
         tasks = {"train": TRAIN, "valid": VALID}.get(split or "", range(TRAIN.start, VALID.stop))
         return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
 
     def id(self, task: int) -> str:
-        """What logs and the blacklist call it."""
+        """The game's id in logs and on the blacklist."""
         asked = "".join(f"-{word}" for word in (self._thing, self._place) if word)
         return f"kitchen-{self._seed}-{task}{asked}"
 
     def game(self, task: int) -> AlfGame:
-        """One of them. Raises: UserError: there is none of that number, or its files are no game."""
+        """The game of a number. Raises: UserError: there is none."""
         if not 0 <= task < VALID.stop or KINDS[task % len(KINDS)] not in self._kinds:
             raise UserError(f"alfworld: there is no game {task!r} of {', '.join(self._kinds)}; see task_ids().")
         game = make_game(self._seed, task, self._thing, self._place)
@@ -79,15 +79,15 @@ class GeneratedGames:
 
 
 class DownloadedGames:
-    """The games in a folder, numbered in the order of their paths; nothing in it is ever written."""
+    """The games in a folder, numbered in the order of their paths; the folder is never written to."""
 
     def __init__(
         self, folder: Path, kinds: Sequence[Kind] = KINDS, thing: str | None = None, place: str | None = None
     ) -> None:
-        """Look for games.
+        """Search the folder for games.
 
         Raises:
-            UserError: it can't be read, holds no games, or none with these kinds, that thing and that place.
+            UserError: it cannot be read, or contains no games, or none with these kinds, this thing and this place.
         """
         if not folder.is_dir():
             raise UserError(f"{folder}: no folder; name the one that alfworld-download filled, or leave it out.")
@@ -137,10 +137,10 @@ class DownloadedGames:
 
 
 class Blacklist:
-    """Games that crashed: id -> why. Kept in a file if there is one, so that no run tries them again."""
+    """Games that crashed: id -> reason. Stored in a file if one is given, so that later runs skip them."""
 
     def __init__(self, path: Path | None = None, games: Path | None = None) -> None:
-        """Raises: UserError: the file is something else, or would lie in the folder of the games."""
+        """Raises: UserError: the file is not a blacklist, or would be inside the games' folder."""
         self._path, self.reasons = path, dict[str, str]()
         if path is None:
             return
@@ -153,7 +153,7 @@ class Blacklist:
             self.reasons = {str(key): str(reason) for key, reason in value.items()}
 
     def add(self, game: str, reason: str) -> None:
-        """Remember a game, at once."""
+        """Add a game, and write the file immediately."""
         self.reasons[game] = reason
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ class Blacklist:
 def make_games(
     folder: Path | None, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None
 ) -> GeneratedGames | DownloadedGames:
-    """The games of a folder, or our own where there is none. A folder is looked through once a process.
+    """The games of a folder, or generated ones without a folder. A folder is searched once per process.
 
     Raises:
         UserError: as ``GeneratedGames`` and ``DownloadedGames``.
@@ -181,7 +181,7 @@ def _downloaded(folder: Path, kinds: tuple[Kind, ...], thing: str | None, place:
 
 
 def _goal(folder: Path) -> Goal | None:
-    """What a game is about; None if it is of none of the six types."""
+    """A game's goal; None if it is of none of the six types."""
     data = _read(folder / "traj_data.json")
     kind, wanted = TYPES.get(str(data.get("task_type"))), data.get("pddl_params")
     if kind is None or not isinstance(wanted, dict) or wanted.get("object_sliced"):
@@ -191,13 +191,13 @@ def _goal(folder: Path) -> Goal | None:
 
 
 def _solvable(folder: Path) -> bool:
-    """False where the set says that its planner failed; a game that it has not made yet is tried."""
+    """False if the set records that its planner failed; games without a ``game.tw-pddl`` are tried."""
     made = folder / "game.tw-pddl"
     return not made.is_file() or _read(made).get("solvable") is not False
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if there is no such file. Raises: UserError: it is something else."""
+    """A JSON object; {} if there is no such file or it is not an object. Raises: UserError: it is not JSON."""
     if not path.is_file():
         return {}
     value = load_json(path)

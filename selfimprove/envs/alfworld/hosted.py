@@ -1,4 +1,4 @@
-"""ALFWorld's process on a node of a Ray cluster: held by an actor, asked as one on this machine is."""
+"""ALFWorld's process on a node of a Ray cluster: an actor holds it, and the interface is that of a local one."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Outcome = tuple[str, Any]
 
 
 class ProcessHost:
-    """In the actor: the process, which is started once. When it ends, so does the actor."""
+    """The actor's class: starts the process once, and ends with it."""
 
     def __init__(self, seconds: float) -> None:
         """Raises: UserError: ALFWorld's environment is missing on this node, or does not work."""
@@ -22,7 +22,7 @@ class ProcessHost:
         return self._process.pid
 
     def exchange(self, request: dict[str, Any], seconds: float) -> Outcome:
-        """("done", the answer), or ("late" or "gone", why there is none)."""
+        """("done", the answer), or ("late" or "gone", the reason why there is none)."""
         try:
             return "done", self._process.exchange(request, seconds)
         except ProcessGone as error:
@@ -30,10 +30,10 @@ class ProcessHost:
 
 
 class HostedAlfWorldProcess(AlfWorldProcess):
-    """The process on some node."""
+    """The process on a node that the cluster chooses."""
 
     def __init__(self, cluster: ClusterParams, seconds: float = SECONDS) -> None:
-        """Starts nothing yet. Raises: UserError: no time for an answer."""
+        """Does not start it. Raises: UserError: ``seconds`` is not positive."""
         super().__init__(seconds=seconds)
         self._cluster = cluster
         self._host: Hosted | None = None
@@ -41,7 +41,7 @@ class HostedAlfWorldProcess(AlfWorldProcess):
 
     @property
     def pid(self) -> int | None:
-        """There."""
+        """The process's id on its node."""
         return self._pid if self._host is not None and self._host.alive() else None
 
     def start(self) -> None:

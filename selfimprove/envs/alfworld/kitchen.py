@@ -34,9 +34,9 @@ An episode (game 693 of seed 0, played by the expert; long lines are broken)::
     Action: move plate 1 to cabinet 2
     You move the plate 1 to the cabinet 2.
 
-The rules and the wording are ALFWorld 0.4's (``kitchen_rules.py``), a step takes microseconds instead of its 50 to
-190 ms, and every game is made from its number alone. Reaching the goal brings reward 1 and ends the episode; every
-other step brings 0 and costs nothing (docs/reflect-rl.md, L43).
+The rules and the wording are those of ALFWorld 0.4 (``kitchen_rules.py``). A step takes microseconds instead of
+ALFWorld's 50 to 190 ms, and every game is generated from its number alone. Reaching the goal gives reward 1 and ends
+the episode; every other step has reward 0 and no cost (docs/reflect-rl.md, L43).
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ Action: the action"""
 
 
 class KitchenSnapshot(NamedTuple):
-    """A snapshot: which game, its scene, how many actions were taken, and how it ended."""
+    """A snapshot: the game, its scene, the number of actions taken, and how it ended."""
 
     task: int
     scene: Scene
@@ -77,10 +77,10 @@ class KitchenSnapshot(NamedTuple):
 
 
 class Kitchen:
-    """The environment; copies share games, which never change, and nothing else.
+    """The environment; copies share only the games, which are immutable.
 
-    ``kinds``: which goals there are; ``thing``, ``place``: the goal's, if it is to be always the same, as the paper's
-    tomato in the microwave; ``max_turns``: after so many actions the episode is cut.
+    ``kinds``: the kinds of goals; ``thing``, ``place``: fix the goal's thing and place, like the paper's tomato in the
+    microwave; ``max_turns``: the episode is cut after this many actions.
     """
 
     name = "kitchen"
@@ -94,7 +94,7 @@ class Kitchen:
         place: str | None = None,
         max_turns: int = MAX_TURNS,
     ) -> None:
-        """Raises: UserError: no such kind, no goal with that thing and place, or no step to take."""
+        """Raises: UserError: no such kind, no goal with that thing and place, or max_turns below 1."""
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"kitchen: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
@@ -111,7 +111,7 @@ class Kitchen:
         self._now = KitchenSnapshot(self._game.task, first_scene(self._game), 0, "")
 
     def task_ids(self, split: Split | None = None) -> Sequence[int]:
-        """The games' numbers; a game's kind is its number modulo 6. ``valid`` has kitchens that ``train`` hasn't."""
+        """The games' numbers; a game's kind is its number modulo 6. ``valid`` has different kitchens from ``train``."""
         if split not in (None, *get_args(Split)):
             raise UserError(f"kitchen: there is no split {split!r}; choose train or valid.")
         tasks = {"train": TRAIN, "valid": VALID, None: range(TRAIN.start, VALID.stop)}[split]
@@ -120,7 +120,7 @@ class Kitchen:
         return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
 
     def reset(self, task_id: int) -> str:
-        """Begin in the middle of the room: what can be seen, and the task.
+        """Start in the middle of the room; returns what can be seen, and the task.
 
         Raises:
             UserError: no such game.
@@ -135,9 +135,9 @@ class Kitchen:
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{room}\n\nYour task is to: {game.sentence}."
 
     def step(self, action: str) -> Step:
-        """Act: any of ``valid_actions``; to anything else "Nothing happens." but time passes.
+        """Execute one of ``valid_actions``; any other action only uses up a turn ("Nothing happens.").
 
-        After the end nothing happens any more.
+        After the end, actions have no effect.
         """
         now, game = self._now, self._game
         if now.ending:
@@ -156,7 +156,7 @@ class Kitchen:
         return Step(observation, float(won), bool(self._now.ending), info)
 
     def snapshot(self) -> KitchenSnapshot:
-        """Numbers only, hashable."""
+        """Hashable; numbers only."""
         return self._now
 
     def restore(self, snapshot: KitchenSnapshot) -> None:
@@ -167,15 +167,15 @@ class Kitchen:
         return make_game(self._seed, task, self._thing, self._place)
 
     def valid_actions(self) -> list[str]:
-        """The admissible commands, sorted as ALFWorld sorts them; [] at the end."""
+        """The admissible commands, in ALFWorld's order; [] at the end."""
         return [] if self._now.ending else list(_commands(self._game, self._now.scene))
 
     def oracle(self) -> list[str]:
-        """The fewest commands to the goal from here, whether or not max_turns allows them; [] at the end."""
+        """A shortest path of commands to the goal, whether or not max_turns allows it; [] at the end."""
         return [command(self._game, deed) for deed in self._plan()]
 
     def expert(self) -> list[Move]:
-        """``oracle`` with a reason for each command; [] if it takes more actions than are left."""
+        """``oracle`` with a reason for each command; [] if it takes more actions than remain."""
         way = self._plan()
         if len(way) > self._max_turns - self._now.steps:
             return []
@@ -188,5 +188,5 @@ class Kitchen:
 
 @lru_cache(maxsize=1 << 12)
 def _commands(game: KitchenGame, scene: Scene) -> dict[str, Deed]:
-    """Every admissible command, sorted, with what it means; asked for twice a step, before and after."""
+    """Every admissible command, sorted, with its deed; cached because each step needs it before and after."""
     return dict(sorted((command(game, deed), deed) for deed in deeds(game, scene)))

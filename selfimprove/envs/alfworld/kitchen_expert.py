@@ -1,7 +1,7 @@
 """The kitchen's planner: a shortest path to the goal from any scene, with full knowledge of the scene.
 
-An errand says which things are brought where, one after the other, and where the hand is emptied first if it holds
-something else. All errands are tried; a walk turns each into deeds; the shortest is the plan.
+An errand specifies which things are brought to which place, in which order, and where to put down anything else that
+is in the hand. Every errand is tried: a walk turns it into deeds, and the shortest list of deeds is the plan.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from selfimprove.envs.alfworld.kitchen_things import APPLIANCES, LAMP
 
 
 class Errand(NamedTuple):
-    """``emptied``: the receptacle that takes what is in the hand, or None; ``things`` are brought to ``place``."""
+    """``emptied``: the receptacle for whatever is in the hand, or None; ``things`` are brought to ``place``."""
 
     emptied: int | None
     things: tuple[int, ...]
@@ -23,7 +23,7 @@ class Errand(NamedTuple):
 
 
 def plan(game: KitchenGame, scene: Scene) -> list[Deed]:
-    """The fewest deeds to the goal; of several ways the first found. [] when it is reached."""
+    """A shortest list of deeds to the goal, the first one found; [] if it is reached."""
     if is_won(game, scene):
         return []
     return min((_walk(game, scene, errand) for errand in _errands(game, scene)), key=len)
@@ -47,7 +47,7 @@ def _errands(game: KitchenGame, scene: Scene) -> Iterator[Errand]:
 
 
 def _places(game: KitchenGame, scene: Scene) -> list[int]:
-    """The receptacles that the goal is reached at: of the asked-for kind, or where a lamp stands."""
+    """The receptacles where the goal can be reached: those of the goal's kind, or those with a lamp."""
     if game.goal.kind == "look_in_light":
         return [scene.where[thing] for thing, kind in enumerate(game.thing_kinds) if kind == LAMP]
     return [i for i, kind in enumerate(game.receptacle_kinds) if kind == game.goal.place]

@@ -1,7 +1,7 @@
-"""The kitchen's games: rooms, things and a goal, made from a task's number alone (docs/reflect-rl.md, L43).
+"""The kitchen's games: rooms, things and a goal, generated from a task's number alone (docs/reflect-rl.md, L43).
 
 Game 4 of seed 0, for instance: "cool some plate and put it in microwave", with 11 things in 13 receptacles.
-A game never changes; what changes in play is a ``Scene`` (``kitchen_rules.py``).
+A game is immutable; the state during play is a ``Scene`` (``kitchen_rules.py``).
 """
 
 import random
@@ -24,12 +24,12 @@ from selfimprove.envs.alfworld.kitchen_things import (
     goals,
 )
 
-TRAIN, VALID = range(6000), range(6000, 6600)  # kitchens to learn in, and others to be tested in
+TRAIN, VALID = range(6000), range(6000, 6600)  # different kitchens for training and testing
 
 
 @dataclass(frozen=True)
 class KitchenGame:
-    """One game. Receptacles and things are named by their index here; ``first``: in which receptacle each thing is."""
+    """One game. Receptacles and things are identified by their indices; ``first``: each thing's initial receptacle."""
 
     task: int
     goal: Goal
@@ -53,12 +53,12 @@ class KitchenGame:
         return self.receptacle_kinds[receptacle] in OPENABLE
 
     def fits(self, thing: int, receptacle: int) -> bool:
-        """Whether the object may be put there."""
+        """Whether the thing may be put there."""
         return self.thing_kinds[thing] in HOLDS[self.receptacle_kinds[receptacle]]
 
 
 def choices(task: int, thing: str | None, place: str | None) -> list[Goal]:
-    """The goals that a task may have, if ``thing`` and ``place`` are asked for."""
+    """The possible goals of a task, restricted to ``thing`` and ``place`` if given."""
     return [
         goal for goal in goals(KINDS[task % len(KINDS)]) if thing in (None, goal.thing) and place in (None, goal.place)
     ]
@@ -66,7 +66,7 @@ def choices(task: int, thing: str | None, place: str | None) -> list[Goal]:
 
 @lru_cache(maxsize=1 << 12)
 def make_game(seed: int, task: int, thing: str | None = None, place: str | None = None) -> KitchenGame:
-    """The game of a task: the same for the same arguments, in every process. ``thing``, ``place``: the goal's.
+    """The game of a task, identical for equal arguments in every process. ``thing``, ``place``: restrict the goal.
 
     Raises:
         UserError: no goal of this task's kind has that thing and place.
@@ -88,7 +88,7 @@ def make_game(seed: int, task: int, thing: str | None = None, place: str | None 
 
 
 def _room(goal: Goal, chance: random.Random) -> list[str]:
-    """The receptacles' names in ALFWorld's order: by kind, the highest number first."""
+    """The receptacles' names in ALFWorld's order: by kind, then by descending number."""
     counts = {kind: chance.randint(*between) for kind, between in RECEPTACLES.items()}
     if goal.place in counts:
         counts[goal.place] = max(counts[goal.place], 1)
@@ -106,7 +106,7 @@ def _things(goal: Goal, chance: random.Random) -> list[str]:
 
 
 def _may_begin(kind: str, where: str, goal: Goal) -> bool:
-    """Things begin where they fit; those of the goal elsewhere than where they have to come to."""
+    """Things start where they fit; the goal's things not where they have to be brought."""
     if kind == LAMP:
         return where in LAMP_STANDS
     return kind in HOLDS[where] and not (kind == goal.thing and where == goal.place)

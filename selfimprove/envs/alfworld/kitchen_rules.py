@@ -1,10 +1,11 @@
-"""The kitchen's rules, ALFWorld 0.4's: which commands a scene admits, what they change, and what is answered.
+"""The kitchen's rules, those of ALFWorld 0.4: the commands that a scene admits, their effects, and their observations.
 
-A scene is an immutable value, so trees and copies may share it. Sources: ALFWorld's ``alfred.pddl`` (what can be done
-when) and ``alfred.twl2`` (the wording); played side by side, the two answer alike. As there, only what is in the hand
-can be examined: its rule for other things never holds, for a comma too many. Three differences are meant: "look" in the
-middle of the room always shows the room (there only as the first observation, later "nothing"); what is behind a closed
-door can't be sliced, so the commands don't betray it; ``help`` has words of its own.
+A scene is immutable, so trees and copies may share it. Sources: ALFWorld's ``alfred.pddl`` (preconditions) and
+``alfred.twl2`` (wording); played in parallel, the two give the same observations. As in ALFWorld, only the thing in the
+hand can be examined: its rule for other things never applies, because of a superfluous comma. Three differences are
+intended: "look" in the middle of the room always shows the room (in ALFWorld only in the first observation, later
+"nothing"); things behind a closed door cannot be sliced, so that the commands do not reveal them; ``help`` has its own
+wording.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from typing import NamedTuple
 from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_things import APPLIANCES, DONE_TO, KNIVES, LAMP, SLICEABLE
 
-MIDDLE = -1  # of the room: where the player begins
-IN_HAND = -1  # where a thing is that the player carries; only one can be
+MIDDLE = -1  # middle of the room, where the player starts
+IN_HAND = -1  # location of the thing that the player carries; at most one
 
 HELP = {
     "look": "look around where you are",
@@ -52,7 +53,7 @@ class Scene(NamedTuple):
 
 
 class Deed(NamedTuple):
-    """A command understood: the verb, and the indices of its thing, its receptacle and (slice) its knife."""
+    """A parsed command: the verb, and the indices of its thing, its receptacle and (slice) its knife."""
 
     verb: str
     thing: int = -1
@@ -66,7 +67,7 @@ def first_scene(game: KitchenGame) -> Scene:
 
 
 def is_reachable(game: KitchenGame, scene: Scene, receptacle: int) -> bool:
-    """Whether no closed door hides what is in it."""
+    """Whether the receptacle is open or has no door."""
     return receptacle in scene.opened or not game.can_open(receptacle)
 
 
@@ -90,7 +91,7 @@ def command(game: KitchenGame, deed: Deed) -> str:
 
 
 def deeds(game: KitchenGame, scene: Scene) -> list[Deed]:
-    """Everything that can be done in a scene."""
+    """Every deed that is possible in a scene."""
     at, held = scene.at, scene.held
     possible = [Deed("look"), Deed("inventory"), Deed("help")]
     possible += [Deed("go", receptacle=i) for i in range(len(game.receptacles)) if i != at]
@@ -114,7 +115,7 @@ def deeds(game: KitchenGame, scene: Scene) -> list[Deed]:
 
 
 def _handling(game: KitchenGame, thing: int, at: int, held: int | None) -> list[Deed]:
-    """What can be done with a thing that is within reach."""
+    """The possible deeds with a thing within reach."""
     kind = game.thing_kinds[thing]
     if kind == LAMP:
         return [Deed("use", thing)]
@@ -126,7 +127,7 @@ def _handling(game: KitchenGame, thing: int, at: int, held: int | None) -> list[
 
 
 def do(game: KitchenGame, scene: Scene, deed: Deed) -> tuple[Scene, str]:
-    """The scene after a possible deed, and the answer."""
+    """The scene after a possible deed, and the observation."""
     scene = _after(game, scene, deed)
     thing = game.things[deed.thing] if deed.thing >= 0 else ""
     receptacle = game.receptacles[deed.receptacle] if deed.receptacle >= 0 else ""
@@ -146,7 +147,7 @@ def do(game: KitchenGame, scene: Scene, deed: Deed) -> tuple[Scene, str]:
         case "slice":
             return scene, f"You sliced the {thing} with the {game.things[deed.knife]}."
         case "use":
-            return scene, f"You turn on the {thing}."  # as the original, also the second time
+            return scene, f"You turn on the {thing}."  # like the original, every time
         case "examine" if deed.thing >= 0:
             return scene, _description(game, scene, deed.thing)
         case "examine":
@@ -162,7 +163,7 @@ def do(game: KitchenGame, scene: Scene, deed: Deed) -> tuple[Scene, str]:
 
 
 def _after(game: KitchenGame, scene: Scene, deed: Deed) -> Scene:
-    """What a deed changes."""
+    """The scene after a deed."""
     only = frozenset({deed.thing})
     match deed.verb:
         case "go":
@@ -188,7 +189,7 @@ def _after(game: KitchenGame, scene: Scene, deed: Deed) -> Scene:
 
 
 def look(game: KitchenGame, scene: Scene) -> str:
-    """The room from its middle, or what the player stands before."""
+    """The room if the player is in its middle, else the receptacle that the player faces."""
     if scene.at == MIDDLE:
         room = _listing(game.receptacles)
         return f"You are in the middle of a room. Looking quickly around you, you see {room}."
@@ -208,13 +209,13 @@ def _contents(game: KitchenGame, scene: Scene, receptacle: int) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    """``a cup 2, a cup 1, and a apple 1``: every article is a, and the last comma stays."""
+    """``a cup 2, a cup 1, and a apple 1``: the article is always a, and the last comma is kept."""
     named = [f"a {name}" for name in names]
     return ", and ".join(filter(None, [", ".join(named[:-1]), named[-1]])) if named else "nothing"
 
 
 def _description(game: KitchenGame, scene: Scene, thing: int) -> str:
-    """A thing looked at closely: everything that was done to it, in the original's words for each combination."""
+    """The result of examining a thing: everything that was done to it, in the original's wording."""
     name = game.things[thing]
     clean, sliced = thing in scene.clean, thing in scene.sliced
     warmth = "hot" if thing in scene.hot else "cool" if thing in scene.cool else ""
@@ -227,7 +228,7 @@ def _description(game: KitchenGame, scene: Scene, thing: int) -> str:
 
 
 def is_won(game: KitchenGame, scene: Scene) -> bool:
-    """Whether the goal is reached: enough things, treated as asked, in one place; or one in hand by the lit lamp."""
+    """Whether the goal is reached: enough treated things in one place, or one in hand next to a lamp that is on."""
     kind, wanted, place = game.goal
     if kind == "look_in_light":
         held = scene.held
@@ -247,7 +248,7 @@ def is_won(game: KitchenGame, scene: Scene) -> bool:
 
 
 def is_treated(game: KitchenGame, scene: Scene, thing: int) -> bool:
-    """Whether what the goal wants done to a thing is done (clean, hot or cool; else nothing)."""
+    """Whether the goal's treatment (clean, heat or cool, if any) has been applied to a thing."""
     kind = game.goal.kind
     if kind == "clean":
         return thing in scene.clean

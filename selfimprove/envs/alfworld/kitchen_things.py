@@ -1,7 +1,7 @@
-"""What is in a kitchen: kinds of receptacles and things, what fits where, what can be done with what, and the goals.
+"""The contents of a kitchen: kinds of receptacles and things, which fit together, possible treatments, and the goals.
 
-The words and the facts are those of ALFRED (Shridhar et al. 2020), which ALFWorld's games are made of, as far as they
-belong in a kitchen; a desk lamp, which ALFRED keeps in other rooms, stands here so that all six goals have a place.
+Words and facts are taken from ALFRED (Shridhar et al. 2020), the basis of ALFWorld's games, as far as they belong in a
+kitchen. The desk lamp, which ALFRED has in other rooms, is added so that all six kinds of goals are possible.
 """
 
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ SINK, MICROWAVE, FRIDGE = "sinkbasin", "microwave", "fridge"
 APPLIANCES: dict[str, str] = {"clean": SINK, "heat": MICROWAVE, "cool": FRIDGE}
 OPENABLE = frozenset({"cabinet", "drawer", FRIDGE, MICROWAVE})
 
-# How many of each a kitchen has: from, to.
+# Minimum and maximum number per kitchen.
 RECEPTACLES = {
     "cabinet": (2, 4),
     "coffeemachine": (1, 1),
@@ -67,7 +67,7 @@ HOLDS: dict[str, frozenset[str]] = {
 LAMP_STANDS = frozenset({"countertop", "diningtable", "shelf", "sidetable"})
 SHOWN_IN_LIGHT = _PAPER | {"bowl", "cup", "mug", "plate", "saltshaker"}
 
-# Two ways to say each goal, ALFWorld's.
+# ALFWorld's two templates for each kind of goal.
 SENTENCES: dict[Kind, tuple[str, str]] = {
     "pick_and_place": ("put a {thing} in {place}", "put some {thing} on {place}"),
     "look_in_light": ("look at {thing} under the {place}", "examine the {thing} with the {place}"),
@@ -79,7 +79,7 @@ SENTENCES: dict[Kind, tuple[str, str]] = {
 
 
 class Goal(NamedTuple):
-    """Which kind of thing has to come to which kind of place; under the lamp, ``place`` is the lamp's kind."""
+    """The kind of thing that has to be brought to a kind of place; with a lamp, ``place`` is the lamp's kind."""
 
     kind: Kind
     thing: str
@@ -87,7 +87,7 @@ class Goal(NamedTuple):
 
 
 def goals(kind: Kind) -> list[Goal]:
-    """Every goal of a kind, sorted: what fits into a place, and isn't treated there only to be left there."""
+    """Every goal of a kind, sorted: a thing and a place that it fits into, other than the appliance that treats it."""
     if kind == "look_in_light":
         return [Goal(kind, thing, LAMP) for thing in sorted(SHOWN_IN_LIGHT)]
     things = DONE_TO.get(kind, THINGS)

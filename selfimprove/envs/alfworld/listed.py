@@ -1,11 +1,11 @@
-"""ALFWorld with labels: the built-in kitchen, or real games behind the same interface (docs/reflect-rl.md, L42).
+"""ALFWorld with labels: the built-in kitchen, or real games through the same interface (docs/reflect-rl.md, L42).
 
-What the teacher says in the episode of ``kitchen.py`` on arriving at the fridge, and had it gone elsewhere::
+The teacher's text in the episode of ``kitchen.py`` on arriving at the fridge, and after going elsewhere::
 
     That helped. I open the fridge 1.
     The last command did not help. A plate may be at the fridge 1, so I go there.
 
-It is shown no spoiler: it says what a player hopes to find.
+It sees no spoiler: it states what a player hopes to find.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ _WELCOME = "-= Welcome"
 
 
 class PlannedGame(AgentEnv, Protocol):
-    """An environment that lists its admissible commands and knows a shortest path: the kitchen, or ALFWorld itself."""
+    """An environment with admissible commands and a shortest path: the kitchen, or ALFWorld itself."""
 
     def task_ids(self, split: Any = None) -> Sequence[int]:
-        """The games to learn in (``train``), to be tested in (``valid``), or all (None)."""
+        """The games for training (``train``), for testing (``valid``), or all (None)."""
 
     def oracle(self) -> list[str]:
-        """The fewest commands to the goal from here, whether or not max_turns allows them; [] at the end."""
+        """A shortest path of commands to the goal, whether or not max_turns allows it; [] at the end."""
 
 
 class EnumeratedKitchen(ListedText):
-    """Games in ALFWorld's words; a win costs -1, everything else nothing. There is no instruction."""
+    """Games in ALFWorld's words; a win has cost -1, everything else cost 0. There is no instruction."""
 
     rules = INSTRUCTION.partition("\nAnswer each time")[0]
     helped = ("That helped.", "So far so good.", "One step is done.")
@@ -46,14 +46,14 @@ class EnumeratedKitchen(ListedText):
         return self._planned.task_ids(split)
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
-        """See ``EnumeratedEnv``; the greeting is left out."""
+        """See ``EnumeratedEnv``; the greeting is removed."""
         super().reset(task_id, episode, level)
         if self._now.first.startswith(_WELCOME):
             self._now = self._now._replace(first=self._now.first.partition("\n\n")[2])
         return self.state()
 
     def oracle(self) -> list[str]:
-        """See ``EnumeratedEnv``; also where the game itself knows no thought for it."""
+        """See ``EnumeratedEnv``; also defined when the game has no thought for the command."""
         if self._now.ended:
             return []
         self._planned.restore(self._now.game)

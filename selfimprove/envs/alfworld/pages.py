@@ -1,4 +1,4 @@
-"""Text about kitchens for pretraining: a room, what an aimless visitor does and sees there, and where things are.
+"""Pretraining text about kitchens: a room, the actions and observations of an aimless visitor, and where things are.
 
 A page::
 
@@ -22,8 +22,8 @@ _AIMLESS = ("look", "inventory", "help")
 
 
 def visit(draws: Random) -> list[Passage]:
-    """A room and four to nine deeds in it, none of them towards a goal."""
-    game = make_game(_SEED, draws.choice(TRAIN))  # a seed of its own: no method plays these
+    """A room and four to nine deeds in it, not directed at any goal."""
+    game = make_game(_SEED, draws.choice(TRAIN))  # a separate seed: no method plays these games
     scene = first_scene(game)
     page = [Passage(look(game, scene))]
     places: set[int] = set()

@@ -1,6 +1,6 @@
-"""A kitchen's game as a PDDL problem for ALFWorld's own domain (``alfred.pddl``), all six kinds of goals.
+"""Converts a kitchen game to a PDDL problem for ALFWorld's own domain (``alfred.pddl``), for all six kinds of goals.
 
-Of game 4 of seed 0, "cool some plate and put it in microwave", the beginning and the goal::
+For game 4 of seed 0, "cool some plate and put it in microwave", the beginning and the goal::
 
     (define (problem kitchen_4)
      (:domain alfred)
@@ -11,9 +11,9 @@ Of game 4 of seed 0, "cool some plate and put it in microwave", the beginning an
      (:goal (exists (?r - receptacle ?o - object) (and (inReceptacle ?o ?r) (objectType ?o PlateType)
       (receptacleType ?r MicrowaveType) (coolable ?o) (isCool ?o)))))
 
-The original's games were made from a house simulator's scenes, but a problem is only a list of facts and needs no
-simulator. Ours say what the built-in kitchen's game of the same number says, so both can be played
-side by side. ALFWorld numbers what has the same kind in falling order of the ids, and so do we.
+The original's games were generated from scenes of a house simulator, but a problem is only a list of facts and needs no
+simulator. These problems state the facts of the built-in kitchen's game with the same number, so both can be played in
+parallel. Like ALFWorld, we number things of one kind in descending order of their ids.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ _DONE = {"clean": "cleanable ?o) (isClean", "heat": "heatable ?o) (isHot", "cool
 
 
 def problem(game: KitchenGame) -> str:
-    """The game's PDDL problem: plain words only, nothing that a parser could stumble on."""
+    """The game's PDDL problem, in plain words that every parser accepts."""
     receptacles = [_id(name, game.receptacles) for name in game.receptacles]
     things = [_id(name, game.things) for name in game.things]
     objects = ["agent1 - agent", "place_middle - location"]
@@ -52,7 +52,7 @@ def problem(game: KitchenGame) -> str:
     )
 
 
-_BUTTER = "ButterknifeType"  # the domain's actions name these whether or not the kitchen has any
+_BUTTER = "ButterknifeType"  # the domain's actions refer to these even if the kitchen has none
 _NAMED = frozenset({"SinkbasinType", "MicrowaveType", "FridgeType"})
 
 
@@ -82,7 +82,7 @@ def _facts(game: KitchenGame, receptacles: list[str], things: list[str]) -> Iter
 
 
 def goal_formula(goal: Goal) -> str:
-    """The goal, as ALFRED's goals say it: there is a thing of the kind, treated so, in a receptacle of the kind."""
+    """The goal in the form of ALFRED's goals: a thing of the kind, with the treatment, in a receptacle of the kind."""
     kind, thing, place = goal
     if kind == "look_in_light":
         return (
@@ -103,7 +103,7 @@ def _type(kind: str) -> str:
 
 
 def _id(name: str, names: tuple[str, ...]) -> str:
-    """An id whose rank among its kind gives ``name`` its number back; a sink is numbered by its basin."""
+    """An id whose rank within its kind yields the number in ``name``; a sink is numbered by its basin."""
     kind, number = name.split()
     rank = sum(other.split()[0] == kind for other in names) - int(number)
     return f"sink_bar_{rank:02}_bar_sinkbasin" if kind == SINK else f"{kind}_bar_{rank:02}"

@@ -1,11 +1,11 @@
-"""The link to ALFWorld's process: started when needed, asked with a time limit, ended for good, replaced when it ended.
+"""The link to ALFWorld's process: starts it when needed, calls it with a time limit, kills and replaces it.
 
     >>> process = AlfWorldProcess()
     >>> process.ask("hello")
     {'alfworld': '0.4.2', 'textworld': '1.7.0'}
 
-ALFWorld's packages live in an environment of their own (``make env-alfworld``). The original runs a game in a thread
-and leaves that alive when a step takes too long; a process can be killed, and is.
+ALFWorld's packages are installed in a separate environment (``make env-alfworld``). The original runs a game in a
+thread, which stays alive when a step takes too long; a process can be killed.
 """
 
 import json
@@ -31,11 +31,11 @@ START_SECONDS = 300.0
 
 
 class GameFailed(EnvError):
-    """The process answered that a request failed; it and its other games are well."""
+    """The process reported that a request failed; it and its other games are intact."""
 
 
 class ProcessGone(EnvError):
-    """The process ended or was ended, and every game in it. ``late``: it was ended because it took too long."""
+    """The process ended or was killed, and with it every game in it. ``late``: it was killed at the time limit."""
 
     def __init__(self, message: str, late: bool) -> None:
         super().__init__(message)
@@ -43,15 +43,15 @@ class ProcessGone(EnvError):
 
 
 class AlfWorldProcess:
-    """One process with any number of games in it. Threads may share it; requests are answered one at a time.
+    """One process with any number of games. Threads may share it; requests are answered one at a time.
 
-    ``python``: of the environment that has ALFWorld; by default ``.venvs/alfworld`` beside this package, or what the
-    environment variable ALFWORLD_PYTHON names. ``seconds``: how long one answer may take. ``life`` counts the
-    processes so far: a game of an earlier life is gone.
+    ``python``: the interpreter of the environment with ALFWorld; by default that of the environment variable
+    ALFWORLD_PYTHON, or ``.venvs/alfworld`` in the repository. ``seconds``: the time limit of one answer. ``life``
+    counts the processes so far: games of an earlier life are lost.
     """
 
     def __init__(self, python: Path | None = None, seconds: float = SECONDS) -> None:
-        """Starts nothing yet. Raises: UserError: no time for an answer."""
+        """Does not start the process. Raises: UserError: ``seconds`` is not positive."""
         if not seconds > 0:
             raise UserError(f"alfworld: a step's limit must be more than 0 seconds, not {seconds}.")
         own = os.environ.get("ALFWORLD_PYTHON")
@@ -62,20 +62,20 @@ class AlfWorldProcess:
         self._buffer = bytearray()
         self._alive: list[subprocess.Popen[bytes]] = []
         self.life = 0
-        self.left: list[tuple[int, int]] = []  # (life, game): games that nobody needs any more
-        weakref.finalize(self, _end, self._alive)  # also when it is dropped, and when Python ends in good order
+        self.left: list[tuple[int, int]] = []  # (life, game): games that are no longer used
+        weakref.finalize(self, _end, self._alive)  # when garbage-collected, and at Python's normal exit
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def ask(self, operation: str, seconds: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask and wait for the answer; starts the process if there is none.
+        """Send a request and wait for the answer; starts the process if there is none.
 
         Raises:
             UserError: ALFWorld's environment is missing or does not work.
-            GameFailed: the request can't be done.
-            ProcessGone: the process ended before it answered, or was ended at the limit.
+            GameFailed: the request failed.
+            ProcessGone: the process ended before it answered, or was killed at the time limit.
         """
         with self._lock:
             if self.pid is None:
@@ -88,14 +88,14 @@ class AlfWorldProcess:
         return answer
 
     def start(self) -> None:
-        """Start it, in the place of one that has ended. Raises: UserError: as ``ask``."""
+        """Start the process, replacing one that has ended. Raises: UserError: as ``ask``."""
         if not self._python.is_file():
             raise UserError(
                 f"ALFWorld's own environment is missing ({self._python}): run 'make env-alfworld', or take the "
                 "built-in kitchen, which needs none ('make play ENV=kitchen'; in params.yaml env.backend: kitchen)."
             )
         self.close()
-        # The order in which facts are listed is that of hashed sets. -P: the folder's math.py is not Python's.
+        # The order of listed facts is that of hashed sets. -P: the folder's math.py must not shadow Python's.
         environment = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PATH": os.defpath, "PYTHONNOUSERSITE": "1"}
         try:
             self._process = subprocess.Popen(
@@ -105,7 +105,7 @@ class AlfWorldProcess:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us to handle
+                start_new_session=True,  # Ctrl-C is handled by this process
             )
         except OSError as error:
             raise UserError(f"{self._python} can't be started ({error.strerror}); run 'make env-alfworld'.") from None
@@ -151,14 +151,14 @@ class AlfWorldProcess:
         return dict(json.loads(line))
 
     def close(self) -> None:
-        """End the process, also in mid-step; on return it is gone. May be called again, and asked again after."""
+        """Kill the process, even during a step, and wait for it. May be called again; ``ask`` starts a new one."""
         with self._lock:
             self._process = None
             _end(self._alive)
 
 
 class LiveGame:
-    """One game in the process: which it is, and what was done in it. A game of a process that ended is begun anew."""
+    """One game in the process: its task and the actions done in it. After the process ended, it must be begun again."""
 
     def __init__(self, process: AlfWorldProcess) -> None:
         self._process = process
@@ -167,22 +167,22 @@ class LiveGame:
         self._gone: weakref.finalize[..., Any] | None = None
 
     def follows(self, task: int, actions: list[str]) -> bool:
-        """Whether these actions go on from where the game is."""
+        """Whether these actions start with those already done in the game."""
         there = self._alive() and task == self._task
         return there and actions[: len(self.actions)] == self.actions
 
     def begin(self, task: int, game: AlfGame) -> dict[str, Any]:
-        """Leave the game that was, and start this one. Raises: as ``AlfWorldProcess.ask``, here and below."""
+        """Release the previous game, and start this one. Raises: as ``AlfWorldProcess.ask``, like the methods below."""
         self.close()
         told = self._process.ask("open", problem=game.problem, goal=game.sentence)
         self._session, self._life, self._task = told["session"], self._process.life, task
-        # Not asked there and then: an object may be dropped in the middle of another request.
+        # Queued instead of sent at once: garbage collection may happen during another request.
         self._gone = weakref.finalize(self, self._process.left.append, (self._life, self._session))
         self.actions = []
         return told
 
     def step(self, action: str) -> dict[str, Any]:
-        """Do an admissible command."""
+        """Execute an admissible command."""
         told = self._process.ask("step", session=self._session, command=action)
         self.actions.append(action)
         return told
@@ -192,7 +192,7 @@ class LiveGame:
         return list(self._process.ask("plan", session=self._session)["plan"])
 
     def close(self) -> None:
-        """Leave the game; the process learns of it with the next request."""
+        """Release the game; the process is notified with the next request."""
         if self._gone is not None:
             self._gone()
         self._session = 0

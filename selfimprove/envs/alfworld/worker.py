@@ -1,4 +1,4 @@
-"""The process in which ALFWorld's games run: a line of JSON in, a line of JSON out. Runs in ``.venvs/alfworld``.
+"""The process that runs ALFWorld's games: one line of JSON in, one line of JSON out. Runs in ``.venvs/alfworld``.
 
     {"op": "open", "problem": "(define ...", "goal": "put a hot egg in fridge"}
                                        -> {"session": 1, "text": "-= Welcome ...", "commands": ["go to ...", ...], ...}
@@ -6,14 +6,14 @@
                                        -> {"text": "You arrive at ...", "commands": [...], "won": false}
     {"op": "plan", "session": 1}       -> {"plan": ["open fridge 1", ...]}
 
-Each request may name sessions that nobody needs any more (``"left": [1, 2]``). What fails is answered with
-``{"error": "..."}``. It needs nothing of selfimprove, reads the package's own domain and
-grammar and nothing else, and is never told where games lie, so it cannot write there, as the original does. The
-grammars inside of downloaded games are not used: TextWorld runs what stands in a grammar as Python. The process ends
-when its standard input does, however busy it is.
+A request may list sessions that are no longer used (``"left": [1, 2]``). Failures are answered with
+``{"error": "..."}``. The process imports nothing of selfimprove, reads only the package's own domain and grammar, and
+does not know where games are stored, so it cannot write there, as the original does. Grammars in downloaded games are
+not used, because TextWorld executes a grammar's contents as Python. The process ends when its standard input is closed,
+even while it is busy.
 
-Text and commands are TextWorld's, exactly; but it derives every admissible command from the grammar anew, at 50 to 190
-ms a step, where filling in the names gives the same at a tenth of that.
+Text and commands are exactly TextWorld's; but TextWorld derives every admissible command from the grammar, which takes
+50 to 190 ms per step, while filling in the names gives the same commands in a tenth of that.
 """
 
 import json
@@ -29,8 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-KNOWN = 256  # games whose translations are kept: a reset of one costs milliseconds instead of 0.2 s or more
-GOAL = "UNKNOWN GOAL"  # where the grammar has a place for the task's sentence
+KNOWN = 256  # games with cached translations: resetting one takes milliseconds instead of 0.2 s or more
+GOAL = "UNKNOWN GOAL"  # the grammar's placeholder for the task's sentence
 
 
 def serve() -> None:
@@ -39,13 +39,13 @@ def serve() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    # Planning happens in C without Python's lock, so this thread notices the end also in the middle of it.
+    # Planning runs in C without Python's lock, so this thread notices the end even during planning.
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     worlds = Worlds()
     while True:
         try:
             answer = worlds.answer(json.loads(requests.get()))
-        except (Exception, SystemExit) as error:  # Fast Downward's parser exits; other games can go on
+        except (Exception, SystemExit) as error:  # Fast Downward's parser exits; other games can continue
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -58,11 +58,11 @@ def _read(requests: queue.SimpleQueue[str]) -> None:
 
 
 class Worlds:
-    """The games in play, by number."""
+    """The games being played, by number."""
 
     def __init__(self) -> None:
         self._open: dict[int, Any] = {}
-        self._idle: list[Any] = []  # each has loaded a library of its own, so they are used again
+        self._idle: list[Any] = []  # reused, because each has loaded its own library
         self._count = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def _told(state: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _world_class() -> type[Any]:
-    """TextWorld's environment, which begins any problem and lists commands without deriving them."""
+    """TextWorld's environment, extended to start any problem and to list commands without deriving them."""
     import textworld
     from textworld.envs.pddl import PddlEnv
     from textworld.envs.pddl import logic as pddl
 
-    spec = find_spec("alfworld")  # found, not imported: importing it makes a folder in the user's home
+    spec = find_spec("alfworld")  # not imported: importing it creates a folder in the user's home
     assert spec is not None
     assert spec.origin is not None
     data = Path(spec.origin).parent / "data"
@@ -126,7 +126,7 @@ def _world_class() -> type[Any]:
             return self.reset()
 
         def plan(self) -> list[str]:
-            """The planner's path to the goal from here; [] if there is none, or it is reached."""
+            """The planner's path from here to the goal; [] if there is none, or it is reached."""
             if self.state["won"]:
                 return []
             return [" ".join(command.split()) for command in self._pddl_state.replan(self._entity_infos)]
@@ -142,14 +142,14 @@ def _world_class() -> type[Any]:
 
 
 def filled(action: Any, names: dict[str, str]) -> str:
-    """An applicable action as a command: its template with the names of what it is done to."""
+    """An applicable action as a command: its template with the names of its objects."""
     words = {placeholder.name: names[variable.name] for placeholder, variable in action.mapping.items()}
     template = "go to {r}" if action.name == "gotolocation" else action.command_template
     return re.sub(r"{(\w+)}", lambda match: words[match[1]], template)
 
 
 def named(ids: Any) -> dict[str, str]:
-    """Id -> name, ALFWorld's numbering: among what is of one kind, the first id in order has the highest number."""
+    """Id -> name, with ALFWorld's numbering: within a kind, the first id in order has the highest number."""
     kinds = {}
     for key in sorted(ids):
         head, bar, _ = key.partition("_bar_")

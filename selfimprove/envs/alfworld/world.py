@@ -1,4 +1,4 @@
-"""ALFWorld as params.yaml names it: the built-in kitchen, or the games themselves."""
+"""Params of ALFWorld: the built-in kitchen, or the games themselves."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from selfimprove.envs.alfworld.kitchen import Kitchen
 
 UNCUT = 10_000
-"""The cap on turns of the games: the adapter cuts the episode, so that a game can explain any path."""
+"""The turn limit of the games: the adapter cuts the episode, so that a game can explain any path."""
 
 OF_TEXTWORLD = ("games", "step_seconds", "blacklist")
-"""Options of the backend of that name."""
+"""Options of the backend ``textworld``."""
 
 
 class AlfworldParams(ListedParams):
@@ -46,14 +46,14 @@ class AlfworldParams(ListedParams):
 
     @classmethod
     def to_play(cls, name: str, configured: ListedParams) -> ListedParams:
-        """See ``ListedParams``: ``alfworld`` is ALFWorld itself, ``kitchen`` the built-in one; here with every goal."""
+        """See ``ListedParams``: ``alfworld`` is ALFWorld itself, ``kitchen`` the built-in one; default: every goal."""
         if not isinstance(configured, cls):
             configured = cls(**configured.common(), kinds=list(KINDS), thing=None, place=None)
         return configured.model_copy(update={"backend": "textworld" if name == "alfworld" else "kitchen"})
 
     @model_validator(mode="after")
     def _of_the_backend(self) -> AlfworldParams:
-        """An option of the other backend would do nothing."""
+        """Refuse options that have no effect with this backend."""
         fields = type(self).model_fields
         for key in OF_TEXTWORLD if self.backend == "kitchen" else ():
             if getattr(self, key) != fields[key].default:
@@ -64,8 +64,8 @@ class AlfworldParams(ListedParams):
         """See ``ListedParams``.
 
         Raises:
-            UserError: no goal with that thing and place; a level; ALFWorld's environment or its folder of games is
-                missing.
+            UserError: no goal has this thing and place; a curriculum level is set; ALFWorld's environment or its folder
+                of games is missing.
         """
         from selfimprove.envs.alfworld.listed import EnumeratedKitchen
 
@@ -87,7 +87,7 @@ class AlfworldParams(ListedParams):
         return Kitchen(self.seed, self.kinds, self.thing, self.place, max_turns)
 
     def _textworld(self, max_turns: int) -> AlfWorld:
-        """ALFWorld itself; all copies share one process. A missing environment is said at ``reset``."""
+        """ALFWorld itself; all copies share one process. A missing environment is reported by ``reset``."""
         from selfimprove.envs.alfworld.env import AlfWorld, shared_process
         from selfimprove.envs.alfworld.games import Blacklist
 

@@ -43,8 +43,8 @@ An episode (a small repository, played by the expert; the first state in full)::
     > 1                                       (the list has changed: ``hub.py`` has been read, 1 is ``id hub.py`` now)
     cost 1 + 1 + (1 - 15): found in three steps
 
-``id`` ends the episode, right or wrong, and so does step H (docs/reflect-rl.md, L32). Rewards are given as costs: 1 a
-step; the last one costs H (15) less if a target was identified, and H more if not.
+``id`` ends the episode, right or wrong, and so does step H (docs/reflect-rl.md, L32). Rewards are expressed as costs: 1
+per step; the last step costs H (15) less if a target was identified, and H more if not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,10 +74,10 @@ id names a file as your answer, which ends the task: only use it once you are su
 Answer each time with a thought and one action:
 Thought: why
 Action: the command"""
-"""The instruction where actions are written out, with a thought."""
+"""The instruction for written actions with a thought."""
 
 ACTION_HEADING = "\n# Choose from below your command"
-"""Where a state is split into what the reflection model reads and the list of actions (the last occurrence counts)."""
+"""Separates the part of a state that the reflection model reads from the list of actions (at its last occurrence)."""
 
 STATE = (
     "# Task\n{task}\n\n# Current working directory\n{cwd}\n\n# Files under current working directory\n{files}\n\n"
@@ -93,11 +93,11 @@ NO_COMMAND = (
 
 FIRST_STEP_BONUS = 100.0
 FOUND_BELOW = 0.01
-"""The total cost of an episode that found its target; only ``keyword_costs`` can make it more."""
+"""Upper bound of the total cost of an episode that found its target; only ``keyword_costs`` can exceed it."""
 
 
 class ExploreSnapshot(NamedTuple):
-    """A snapshot. ``result``: the last command's output; ``seen``: paths of ``cat``-ed files; ``cost``: so far."""
+    """A snapshot. ``result``: the last command's output; ``seen``: paths read with ``cat``; ``cost``: total so far."""
 
     task: int
     episode: int = 0
@@ -113,16 +113,16 @@ class ExploreSnapshot(NamedTuple):
 
 
 class AutoExplore:
-    """The environment. Implements ``AgentEnv``; copies share the repositories' listings, which never change.
+    """The environment. Implements ``AgentEnv``; copies share the repositories' listings, which are immutable.
 
-    ``tasks``: task ids are indices into them. ``repos``: by name, as the tasks' ``root`` refers to them.
-    ``leaveout_prob``: each entry that no target needs is left out with this probability (training 0.5, evaluation 0).
+    ``tasks``: task ids are indices into them. ``repos``: by name, as in the tasks' ``root``.
+    ``leaveout_prob``: the probability of leaving out each entry that no target needs (training 0.5, evaluation 0).
     ``shuffle_action``: draw labels from all ``labels``. ``easy``: the task is "Find <path>" of one target.
-    ``first_step``: a bandit of one step, whose cost is -100 - H for the first command of the optimal path, else 1.
-    ``union_targets``: what teachers identified counts as right, too. ``keyword_costs``: further costs by the first word
-    of a result, such as ``{"Error": 2, "Warning": 1}``; the original means to charge these, and never does.
+    ``first_step``: a bandit of one step, with cost -100 - H for the first command of the optimal path, else 1.
+    ``union_targets``: files that teachers identified are also correct. ``keyword_costs``: additional costs by the first
+    word of a result, such as ``{"Error": 2, "Warning": 1}``; the original defines these but never charges them.
 
-    Draws are named by ``seed``, the task and the episode, never by order.
+    Draws are keyed by ``seed``, the task and the episode, so they do not depend on order.
     """
 
     name = "autoexplore"
@@ -143,7 +143,7 @@ class AutoExplore:
         seed: int = 0,
         labels: Sequence[str] = LABELS,
     ) -> None:
-        """Raises ``UserError``: no tasks, or one whose repository or target is missing or can't be reached."""
+        """Raises: UserError: no tasks, or a task's repository or target is missing or cannot be reached."""
         if not tasks:
             raise UserError("autoexplore: there are no tasks; make some from repositories or name a file of tasks.")
         for number, task in enumerate(tasks):
@@ -170,7 +170,7 @@ class AutoExplore:
         return range(len(self._tasks))
 
     def reset(self, task_id: int, episode: int = 0) -> str:
-        """Begin a task; ``episode`` names another draw of what is left out, of labels and of the easy target.
+        """Start a task; ``episode`` selects another draw of left-out entries, labels and the easy target.
 
         Raises:
             UserError: no such task.
@@ -183,11 +183,11 @@ class AutoExplore:
         return self.observation()
 
     def step(self, action: str) -> Step:
-        """Act: a label as listed now, or a command as listed now; anything else costs a step and changes nothing.
+        """Execute a currently listed label or command; any other action costs a step and changes nothing.
 
         ``info``: ``cost`` of this step, ``command`` (None: not understood), ``identified``, ``success``, and as
-        everywhere ``raw_score`` (minus the cost so far), ``valid``, ``disaster``. The observation is the next state;
-        of the last step, what came of the command.
+        everywhere ``raw_score`` (minus the cost so far), ``valid``, ``disaster``. The observation is the next state or,
+        after the last step, the command's result.
         """
         before = self._moment
         if before.done:
@@ -200,7 +200,7 @@ class AutoExplore:
         return self._charge(result.text, chosen, valid=result.ok)
 
     def _execute(self, chosen: Action) -> Result:
-        """Run a command and remember it, its output, and what it read or identified."""
+        """Run a command; record it, its output, and the file that it read or identified."""
         before = self._moment
         self._sandbox.cwd = before.cwd
         result = self._sandbox.run(chosen.argv)
@@ -218,7 +218,7 @@ class AutoExplore:
         return result
 
     def _charge(self, status: str, chosen: Action | None, valid: bool) -> Step:
-        """Count a step and its cost, and end the episode where it ends (docs/reflect-rl.md, L32)."""
+        """Count a step and its cost, and decide whether the episode ends (docs/reflect-rl.md, L32)."""
         now = self._moment
         steps = now.steps + 1
         cost = 1.0 + self._keyword_costs.get(status.partition(":")[0], 0.0)
@@ -248,7 +248,7 @@ class AutoExplore:
         return Step(observation, 1.0 if now.success and now.done else 0.0, now.done, info)
 
     def snapshot(self) -> ExploreSnapshot:
-        """A few strings and numbers, hashable."""
+        """Hashable; a few strings and numbers."""
         return self._moment
 
     def restore(self, snapshot: ExploreSnapshot) -> None:
@@ -269,15 +269,15 @@ class AutoExplore:
         )
 
     def targets(self) -> tuple[str, ...]:
-        """The files that are right in this episode."""
+        """The correct files of this episode."""
         return (self._easy_target,) if self._easy else self._all_targets
 
     def question(self) -> str:
-        """What this episode asks."""
+        """The question of this episode."""
         return f"Find {self._easy_target}" if self._easy else self._tasks[self._moment.task].question
 
     def choices(self) -> list[Choice]:
-        """What can be chosen now, in listing order; [] when done."""
+        """The current choices, in listing order; [] when done."""
         now = self._moment
         if now.done:
             return []
@@ -285,14 +285,14 @@ class AutoExplore:
         return label(self._every_action()[: len(self._labels)], key, self._labels)
 
     def _every_action(self) -> list[Action]:
-        """What can be done now, whether or not there are as many labels; a folder is gone through once a step."""
+        """All current actions, even if there are more than labels; cached, so a folder is listed once per step."""
         now = self._moment
         if self._listed[0] is not now:
             self._listed = (now, [] if now.done else every_action(self._sandbox.view, now.cwd, now.seen))
         return self._listed[1]
 
     def unlisted(self) -> int:
-        """How many actions of this folder have no label, since there are more of them than labels; 0 when done."""
+        """Number of actions in this folder without a label, because there are too many; 0 when done."""
         return max(0, len(self._every_action()) - len(self._labels))
 
     def valid_actions(self) -> list[str]:
@@ -300,7 +300,7 @@ class AutoExplore:
         return sorted(choice.action.text for choice in self.choices())
 
     def observation(self) -> str:
-        """The state, as the policy reads it."""
+        """The state in the policy's format."""
         now = self._moment
         names = [name for name in self._sandbox.view.entries(now.cwd) if can_be_listed(name)]
         return STATE.format(
@@ -313,10 +313,10 @@ class AutoExplore:
         )
 
     def expert(self) -> list[Move]:
-        """The known path to the nearest target from here: ``cd``, ``cat`` unless read or too late, ``id``.
+        """The known path from here to the nearest target: ``cd``, ``cat`` (unless already read or too late), ``id``.
 
-        Each with a reason that says what a searcher could know, in words that vary with the task. [] when done or when
-        the steps that are left are too few.
+        Each action has a reason that a searcher could give, with wording that varies with the task. [] when done or
+        when too few steps remain.
         """
         now = self._moment
         if now.done:

@@ -1,10 +1,10 @@
-"""AutoExplore's scripted expert: the path to a target, and a sentence for each step that a searcher could have said.
+"""AutoExplore's scripted expert: the path to a target, and for each step a sentence that a searcher could say.
 
     cd core         The task speaks of events, so I look into core.
     cat hub.py      I read hub.py to see whether it is what I look for.
     id hub.py       hub.py fits the task, so I name it as my answer.
 
-The sentences never tell the target itself before the folder shows it: they speak of the question and of the next name.
+The sentences never reveal the target before its folder shows it: they refer to the question and the next name.
 """
 
 import re
@@ -50,9 +50,9 @@ _WORD = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}")
 
 
 def plan(cwd: str, targets: Collection[str], seen: Collection[str], steps: int) -> list[Action]:
-    """The actions from a folder to the nearest target (the first by name among equals); [] if ``steps`` don't suffice.
+    """The actions from a folder to the nearest target (ties: first by name); [] if they are more than ``steps``.
 
-    A target that was not read yet is read first, as the optimal paths of the data do, if there is a step for it.
+    An unread target is read first, as in the data's optimal paths, if there is a step left for it.
     """
     ways = [_way(cwd, target, seen) for target in sorted(targets)]
     best = min(ways, key=len, default=[])
@@ -74,7 +74,7 @@ def _way(cwd: str, target: str, seen: Collection[str]) -> list[Action]:
 
 
 def explain(question: str, action: Action, key: Sequence[object]) -> str:
-    """Why an action helps, in one sentence; ``key`` names the draw of the words."""
+    """One sentence on why an action helps; ``key`` determines its wording."""
     kind, word = action.name, ""
     if action.text == "cd ..":
         kind = "cd .."
@@ -84,7 +84,7 @@ def explain(question: str, action: Action, key: Sequence[object]) -> str:
 
 
 def shared_word(question: str, name: str) -> str:
-    """The first word of the question that the name speaks of, too (``subscribers`` and ``subscribe``); "" if none."""
+    """The first word of the question that also occurs in the name (``subscribers`` and ``subscribe``); "" if none."""
     parts = [part.lower() for part in _WORD.findall(name.rpartition(".")[0] or name)]
     for word in _WORD.findall(question):
         low = word.lower()

@@ -1,9 +1,9 @@
-"""What a run reads: each repository's files and bytes, a hash of their contents, and what the filter dropped, and why.
+"""The data that a run reads: each repository's files and bytes, a hash of their contents, and the dropped entries.
 
     {"name": "rich", "files": 98, "bytes": 1048576, "sha256": "5c0e…", "dropped": {"hidden": 35, "suffix": 1}}
 
-Which Python packages a machine has, and in which versions, is not in the params. This row is: two runs with the same
-rows explored the same files (docs/reflect-rl.md, L36). No place on the machine is named.
+The params do not specify which Python packages a machine has, and in which versions. These rows do: two runs with the
+same rows explored the same files (docs/reflect-rl.md, L36). They contain no path of the machine.
 """
 
 import os
@@ -16,11 +16,11 @@ from selfimprove.core.records import Record
 from selfimprove.envs.autoexplore.repos import Dropped, Repo, filtered, open_repos, why_dropped
 from selfimprove.envs.autoexplore.sandbox import shown
 
-_CHUNK = 1 << 24  # bytes of a file that its hash is made of, with its size: more than any file that is explored
+_CHUNK = 1 << 24  # hashed bytes of a file: more than any explored file has
 
 
 class RepoRow(Record):
-    """One repository, as it was read."""
+    """One repository as it was read."""
 
     name: str
     files: int
@@ -30,24 +30,24 @@ class RepoRow(Record):
 
 
 class Filtered(NamedTuple):
-    """Repositories after the filter, by name, and a row about each, also about those of which nothing is left."""
+    """Repositories after the filter, by name, and a row for each repository, including those that became empty."""
 
     repos: Mapping[str, Repo]
     rows: list[RepoRow]
 
 
 def filter_repo(folder: Path | str) -> Filtered:
-    """The repositories in a folder, filtered as the original filters, with counts (docs/reflect-rl.md, L36).
+    """The repositories in a folder after the original's filter, with counts (docs/reflect-rl.md, L36).
 
     Raises:
-        UserError: it can't be listed, or nothing in it is left to explore.
+        UserError: the folder cannot be listed, or nothing in it is left to explore.
     """
     repos = open_repos(folder)
     return Filtered(repos, sorted([*inventory(repos), *_emptied(folder, repos)], key=lambda row: row.name))
 
 
 def _emptied(folder: Path | str, repos: Mapping[str, Repo]) -> list[RepoRow]:
-    """Rows about the repositories in a folder of which nothing is left; hidden folders are none."""
+    """Rows for the repositories in a folder that the filter emptied; hidden folders are not repositories."""
     root = os.path.realpath(folder)
     if any(repo.tree.root == root for repo in repos.values()):  # the folder is one repository
         return []
@@ -61,7 +61,7 @@ def _emptied(folder: Path | str, repos: Mapping[str, Repo]) -> list[RepoRow]:
 
 
 def inventory(repos: Mapping[str, Repo]) -> list[RepoRow]:
-    """A row for each repository, by name. A file that can't be read any more counts as empty."""
+    """A row for each repository, by name. A file that can no longer be read counts as empty."""
     return [_row(repos[name]) for name in sorted(repos)]
 
 

@@ -1,6 +1,6 @@
 """AutoExplore with labels, depth levels and a teacher that analyses without choosing (docs/reflect-rl.md, L29 to L34).
 
-What the teacher says in the episode of ``autoexplore/env.py``, had it read README.md first::
+The teacher's text in the episode of ``autoexplore/env.py``, after reading README.md first::
 
     README.md does not answer the task. The task speaks of events, and core sounds like that.
 """
@@ -63,7 +63,7 @@ class EnumeratedAutoExplore:
     def __init__(
         self, game: AutoExplore, labels: Sequence[str], levels: Mapping[str, frozenset[int]], level: int = -1
     ) -> None:
-        """``level``: only this one of the levels; -1: all. Raises: UserError: no such level."""
+        """``level``: index of the only level to play; -1: all. Raises: UserError: no such level."""
         if level >= len(levels):
             raise UserError(
                 f"reflect_rl.env.curriculum_index: these tasks have the levels 0 to {len(levels) - 1}, not {level}; "
@@ -74,23 +74,23 @@ class EnumeratedAutoExplore:
         self.levels = tuple(levels) if level < 0 else (tuple(levels)[level],)
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """Indices into the tasks; there are no splits here, the method draws them."""
+        """Indices into the tasks. There are no splits here: the method draws them."""
         return self._game.task_ids()
 
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
-        """See ``EnumeratedEnv``: a task belongs to the level of its target's depth, once."""
+        """See ``EnumeratedEnv``: each task belongs to exactly one level, that of its target's depth."""
         if level and level not in self._buckets:
             raise UserError(f"autoexplore has no level {level!r}; choose one of {', '.join(self._buckets)}.")
         return [task for task in tasks if not level or task in self._buckets[level]]
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
-        """See ``EnumeratedEnv``; a level says which tasks are played, and changes nothing in one."""
+        """See ``EnumeratedEnv``; a level selects tasks but does not affect an episode."""
         self.level_tasks(level, ())
         self._game.reset(task_id, episode)
         return self.state()
 
     def state(self) -> State:
-        """See ``EnumeratedEnv``; split at the last heading, since a file that was read may hold one, too."""
+        """See ``EnumeratedEnv``; split at the last heading, since a file that was read may contain the heading, too."""
         pre, heading, actions = self._game.observation().rpartition(ACTION_HEADING)
         state = CutState(pre, heading + actions, tuple(self.commands()))
         state.without_label = self._game.unlisted()
@@ -100,19 +100,19 @@ class EnumeratedAutoExplore:
         return {choice.label: choice.action.text for choice in self._game.choices()}
 
     def named(self, text: str) -> str | None:
-        """The command that ``step`` does at a text, None if it does none."""
+        """The command that ``step`` executes for a text; None if there is none."""
         chosen = choose(self._game.choices(), text)
         return chosen.text if chosen else None
 
     def step(self, label: str) -> Played:
-        """See ``EnumeratedEnv``; which texts name a label: ``actions.choose``."""
+        """See ``EnumeratedEnv``; ``actions.choose`` defines which texts select a label."""
         step = self._game.step(label)
         now = self._game.snapshot()
         success = bool(step.info["success"])
         return Played(step.info["cost"], step.done, success, step.info["valid"], now.result, now.identified)
 
     def oracle(self) -> list[str]:
-        """See ``EnumeratedEnv``; the target is read before it is named, unless only naming it is still possible."""
+        """See ``EnumeratedEnv``; the target is read before it is identified, unless too few steps are left."""
         now = self._game.snapshot()
         if now.done:
             return []
@@ -122,7 +122,7 @@ class EnumeratedAutoExplore:
         return [action.text for action in way]
 
     def explain(self, last: Last | None, *key: object) -> str:
-        """What is promising here and why; the command itself is not chosen."""
+        """What is promising here and why, without choosing the command itself."""
         words = rng("autoexplore reflection", *key)
         said = []
         if last is not None and not last.helped:
@@ -150,7 +150,7 @@ class EnumeratedAutoExplore:
         self._game.restore(snapshot)
 
     def copy(self) -> EnumeratedAutoExplore:
-        """See ``EnumeratedEnv``; what the two share is put into the right state before each use."""
+        """See ``EnumeratedEnv``; shared objects are restored to the right state before each use."""
         other = copy.copy(self)
         other._game = copy.copy(self._game)
         return other
@@ -160,14 +160,14 @@ class EnumeratedAutoExplore:
 def find_repositories(
     folder: str | None, packages: int, seed: int, min_files: int, max_files: int
 ) -> Mapping[str, Repo]:
-    """The folder's repositories, or Python packages of this machine; listed once a process."""
+    """The folder's repositories, or Python packages of this machine; listed once per process."""
     if folder is not None:
         return open_repos(folder)
     return installed_repos(packages, seed, min_files, max_files)
 
 
 def level_names(tasks: Sequence[Task], merge_first_two: bool, merge_after_first_k: int) -> dict[str, frozenset[int]]:
-    """Level -> tasks of it, shallow first: ``depth0``, ``depth1``, ``depth2-5`` where depths were merged."""
+    """Level -> its tasks, shallow first: ``depth0``, ``depth1``, and ``depth2-5`` for merged depths."""
     where: dict[int, list[int]] = {}
     for number, task in enumerate(tasks):
         where.setdefault(task.depth, []).append(number)

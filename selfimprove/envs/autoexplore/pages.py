@@ -1,4 +1,4 @@
-"""Text about folders of files for pretraining: listings, what files define, and numbered commands.
+"""Pretraining text about folders of files: listings, definitions in files, and numbered commands.
 
 A page of a made-up repository::
 
@@ -49,7 +49,7 @@ _SAYS = {
 
 
 def folder(draws: Random) -> list[Passage]:
-    """A folder's listing, numbered commands, what its files hold, and questions about both."""
+    """A folder's listing, numbered commands, the contents of its files, and questions about them."""
     here = draws.choice(["", *draws.sample(_WORDS, 3)])
     names = sorted({_file(draws) if draws.random() < 0.7 else draws.choice(_WORDS) for _ in range(draws.randint(2, 7))})
     commands = ["cd .."] if here else []

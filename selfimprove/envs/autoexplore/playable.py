@@ -1,4 +1,4 @@
-"""AutoExplore's tasks that can be played: a teacher's or a file's, filtered, or made from the repositories."""
+"""Selects AutoExplore's playable tasks: a teacher's or a file's after filtering, or generated from the repositories."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from selfimprove.envs.labels import LABELS
 
 
 class Playable(NamedTuple):
-    """The tasks. ``read``: how many a file or a teacher gave; ``dropped``: how many of them, and why."""
+    """The tasks. ``read``: number of tasks from a file or teacher; ``dropped``: how many were dropped, by reason."""
 
     tasks: list[Task]
     read: int = 0
@@ -21,12 +21,12 @@ class Playable(NamedTuple):
 
 
 def playable_tasks(env: Any, file: Path | None = None, asked: Sequence[Task] | None = None) -> Playable:
-    """A teacher's tasks (``asked``) or a file's, filtered and merged; without either, made from templates.
+    """A teacher's tasks (``asked``) or a file's, filtered and merged; without either, generated from templates.
 
-    A given task that cannot be played is dropped and counted, as in the original. ``env``: an ``AutoExploreParams``.
+    Given tasks that cannot be played are dropped and counted, as in the original. ``env``: an ``AutoExploreParams``.
 
     Raises:
-        UserError: nothing to explore, no task is left, or the file is missing or malformed.
+        UserError: there is nothing to explore, no task is left, or the file is missing or malformed.
     """
     repos = env.repositories()
     if asked is None and file is not None:
@@ -47,6 +47,6 @@ def playable_tasks(env: Any, file: Path | None = None, asked: Sequence[Task] | N
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """The original's task file: a JSON list."""
+    """Write the original's task file: a JSON list."""
     rows = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

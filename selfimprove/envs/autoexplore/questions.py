@@ -1,8 +1,8 @@
-"""Questions about files, made without a model: from docstrings, headings, table columns and settings.
+"""Questions about files, generated without a model from docstrings, headings, table columns and settings.
 
-Every file is read for facts that name it (``class Hub``, the heading "Installing", the columns year, city). A fact
-that no other file of the repository shares becomes a question with one right answer. Which files are asked about
-follows the original (docs/reflect-rl.md, L37): at most 100 a repository, drawn by the seed, at most two folders deep,
+Every file is searched for facts that identify it (``class Hub``, the heading "Installing", the columns year, city). A
+fact that no other file of the repository shares becomes a question with one right answer. The selection of files
+follows the original (docs/reflect-rl.md, L37): at most 100 per repository, drawn by the seed, at most two folders deep,
 with at least 50 tokens, and no tests or build outputs, recognised by whole words of the path.
 """
 
@@ -25,18 +25,18 @@ from selfimprove.envs.autoexplore.truncation import (
     token_count,
 )
 
-MAX_FILES = 100  # of one repository
+MAX_FILES = 100  # per repository
 MAX_LEVEL = 2  # folders deep
 MIN_TOKENS = 50
-DATA_LINES = 20  # of a table that are looked at
-SENTENCE_LIMIT = 140  # characters of a docstring that a question repeats
-MODEL = "template"  # who asked
+DATA_LINES = 20  # of a table that are read
+SENTENCE_LIMIT = 140  # characters of a docstring quoted in a question
+MODEL = "template"  # recorded as the author
 
 _UNASKED = re.compile(r"(?:^|[/_.-])(?:tests?|out|output|outputs|git)(?:$|[/_.-])")
 
 
 class Fact(NamedTuple):
-    """A fact in a file about itself: its kind, its name, and a sentence on it ("": none)."""
+    """A fact about a file: its kind, its name, and a sentence on it ("": none)."""
 
     kind: str
     name: str
@@ -84,10 +84,10 @@ def make_tasks(
 ) -> list[Task]:
     """Tasks about all repositories: by name of the repository, then in the drawn order of their files.
 
-    ``per_file``: questions about a file at most. The same seed and folders give the same tasks, whatever the machine.
+    ``per_file``: maximum questions per file. Equal seed and folders give equal tasks on every machine.
 
     Raises:
-        UserError: no file of any repository says anything that a question could be made of.
+        UserError: no file of any repository contains a fact to ask about.
     """
     tasks = [task for name in sorted(repos) for task in _of_repo(repos[name], seed, per_file, max_files, max_level)]
     if not tasks:
@@ -99,7 +99,7 @@ def make_tasks(
 
 
 def asked_about(repo: Repo, seed: int, max_files: int = MAX_FILES, max_level: int = MAX_LEVEL) -> list[str]:
-    """The files that questions are asked about, in drawn order, each once."""
+    """The files to ask questions about, in drawn order, each once."""
     files = [
         path
         for path in repo.files
@@ -134,7 +134,7 @@ def _of_repo(repo: Repo, seed: int, per_file: int, max_files: int, max_level: in
 
 
 def read_text(repo: Repo, path: str) -> str:
-    """A file's text; "" if it can't be read any more."""
+    """A file's text; "" if it can no longer be read."""
     try:
         return repo.tree.read(path, LOOKED_AT)[0].decode("utf-8", "replace")
     except OSError:
@@ -154,7 +154,7 @@ _KEY = re.compile(r'^(?:[ \t]{0,4}"([A-Za-z][\w-]{2,40})"|([A-Za-z][\w-]{2,40}))
 
 
 def find_facts(path: str, text: str) -> Iterator[Fact]:
-    """What a file says about itself, found by patterns; nothing that would not fit on one plain line."""
+    """The facts in a file, found by patterns; only those that fit on one line of plain ASCII."""
     for fact in _facts(path, text):
         if fact.name.isascii() and fact.name.isprintable():
             yield fact
@@ -181,7 +181,7 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
 
 
 def _columns(path: str, text: str) -> Iterator[Fact]:
-    """A table's columns, if its first line names them: two or more words, the first four are enough."""
+    """A table's columns if its first line contains their names: at least two, of which the first four are used."""
     lines = [line for line in text.split("\n")[:DATA_LINES] if line.strip()]
     first, between = lines[0] if lines else "", "\t" if path.endswith(".tsv") else ","
     cells = [cell.strip().strip('"') for cell in first.split(between)]
@@ -206,7 +206,7 @@ def _sentence(text: str) -> str:
 def docstrings(text: str) -> dict[str, str]:
     """First sentences of the docstrings of a Python file's top-level classes and functions. Parsed, never executed."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # what the parser thinks of somebody else's escapes
+        with warnings.catch_warnings(action="ignore"):  # about invalid escapes in the file
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}

@@ -1,9 +1,9 @@
-"""Repositories to explore: the Python packages that this machine has, or any folder; filtered as the original filters.
+"""Repositories to explore: Python packages of this machine, or any folder, with the original's filter.
 
-Dropped (docs/reflect-rl.md, L36): names that begin with a dot or an underscore; LICENSE,
-Makefile, conf.py, artwork, requirements, ci, tests, examples, by whole name or stem; names that are not plain ASCII;
-links and special files; files of other kinds than ``ALLOWED_SUFFIXES``, unreadable ones, ones with fewer than 10
-characters or with fewer than 90 % ASCII. Nothing is copied: a repository is a listing, shared by all episodes.
+Dropped (docs/reflect-rl.md, L36): names that begin with a dot or an underscore; LICENSE, Makefile, conf.py, artwork,
+requirements, ci, tests, examples, by whole name or stem; names that are not plain ASCII; links and special files; files
+with suffixes other than ``ALLOWED_SUFFIXES``, unreadable ones, ones with fewer than 10 characters or less than 90 %
+ASCII. Nothing is copied: a repository is a listing, shared by all episodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
 IGNORED = frozenset(("LICENSE", "Makefile", "conf.py", "artwork", "requirements", "ci", "tests", "examples"))
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
-LOOKED_AT = 1024 * 1024  # bytes of a file by which it is judged
+LOOKED_AT = 1024 * 1024  # bytes of a file that the filter reads
 
 _NO_REPOSITORIES = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "lib2to3", "idlelib"))
 
@@ -38,9 +38,9 @@ Dropped = Literal["hidden", "ignored", "not ASCII", "special", "suffix", "unread
 
 @dataclass(frozen=True)
 class Repo:
-    """A repository. ``name``: how tasks refer to it (``root``); ``files``: what can be identified, sorted.
+    """A repository. ``name``: the tasks' ``root``; ``files``: the files that can be identified, sorted.
 
-    ``dropped``: how many entries the filter dropped, by reason; what lies below a dropped folder is not looked at.
+    ``dropped``: number of entries dropped by the filter, by reason; contents of a dropped folder are not counted.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Repo:
         """Read and filter a folder.
 
         Raises:
-            UserError: it can't be listed, or nothing in it is left to explore.
+            UserError: it cannot be listed, or nothing in it is left to explore.
         """
         repo, unreadable = filtered(folder, name)
         if not repo.files:
@@ -68,10 +68,10 @@ class Repo:
 
 
 def filtered(folder: Path | str, name: str | None = None) -> tuple[Repo, list[str]]:
-    """What the filter leaves of a folder, which may be nothing, and the names of files that can't be read.
+    """A folder after the filter, which may be empty, and the names of its unreadable files.
 
     Raises:
-        UserError: it can't be listed.
+        UserError: it cannot be listed.
     """
     unreadable: list[str] = []
     dropped: Counter[Dropped] = Counter()
@@ -91,7 +91,7 @@ def filtered(folder: Path | str, name: str | None = None) -> tuple[Repo, list[st
 
 
 def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:
-    """Why an entry does not stay in a repository (the original's ``ignore``, corrected); None: it stays."""
+    """Why the filter drops an entry (the original's ``ignore``, corrected); None: it is kept."""
     if name[0] in "._":
         return "hidden"
     if name in IGNORED:
@@ -117,7 +117,7 @@ def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:
 
 
 def _opening(path: Path) -> str:
-    """The first ``LOOKED_AT`` bytes as text. Raises: it can't be read, or is not UTF-8."""
+    """The first ``LOOKED_AT`` bytes as text. Raises: OSError, or UnicodeDecodeError if it is not UTF-8."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         data = file.read(LOOKED_AT + 1)
@@ -126,9 +126,9 @@ def _opening(path: Path) -> str:
 
 
 def open_repos(folder: Path | str) -> Mapping[str, Repo]:
-    """The repositories in a folder, by name, sorted: each folder in it that has something to explore.
+    """The repositories in a folder, sorted by name: each subfolder with something to explore.
 
-    A folder that holds files to explore itself, or whose folders have none, is one repository.
+    A folder that itself contains files to explore, or whose subfolders contain none, is one repository.
 
     Raises:
         UserError: as ``Repo.open``.
@@ -143,10 +143,10 @@ def open_repos(folder: Path | str) -> Mapping[str, Repo]:
 def installed_repos(
     limit: int, seed: int, min_files: int = 5, max_files: int = 300, sources: tuple[Path, ...] | None = None
 ) -> Mapping[str, Repo]:
-    """``limit`` Python packages of this machine, drawn by ``seed``, by name, sorted.
+    """``limit`` Python packages of this machine, drawn by ``seed``, sorted by name.
 
-    ``min_files``, ``max_files``: how many files to explore a package must have. ``sources``: folders of packages; by
-    default this Python's installed packages and its standard library, so what is drawn depends on what is installed.
+    ``min_files``, ``max_files``: the range of explorable files per package. ``sources``: folders of packages; by
+    default this Python's installed packages and standard library, so the draw depends on what is installed.
 
     Raises:
         UserError: there are fewer than ``limit`` such packages.
@@ -178,13 +178,13 @@ def installed_repos(
 
 
 def _python_folders() -> tuple[Path, ...]:
-    """Where this Python keeps packages: installed ones first."""
+    """The folders of this Python's packages, installed ones first."""
     paths = sysconfig.get_paths()
     return tuple(dict.fromkeys(Path(paths[key]) for key in ("purelib", "platlib", "stdlib")))
 
 
 def _count(folder: Path, most: int) -> int:
-    """How many files have a name to explore; stops above ``most``, so that large packages cost little."""
+    """Number of files with explorable names; stops above ``most``, so that large packages cost little."""
     count = 0
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name[0] not in "._" and name not in IGNORED]

@@ -6,23 +6,23 @@
     >>> sandbox.run(["cat", "../../etc/passwd"]).text
     'Error: You cannot access file ../etc/passwd outside the repo! You are now at src'
 
-What it promises, for any list of arguments and any folder that it is given (docs/reflect-rl.md, L35):
+Guarantees, for any list of arguments and any folder (docs/reflect-rl.md, L35):
 
 - Nothing is executed. There is no shell; ``;``, ``$()``, ``|``, ``>``, ``~``, quotes, blanks, newlines and leading
   dashes in an argument are characters of a name. The only option is ``-n N`` of head and tail.
 - Nothing is written, and no process-wide state is used: the working directory is a field of the sandbox, so any number
-  of them run in one process or in many threads.
-- Nothing outside the tree is read: operands are looked up in the listing that was taken of it, in which links that
-  lead outside do not stand; ``..`` above the root and absolute paths elsewhere are refused, and a file is opened folder
-  by folder without following links, so that it also holds when the folder changes in the meantime.
-- It always answers: FIFOs, devices and sockets are never opened; of a file at most ``TAIL_LIMIT`` bytes are read;
-  every answer is bounded; what can't be decoded or would move a terminal's cursor is shown as U+FFFD.
-- An answer says success with the output or error with the reason; where the root lies on the machine is not shown.
-  A command that fails changes nothing.
+  of sandboxes can run in one process, also in several threads.
+- Nothing outside the tree is read. Operands are looked up in the tree's listing, which excludes links that lead
+  outside; ``..`` above the root and absolute paths elsewhere are refused. A file is opened folder by folder without
+  following links, so this also holds if the folder changes in the meantime.
+- It always answers: FIFOs, devices and sockets are never opened; at most ``TAIL_LIMIT`` bytes of a file are read;
+  every answer is bounded; undecodable bytes and characters that move a terminal's cursor are shown as U+FFFD.
+- An answer starts with Success and the output, or Error and the reason; the root's location on the machine is hidden. A
+  failed command changes nothing.
 
-What it does not promise: it can't tell hard links and mounted folders inside the tree from the tree's own; a network
-folder may be slow; the operating system may note the time of a read; files that were added after the listing do not
-exist here. It hides nothing *inside* the tree: keep secrets out of the folders that you let a model explore.
+Limits: it cannot distinguish hard links and mounted folders inside the tree from the tree's own files; a network folder
+may be slow; the operating system may record access times; files added after the listing do not exist here. Nothing
+*inside* the tree is hidden: keep secrets out of the folders that you let a model explore.
 """
 
 import re
@@ -34,10 +34,10 @@ from selfimprove.envs.autoexplore.truncation import truncate
 
 COMMANDS = ("cd", "ls", "cat", "head", "tail", "id")
 
-READ_LIMIT = 64 * 1024  # bytes of a file that a command looks at: more than is ever shown
+READ_LIMIT = 64 * 1024  # bytes of a file that a command reads: more than is ever shown
 TAIL_LIMIT = 4 * READ_LIMIT  # the same for tail, which may be asked for more lines than are shown
 LIST_LIMIT = 1000  # names that ls shows
-SHOWN_LIMIT = 300  # characters of an operand that an answer repeats
+SHOWN_LIMIT = 300  # characters of an operand repeated in an answer
 DEFAULT_LINES = 10  # of head and tail
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -45,7 +45,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Result(NamedTuple):
-    """What a command came to. ``text`` begins with Success or Error; ``identified``: what ``id`` named, else None."""
+    """A result. ``text`` begins with Success or Error; ``identified``: the path given to ``id``, else None."""
 
     ok: bool
     text: str
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 
 class _Refused(Exception):
-    """The command can't be done; the text is the reason."""
+    """The command cannot be executed; the text is the reason."""
 
 
 class _Outside(_Refused):
@@ -61,22 +61,22 @@ class _Outside(_Refused):
 
 
 class Sandbox:
-    """One episode's place in a tree. ``cwd``: the working directory, relative to the root, "" at the root."""
+    """One episode's position in a tree. ``cwd``: the working directory, relative to the root, "" at the root."""
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.cwd = ""
 
     def run(self, argv: Sequence[str]) -> Result:
-        """Run one command, given as its name and operands; raises for no operand.
+        """Run one command, given as its name and operands; never raises for an operand.
 
-        Operands are taken literally; one that names nothing is tried again without the quotes around it.
+        Operands are literal; one that does not exist is tried again without surrounding quotes.
         """
         try:
             result = self._run(list(argv))
         except _Refused as refusal:
             result = Result(False, f"Error: {refusal}")
-        except OSError as error:  # the file changed or may not be read
+        except OSError as error:  # the file has changed or is not readable
             result = Result(False, f"Error: {error.strerror or 'can not be read'}")
         return result._replace(text=self.view.tree.hide_root(result.text))
 
@@ -121,7 +121,7 @@ class Sandbox:
         return Result(True, "Success: The result of ls is:\n" + text)
 
     def _show(self, name: str, operand: str, lines: int | None) -> Result:
-        """cat, head and tail; ``lines``: how many of them (None: all). Line ends become newlines."""
+        """cat, head and tail; ``lines``: number of lines (None: all). Line ends become newlines."""
         opening = f"cannot open '{shown(operand)}' for reading" if name != "cat" else shown(operand)
         path, entry = self._find(name, operand, f"{name}: {opening}: No such file or directory")
         if entry.kind == "dir":
@@ -131,11 +131,11 @@ class Sandbox:
             raise _Refused(f"{name}: {shown(operand)}: Not a regular file")
         data, complete = self._read(path, name)
         decoded = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
-        content = self.view.tree.hide_root(decoded)  # before it is cut, which would leave a part of it
+        content = self.view.tree.hide_root(decoded)  # before cutting, which could leave a part of the root's path
         if lines is not None:
             there = _lines(content)
             asked = there[:lines] if name == "head" else there[max(0, len(there) - lines) :]
-            complete = complete or len(asked) < len(there)  # what was asked for is all there
+            complete = complete or len(asked) < len(there)  # all requested lines are there
             content = "".join(asked)
         body = _UNPRINTABLE.sub("\ufffd", truncate(path, content, complete))
         return Result(True, f"Success: The content of {quoted(shown(unquoted(operand)))} is:\n{body}")
@@ -153,7 +153,7 @@ class Sandbox:
         return Result(True, f"Success: Identified file {shown(path)}", identified=path)
 
     def _find(self, command: str, operand: str, missing: str) -> tuple[str, Entry]:
-        """The canonical path and entry that an operand names. Raises ``_Refused`` with ``missing`` if there is none."""
+        """The canonical path and entry of an operand. Raises ``_Refused`` with ``missing`` if there is none."""
         for name in dict.fromkeys((operand, unquoted(operand))):
             try:
                 found = self._walk(name)
@@ -167,7 +167,7 @@ class Sandbox:
         raise _Refused(missing)
 
     def _walk(self, operand: str) -> tuple[str, Entry] | None:
-        """Follow a path, part by part, as the operating system would; None if it names nothing."""
+        """Resolve a path part by part, as the operating system does; None if it does not exist."""
         root, place = self.view.tree.root, self.cwd
         if operand.startswith("/"):
             if operand != root and not operand.startswith(root.rstrip("/") + "/"):
@@ -196,7 +196,7 @@ class Sandbox:
         return place, entry
 
     def _linked(self, path: str, link: Entry) -> tuple[str, Entry]:
-        """Where a link leads, if this view shows it; the target is free of links, or was changed and is refused."""
+        """The target of a link, if this view shows it. The target is free of links, or was changed and is refused."""
         place, entry = "", Entry("dir")
         for part in link.target.split("/") if link.target else ():
             found = self.view.entries(place).get(part)
@@ -206,7 +206,7 @@ class Sandbox:
         return place, entry
 
     def _relative(self, operand: str) -> str:
-        """A refused path, seen from the root; an absolute one as it was given, which tells nothing new."""
+        """A refused path relative to the root; an absolute one unchanged, which reveals nothing new."""
         if operand.startswith("/"):
             return operand
         parts: list[str] = self.cwd.split("/") if self.cwd else []
@@ -219,7 +219,7 @@ class Sandbox:
 
 
 def shown(name: str) -> str:
-    """A name or operand on one line: what can't be printed is escaped, what is long is shortened."""
+    """A name or operand on one line: unprintable characters are escaped, long texts are shortened."""
     short = name if len(name) <= SHOWN_LIMIT else name[:SHOWN_LIMIT] + "..."
     if short.isprintable():
         return short
@@ -227,12 +227,12 @@ def shown(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as the commands show it: in double quotes if it has a space."""
+    """A name in the commands' format: in double quotes if it has a space."""
     return f'"{name}"' if " " in name else name
 
 
 def unquoted(name: str) -> str:
-    """A path without the quotes around it, or around parts of it, however many; the original never matches such."""
+    """A path without any quotes around it or around its parts; the original never matches such paths."""
     while len(name) > 1 and name[0] in "'\"" and name[0] == name[-1]:
         name = name[1:-1]
     return "/".join(unquoted(part) for part in name.split("/")) if "/" in name else name

@@ -1,13 +1,13 @@
-"""AutoExplore's tasks: a question, the file that answers it, and the way there; filtered, merged, split, by depth.
+"""AutoExplore's tasks: a question, the file that answers it, and the path to it; filtering, merging, splits, depth.
 
-A task, as the original writes them (a JSON list)::
+A task in the original's format (a JSON list)::
 
     {"question": "Which file defines the class Hub, described as: Forwards events to subscribers?",
      "answer": "core/hub.py defines the class Hub.",
      "optimal_path": ["cd core", "cat hub.py", "id hub.py"],
      "filename": "core/hub.py", "root": "eventlib", "n_level": 1, "model": "template"}
 
-Later steps add ``trajectories`` (docs/reflect-rl.md, L49). ``questions`` makes tasks without a model.
+Later steps add ``trajectories`` (docs/reflect-rl.md, L49). ``questions`` generates tasks without a model.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _DROPPED = ("copilot_cmds", "reasons", "reason", "commands_reason", "commands_co
 
 
 Unplayable = Literal["no question", "no such repository", "no such target"]
-"""Why a task is dropped. A target must exist, be a kind of file that is explored, and be reached by listed actions."""
+"""Why a task is dropped. A target must exist, have an explorable suffix, and be reachable by listed actions."""
 
 
 class Reflected(Record):
-    """One step of a trajectory: what was thought, and the command. Replayed steps have no reflection."""
+    """One step of a trajectory: the reflection and the command. Replayed steps have no reflection."""
 
     reflection: str
     cmd: str
 
 
 class OriginalTrajectory(Record):
-    """How a teacher went about a task. ``filename``: what it identified; ``info``: ``positive`` or ``negativeK``."""
+    """A teacher's trajectory. ``filename``: the file it identified; ``info``: ``positive`` or
+    ``negativeK``."""
 
     model_name: str
     filename: str | None
@@ -51,13 +52,13 @@ class OriginalTrajectory(Record):
 
 
 def _unquoted_path(path: str) -> str:
-    """A path without the quotes that the original writes around names; a folder's own quotes stay.
+    """A path without the quotes that the original writes around names; a folder's own quotes are kept.
 
-    A file whose name ends with a quote is never explored, so quotes at the end were added. Around a folder they were
-    added if there is a space between them, the only reason for any.
+    Explorable files never end with a quote, so quotes at the end were added. Quotes around a folder were added if there
+    is a space between them, the original's only reason to add them.
     """
     folders, slash, name = path.rpartition("/")
-    if unquoted(name) == name and name[-1:] in "'\"":  # the path as a whole stands in quotes
+    if unquoted(name) == name and name[-1:] in "'\"":  # the whole path is quoted
         return unquoted(path)
     kept = "/".join(unquoted(folder) if " " in folder else folder for folder in folders.split("/"))
     return f"{kept}{slash}{unquoted(name)}"
@@ -66,8 +67,7 @@ def _unquoted_path(path: str) -> str:
 class Task(Record):
     """One question about one repository. ``filename`` is the target's path below ``root``, the repository's name.
 
-    The original writes names with spaces in quotes; these are removed here, so that they match. A question that is
-    missing is blank.
+    The original quotes names with spaces; the quotes are removed here, so that names match. A missing question is "".
     """
 
     question: Annotated[str, BeforeValidator(lambda text: "" if text is None else text)] = ""
@@ -81,19 +81,19 @@ class Task(Record):
 
     @property
     def depth(self) -> int:
-        """How many folders deep the target lies; the curriculum goes by it."""
+        """The number of folders above the target, by which the curriculum orders tasks."""
         return self.filename.count("/")
 
     def targets(self, union: bool = False) -> tuple[str, ...]:
-        """The correct files: the original target; with ``union`` also whatever teachers identified.
+        """The correct files: the original target; with ``union`` also the files that teachers identified.
 
-        The original always adds the latter, negative trajectories' too, and drops tasks without any: tests then leak.
+        The original always adds these, even from negative trajectories, and drops tasks without any, so its tests leak.
         """
         named = {_unquoted_path(t.filename) for t in self.trajectories if t.filename} if union else set()
         return (self.filename, *sorted(named - {self.filename}))
 
     def with_trajectories(self, more: Iterable[OriginalTrajectory]) -> Task:
-        """The task with further trajectories: every positive is ``positive``, a negative gets a free number."""
+        """The task with further trajectories: positives are named ``positive``, negatives get unused numbers."""
         trajectories = list(self.trajectories)
         taken = {one.info for one in trajectories}
         for one in more:
@@ -125,7 +125,7 @@ def reachable(repo: Repo, filename: str, most: int = len(LABELS)) -> bool:
 
 
 def unplayable(task: Task, repos: Mapping[str, Repo], most: int = len(LABELS)) -> Unplayable | None:
-    """Why a task cannot be played, None if it can; ``most``: how many actions of a folder are listed."""
+    """Why a task cannot be played, None if it can; ``most``: maximum listed actions per folder."""
     if not task.question.strip():
         return "no question"
     repo = repos.get(task.root)
@@ -135,11 +135,11 @@ def unplayable(task: Task, repos: Mapping[str, Repo], most: int = len(LABELS)) -
 
 
 def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = len(LABELS)) -> list[Task]:
-    """Tasks that can be played, each once, in order of first appearance (docs/reflect-rl.md, L37).
+    """Playable tasks, each once, in order of first appearance (docs/reflect-rl.md, L37).
 
-    Dropped: ``unplayable`` ones. Paths lose ``ls``, get their quotes as listed, and end with ``id``. Tasks with the
-    same root, file and question are merged: the first keeps its fields and receives the others' trajectories, each of
-    their negatives under a free number.
+    ``unplayable`` tasks are dropped. In optimal paths, ``ls`` is removed, operands are quoted as listed, and a missing
+    ``id`` is appended. Tasks with the same root, file and question are merged: the first keeps its fields and receives
+    the others' trajectories, with unused numbers for their negatives.
     """
     merged: dict[tuple[str, str, str], Task] = {}
     for task in tasks:
@@ -154,7 +154,7 @@ def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = l
 
 
 def _cleaned(commands: Sequence[str], filename: str) -> list[str]:
-    """A path without ``ls``, its operands quoted as they are listed, that ends with ``id``; an empty one is made."""
+    """A path without ``ls``, with operands quoted as listed and ``id`` at the end; the optimal path if it is empty."""
     cleaned, parts = [], filename.split("/")
     for command in commands:
         name, _, operand = command.strip().partition(" ")
@@ -175,7 +175,7 @@ class Split(NamedTuple):
 
 
 def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
-    """Shuffle by the seed, cut at round(0.7 n) and round(0.2 n) more; tasks without a question are left out."""
+    """Shuffle by the seed and cut at round(0.7 n) and round(0.2 n) more; tasks without a question are skipped."""
     shuffled = [task for task in tasks if task.question.strip()]
     rng("autoexplore split", seed).shuffle(shuffled)
     train, validate = round(0.7 * len(shuffled)), round(0.2 * len(shuffled))
@@ -185,9 +185,9 @@ def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
 def depth_levels(
     tasks: Iterable[Task], merge_first_two: bool = False, merge_after_first_k: int = 3
 ) -> list[list[Task]]:
-    """The depth curriculum: tasks by the depth of their target, shallow first; each once (docs/reflect-rl.md, L34).
+    """The depth curriculum: tasks by the depth of their target, shallow first, each once (docs/reflect-rl.md, L34).
 
-    ``merge_first_two`` fuses the two shallowest levels; then all after the first ``merge_after_first_k`` fuse to one.
+    ``merge_first_two`` merges the two shallowest levels; then all after the first ``merge_after_first_k`` are merged.
     """
     buckets: dict[int, list[Task]] = {}
     for task in tasks:
@@ -202,10 +202,11 @@ def depth_levels(
 def read_tasks(path: Path) -> list[Task]:
     """Read a file of tasks, ours or the original's (columns that its filter removes are ignored).
 
-    Of a folder, its .json files in the order of their names: the original's teacher writes one for each repository.
+    For a folder, read its .json files in the order of their names: the original's teacher writes one per repository.
 
     Raises:
-        UserError: as ``read_records``, a task does not fit the schema (names its place and field), or no file is there.
+        UserError: as ``read_records``, a task does not fit the schema (with its position and field), or there is no
+            file.
     """
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:

@@ -1,7 +1,7 @@
-"""A folder as AutoExplore sees it: an immutable listing, what an episode leaves out of it, and reads that stay inside.
+"""A folder as AutoExplore sees it: an immutable listing, an episode's left-out entries, and confined reads.
 
 Listing a folder once (``Tree.scan``) replaces the copy that the original makes for every episode: nothing here can
-write, so all episodes share one listing, and a ``View`` leaves entries out without touching anything.
+write, so all episodes share one listing, and a ``View`` omits entries without changing anything.
 
 Paths inside a tree are relative to its root, separated by "/", without "." and ".." ("" is the root itself).
 """
@@ -20,17 +20,17 @@ from typing import Literal, NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 
-MAX_ENTRIES = 200_000  # of one tree; a folder beyond that is no repository to explore
-MAX_DEPTH = 64  # folders below that are listed as empty
+MAX_ENTRIES = 200_000  # of one tree; a larger folder is not a repository to explore
+MAX_DEPTH = 64  # deeper folders are listed as empty
 
 Kind = Literal["dir", "file", "link", "other"]
 
 
 class Entry(NamedTuple):
-    """One name in a folder. ``target``: where a link leads, inside the tree; None: it is no link.
+    """One name in a folder. ``target``: a link's target inside the tree; None: not a link.
 
-    Links that lead to nothing or in circles are ``other``, as are FIFOs, sockets and devices. Links that lead out of
-    the tree are no entries.
+    Broken and circular links are ``other``, like FIFOs, sockets and devices. Links that lead out of the tree are not
+    listed.
     """
 
     kind: Kind
@@ -38,13 +38,13 @@ class Entry(NamedTuple):
 
 
 Keep = Callable[[Path, str, Kind], bool]
-"""(absolute path, name, kind) -> whether an entry belongs to the tree. Asked once an entry, parents first."""
+"""(absolute path, name, kind) -> whether an entry belongs to the tree. Called once per entry, parents first."""
 
 _NOTHING: Mapping[str, Entry] = MappingProxyType({})
 
 
 def no_dot_entries(path: Path, name: str, kind: Kind) -> bool:
-    """What the original copies: everything but names that begin with a dot."""
+    """The entries that the original copies: all except names that begin with a dot."""
     return not name.startswith(".")
 
 
@@ -58,10 +58,10 @@ class Tree:
 
     @classmethod
     def scan(cls, root: Path | str, keep: Keep = no_dot_entries) -> Tree:
-        """List a folder; links are looked at, never entered, so loops can't catch it.
+        """List a folder; links are inspected but never entered, so loops are harmless.
 
         Raises:
-            UserError: it is no folder, can't be listed, or holds too much (``MAX_ENTRIES``).
+            UserError: it is not a folder, cannot be listed, or has more than ``MAX_ENTRIES`` entries.
         """
         try:
             real = os.path.realpath(root, strict=True)
@@ -79,12 +79,12 @@ class Tree:
             if count > MAX_ENTRIES:
                 raise UserError(f"{root}: holds more than {MAX_ENTRIES:,} entries; name a smaller folder.")
             pending.extend((join(path, name), depth + 1) for name, entry in found.items() if entry.kind == "dir")
-        # the root's own path, also behind file://, not part of a longer name; what follows a slash stays
+        # The root's path, also after file://, but not as part of a longer name; text after a slash is kept.
         hide = re.compile(r"(?<![\w.~-])(?<!(?<!/)/)" + re.escape(real.rstrip("/") or "\0") + r"(/|(?![\w.-]))")
         return cls(real, MappingProxyType(folders), hide)
 
     def hide_root(self, text: str) -> str:
-        """The text with paths below the root made relative, and the root itself a dot."""
+        """The text with paths below the root made relative, and the root itself replaced by a dot."""
         return self._hide.sub(lambda match: "" if match[1] else ".", text) if self.root in text else text
 
     def files(self) -> list[str]:
@@ -98,19 +98,19 @@ class Tree:
         return sorted(found)
 
     def is_file(self, path: str) -> bool:
-        """Whether the listing has a regular file at this path (links don't count)."""
+        """Whether the listing has a regular file at this path (links do not count)."""
         folder, _, name = path.rpartition("/")
         entry = self.folders.get(folder, _NOTHING).get(name)
         return entry is not None and entry.kind == "file"
 
     def read(self, path: str, limit: int, *, tail: bool = False) -> tuple[bytes, bool]:
-        """The first (``tail``: last) ``limit`` bytes of a regular file, and whether that is all of it.
+        """The first (``tail``: last) ``limit`` bytes of a regular file, and whether that is the whole file.
 
-        Opens every folder on the way and the file without following links, so that a tree that was changed since it
-        was listed can't lead the read elsewhere; FIFOs and devices are never waited for.
+        Opens the file and every folder on the path without following links, so that a tree changed since the listing
+        cannot redirect the read; never blocks on FIFOs and devices.
 
         Raises:
-            OSError: it is gone, became something else, or may not be read.
+            OSError: it no longer exists, is no longer a regular file, or is not readable.
         """
         folder, _, name = path.rpartition("/")
         descriptor = _open_folder(self.root, folder)
@@ -137,10 +137,10 @@ class Tree:
 
 
 def _open_folder(root: str, path: str) -> int:
-    """A descriptor of a folder of the tree; no folder on the way below the root is reached through a link.
+    """A descriptor of a folder of the tree, opened without following any link below the root.
 
     Raises:
-        OSError: it is gone, or became something else.
+        OSError: it no longer exists, or is no longer a folder.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for folder in path.split("/") if path else []:
@@ -153,7 +153,7 @@ def _open_folder(root: str, path: str) -> int:
 
 
 def _list(root: str, path: str, keep: Keep) -> dict[str, Entry]:
-    """One folder's entries, sorted; a folder that can't be listed has none."""
+    """One folder's entries, sorted; none if it cannot be listed."""
     found: dict[str, Entry] = {}
     try:
         descriptor = _open_folder(root, path)
@@ -182,7 +182,7 @@ def _list(root: str, path: str, keep: Keep) -> dict[str, Entry]:
 
 
 def _follow(root: str, link: str) -> tuple[Kind, str | None]:
-    """What a link is, and where it leads, relative to the root; None: outside, or nowhere."""
+    """A link's kind, and its target relative to the root; None: outside the tree or broken."""
     try:
         real = os.path.realpath(link, strict=True)
     except OSError:
@@ -195,9 +195,9 @@ def _follow(root: str, link: str) -> tuple[Kind, str | None]:
 
 @dataclass(frozen=True)
 class Leaveout:
-    """What an episode leaves out: each entry with ``probability``, but ``kept`` paths and their ancestors never.
+    """An episode's left-out entries: each with ``probability``, except ``kept`` paths and their ancestors.
 
-    ``key`` names the draws; a folder's draws depend on nothing else, so no order and no copy matters.
+    ``key`` and the folder determine a folder's draws, so they are independent of order and copies.
     """
 
     probability: float
@@ -206,7 +206,7 @@ class Leaveout:
 
     @classmethod
     def around(cls, targets: Iterable[str], probability: float, *key: object) -> Leaveout:
-        """Keep the targets and every folder on the way to them."""
+        """Keep the targets and every folder on the path to them."""
         kept: set[str] = set()
         for target in targets:
             parts = target.split("/")
@@ -215,7 +215,7 @@ class Leaveout:
 
 
 class View:
-    """A tree as one episode sees it. Immutable but for a cache; cheap to make."""
+    """A tree as seen by one episode. Immutable except for a cache, and cheap to create."""
 
     def __init__(self, tree: Tree, leaveout: Leaveout | None = None) -> None:
         self.tree = tree
@@ -223,7 +223,7 @@ class View:
         self._cache: dict[str, Mapping[str, Entry]] = {}
 
     def entries(self, folder: str) -> Mapping[str, Entry]:
-        """What a folder shows, sorted by name; nothing for a path that is no folder."""
+        """The visible entries of a folder, sorted by name; empty for a path that is not a folder."""
         listed = self.tree.folders.get(folder, _NOTHING)
         if self._leaveout is None:
             return listed
@@ -235,7 +235,7 @@ class View:
         draws = rng("autoexplore leaveout", *leaveout.key, ascii(folder))
         shown = {}
         for name, entry in listed.items():
-            left_out = draws.random() < leaveout.probability  # one draw an entry, whether or not it is needed
+            left_out = draws.random() < leaveout.probability  # one draw per entry, whether or not it is kept
             if not left_out or join(folder, name) in leaveout.kept:
                 shown[name] = entry
         return MappingProxyType(shown)

@@ -1,4 +1,4 @@
-"""How much of a file the model is shown: so many lines, depending on the file's suffix, and at most 500 tokens.
+"""Truncates what the model sees of a file: to a number of lines that depends on the suffix, and to 500 tokens.
 
 ``cat scores.csv`` of a long table shows its first five lines, then ::
 
@@ -21,15 +21,15 @@ ALLOWED_SUFFIXES = CODE_SUFFIXES + DATA_SUFFIXES + TEXT_SUFFIXES + SHELL_SUFFIXE
 MAX_TOKENS = 500
 
 Cut = Callable[[str, int], str]
-"""(text, n) -> what the first n tokens of the text say; the text itself if it has no more than n."""
+"""(text, n) -> the part of the text with its first n tokens; the text itself if it has no more than n."""
 
-# As byte-pair vocabularies split text before merging: words with the blank before them, up to three digits, runs of
-# signs or of blanks. Long pieces are broken, so that 500 tokens are never more than 8,000 characters.
+# Like the splitting step of byte-pair vocabularies: words with the preceding blank, up to three digits, runs of symbols
+# or of blanks. Long pieces are split, so that 500 tokens are never more than 8,000 characters.
 _PIECE = re.compile(r" ?[^\W\d_]{1,16}|\d{1,3}| ?[^\w\s]{1,16}|_{1,16}|\s{1,16}|\w")
 
 
 def first_tokens(text: str, limit: int) -> str:
-    """A ``Cut`` that needs no vocabulary: about as long as a large model's tokens, the same everywhere.
+    """A ``Cut`` without a vocabulary: its tokens are about as long as a large model's, and the same everywhere.
 
     The original counts GPT-4's tokens, whose vocabulary has to be downloaded.
     """
@@ -38,12 +38,12 @@ def first_tokens(text: str, limit: int) -> str:
 
 
 def token_count(text: str) -> int:
-    """How many tokens ``first_tokens`` counts."""
+    """Number of tokens, as counted by ``first_tokens``."""
     return sum(1 for _ in _PIECE.finditer(text))
 
 
 def max_lines(name: str) -> int:
-    """How many lines of a file are shown, by its suffix; shell scripts and unknown ones: 10."""
+    """Maximum lines shown of a file, by its suffix; 10 for shell scripts and unknown suffixes."""
     if name.endswith(CODE_SUFFIXES):
         return 1000
     if name.endswith(DATA_SUFFIXES):
@@ -52,9 +52,9 @@ def max_lines(name: str) -> int:
 
 
 def truncate(name: str, content: str, complete: bool = True, cut: Cut = first_tokens) -> str:
-    """What is shown of a file, with a notice if that is not all; ``complete``: whether the content itself is all.
+    """The visible part of a file, with a notice if it is not all; ``complete``: whether ``content`` is the whole file.
 
-    As in the original, a final newline counts as a line that follows it.
+    As in the original, a final newline counts as followed by another line.
     """
     limit = max_lines(name)
     lines = content.split("\n", limit)

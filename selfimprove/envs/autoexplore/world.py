@@ -1,4 +1,4 @@
-"""AutoExplore as params.yaml names it."""
+"""Params of AutoExplore."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class AutoExploreParams(ListedParams):
     takes_task_file: ClassVar[bool] = True
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
-        """See ``ListedParams``: over the params' repositories; tasks are read from the folder, or made from templates.
+        """See ``ListedParams``. Tasks are read from the folder ``tasks``, or generated from templates.
 
         Raises:
-            UserError: nothing to explore, no tasks, or one whose repository or target is missing.
+            UserError: there is nothing to explore, there are no tasks, or a task's repository or target is missing.
         """
         from selfimprove.envs.autoexplore.listed import EnumeratedAutoExplore, level_names
 
@@ -63,7 +63,7 @@ class AutoExploreParams(ListedParams):
         return EnumeratedAutoExplore(game, LABELS[self.labels], levels, self.curriculum_index)
 
     def acted(self) -> AgentEnv:
-        """See ``EnvParams``: tasks from templates, nothing is left out."""
+        """See ``EnvParams``: tasks from templates, no entries left out."""
         from selfimprove.envs.autoexplore.env import ACTED
 
         game, _ = self._game(None, 0.0)
@@ -74,7 +74,7 @@ class AutoExploreParams(ListedParams):
         return self.packages * min(self.files_per_repo, self.max_files) * (per_file or self.per_file)
 
     async def prepare(self, folder: Path, file: Path | None = None, asked: AskedTeacher | None = None) -> list[str]:
-        """See ``ListedParams``: repositories, tasks, and counts of what the teacher said and what was dropped."""
+        """See ``ListedParams``: writes repositories, tasks, and counts of teacher's answers and dropped tasks."""
         from selfimprove.envs.autoexplore.inventory import inventory
         from selfimprove.envs.autoexplore.listed import TASKS_FILE
         from selfimprove.envs.autoexplore.llm_tasks import make_llm_tasks
@@ -128,13 +128,13 @@ class AutoExploreParams(ListedParams):
         return game, played
 
     def repositories(self) -> Mapping[str, Repo]:
-        """The folder's repositories, or Python packages of this machine; listed once a process."""
+        """The folder's repositories, or Python packages of this machine; listed once per process."""
         from selfimprove.envs.autoexplore.listed import find_repositories
 
         return find_repositories(self.repos, self.packages, self.seed, self.min_files, self.max_files)
 
     def template_tasks(self, repos: Mapping[str, Repo]) -> list[Task]:
-        """Tasks from docstrings, headings, columns and settings, whose targets can be named with the labels."""
+        """Tasks from docstrings, headings, columns and settings whose targets are reachable with the labels."""
         from selfimprove.envs.autoexplore.questions import make_tasks
         from selfimprove.envs.autoexplore.tasks import reachable
 

@@ -1,9 +1,9 @@
 """Gymnasium's environments, acted in by text.
 
-A task is the seed of ``reset``, so that what is drawn at random is the same each time a task is played. A state is
-the actions since then; it is returned to by playing them again. Numbered actions are written by their names or
-numbers, a space of text as it is. An observation is what the environment draws in text (``render_mode="ansi"``), else
-its values.
+A task is the seed of ``reset``, so its random draws are the same in every episode. A state is the list of actions since
+then; ``restore`` replays them. Numbered actions are written as their names or numbers, actions in a text space
+literally. An observation is the environment's text rendering (``render_mode="ansi"``) if there is one, else its
+values.
 """
 
 import re
@@ -19,12 +19,12 @@ from selfimprove.envs.interface import Move
 from selfimprove.envs.own import TextEnv
 
 COLOURED = re.compile(r"\x1b\[(\d+)[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
-"""What a drawing for a terminal shows in a colour: FrozenLake's place, Taxi's passenger."""
+"""Coloured parts of a terminal drawing, such as FrozenLake's position or Taxi's passenger."""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson", "plain"]
-"""By the last digit of a colour's code; 39 and 49 go back to a terminal's own colours."""
+"""Names by the last digit of a colour's code; 39 and 49 select the terminal's own colours."""
 MOST_VALUES = 1000
-"""Values of an observation, at most: more are a picture."""
+"""Maximum values of an observation: more are a picture."""
 CLOSE = 1e-9
 
 
@@ -33,13 +33,13 @@ class Gymnasium(TextEnv):
 
     Args:
         made_as: its id.
-        name: what it is called in outputs.
+        name: its name in outputs.
         options: further arguments of ``gymnasium.make``.
-        names: of the numbered actions; empty: their numbers.
-        about: what it is, said first.
-        score: how rewards become a score (``GymnasiumParams.score``).
-        success_return: the sum of the rewards that scores 1, with ``score="return"``.
-        tasks: how many seeds are tasks.
+        names: names of the numbered actions; empty: their numbers.
+        about: description at the start of the instruction.
+        score: how rewards are converted to a score (``GymnasiumParams.score``).
+        success_return: the sum of rewards with score 1, for ``score="return"``.
+        tasks: number of tasks (seeds).
 
     Raises:
         UserError: Gymnasium has no such environment, or its spaces cannot be written as text.
@@ -64,7 +64,7 @@ class Gymnasium(TextEnv):
         self._first = int(getattr(space, "start", 0))
         self.actions = _names(made_as, space, names)
         self.instruction = _instruction(about or f"This is {made_as}.", self.actions)  # type: ignore[misc]
-        self._task = -1  # none has begun
+        self._task = -1  # not started
         self._path: tuple[Any, ...] = ()
 
     def begin(self, task_id: int) -> str:
@@ -95,7 +95,7 @@ class Gymnasium(TextEnv):
         return self._written(seen, info), min(1.0, max(0.0, round(score, 9))), terminated or truncated
 
     def valid_actions(self) -> list[str] | None:
-        """See ``AgentEnv``: those that ``action_mask`` allows, where the environment tells; None of free text."""
+        """See ``AgentEnv``: those in ``action_mask``, if the environment provides it; None for free text."""
         if not self.actions:
             return None
         listed = super().valid_actions() or []
@@ -105,21 +105,21 @@ class Gymnasium(TextEnv):
         return [name for name in listed if name in allowed]
 
     def _understands(self, action: str) -> bool:
-        """See ``TextEnv``: in a space of text, what lies in it."""
+        """See ``TextEnv``: for free text, whatever the action space contains."""
         if self.actions:
             return super()._understands(action)
         return not self._last[1] and bool(self._env.action_space.contains(action))
 
     def expert(self) -> list[Move]:
-        """See ``TextEnv``; none where actions are free text."""
+        """See ``TextEnv``; none if actions are free text."""
         return super().expert() if self.actions else []
 
     def snapshot(self) -> Any:
-        """See ``AgentEnv``: the task and the actions since its beginning."""
+        """See ``AgentEnv``: the task and the actions since its start."""
         return self._task, self._path, self._last
 
     def restore(self, snapshot: Any) -> None:
-        """See ``AgentEnv``: plays the actions again, or only those that are missing."""
+        """See ``AgentEnv``: replays all actions, or only the missing ones."""
         task, path, last = snapshot
         if (self._task, self._path) != (task, path):
             done = len(self._path)
@@ -131,7 +131,7 @@ class Gymnasium(TextEnv):
         self._last = last
 
     def _apart(self) -> Any:
-        """See ``TextEnv``: what is seen, since paths differ wherever they lead."""
+        """See ``TextEnv``: the observation, since paths differ even if they lead to the same state."""
         return self._seen
 
     def _written(self, seen: Any, info: Mapping[str, Any]) -> str:
@@ -143,7 +143,7 @@ class Gymnasium(TextEnv):
 
 
 def drawing(text: str) -> str:
-    """A drawing for a terminal, with brackets for colours, which are named where there are several.
+    """A terminal drawing with brackets around coloured parts, and the colours' names if there are several parts.
 
     >>> drawing("\x1b[41mS\x1b[0mFF")
     '[S]FF'
@@ -159,7 +159,7 @@ def drawing(text: str) -> str:
 
 
 def written(seen: Any) -> str:
-    """An observation in text: text as it is, numbers with four digits, arrays in brackets, a line for each key.
+    """An observation as text: text literally, numbers with four digits, arrays in brackets, a line for each key.
 
     >>> written({"place": np.array([0.5, 2]), "word": "go"})
     'place: [0.5, 2]\\nword: go'
@@ -178,7 +178,7 @@ def _made(made_as: str, options: Mapping[str, Any]) -> Any:
         env = gymnasium.make(made_as, disable_env_checker=True, **options)
         if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in options:
             env = gymnasium.make(made_as, disable_env_checker=True, render_mode="ansi", **options)
-    except Exception as error:  # whatever the environment's module raises
+    except Exception as error:  # the environment's module may raise anything
         said = " ".join(str(error).split())
         raise UserError(f"gymnasium:{made_as} can't be made ({said}); fix env.name or env.options.") from None
     if env.render_mode != "ansi" and (values := _values(env.observation_space)) > MOST_VALUES:
@@ -190,7 +190,7 @@ def _made(made_as: str, options: Mapping[str, Any]) -> Any:
 
 
 def _values(space: Any) -> int:
-    """How many values an observation has; a text counts as none, since it is limited by the environment."""
+    """Number of values in an observation; text counts as 0, since the environment limits it."""
     if isinstance(space, spaces.Text):
         return 0
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -199,7 +199,7 @@ def _values(space: Any) -> int:
 
 
 def _names(made_as: str, space: Any, names: Sequence[str]) -> list[str]:
-    """The actions by number; [] for a space of text."""
+    """The actions by number; [] for a text space."""
     if isinstance(space, spaces.Text):
         if names:
             raise UserError(f"gymnasium:{made_as}: actions are free text; remove env.actions.")

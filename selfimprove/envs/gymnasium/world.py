@@ -1,4 +1,4 @@
-"""Gymnasium's environments as params.yaml names them: ``gymnasium:<id>``."""
+"""Params of Gymnasium's environments: ``gymnasium:<id>``."""
 
 import re
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,7 @@ PREFIX = "gymnasium"
 
 
 class GymnasiumParams(TextParams):
-    """Any environment of Gymnasium whose actions are text or are numbered, and whose observations can be written."""
+    """Any Gymnasium environment with text or numbered actions, and observations that can be written as text."""
 
     name: str = Field(pattern=rf"^{PREFIX}:.+$", description="gymnasium:<id>, where <id> is passed to gymnasium.make")
     options: dict[str, Any] = Field(default={}, description="additional arguments of gymnasium.make")
@@ -35,7 +35,7 @@ class GymnasiumParams(TextParams):
 
     @property
     def world_name(self) -> str:
-        """The id, as file names can have it."""
+        """The id in a form that is valid in file names."""
         return re.sub(r"[^\w.-]", "-", self.name.partition(":")[2])
 
     def make(self) -> AgentEnv:

@@ -1,4 +1,4 @@
-"""Several environments as one: a task belongs to one of them, whose instruction stands before its first observation.
+"""Several environments as one: each task belongs to one of them, whose instruction precedes its first observation.
 
 Task ``i`` of environment ``k`` of ``n`` is task ``i * n + k`` here.
 """
@@ -15,12 +15,12 @@ INSTRUCTION = "You act in one of several worlds. What you read next says in whic
 
 
 def opened(part: AgentEnv | World, observation: str) -> str:
-    """The first observation of a task."""
+    """The first observation of a task, preceded by the environment's instruction."""
     return f"{part.instruction.strip()}\n\n{observation}"
 
 
 class Mixture:
-    """Implements ``AgentEnv`` over one of each."""
+    """Implements ``AgentEnv`` over one instance of each environment."""
 
     instruction = INSTRUCTION
 
@@ -37,12 +37,12 @@ class Mixture:
         return [part.name for part in self._parts]
 
     def task_ids(self) -> Shared:
-        """Every task; a split takes its share of each environment, of what that holds out for it if it does."""
+        """Every task; a split gets its share from each environment, from held-out tasks if the environment has some."""
         ids = [with_each(part.task_ids(), partial(self._numbered, k)) for k, part in enumerate(self._parts)]
         return Shared(dict(zip(self.part_names(), ids, strict=True)), self._shares)
 
     def _numbered(self, k: int, tasks: Sequence[int]) -> list[int]:
-        """Tasks of environment ``k`` by their numbers here."""
+        """Tasks of environment ``k``, renumbered."""
         return [task * len(self._parts) + k for task in tasks]
 
     def reset(self, task_id: int) -> str:
@@ -75,7 +75,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class MixtureWorld:
-    """Implements ``World`` over the world of each; a state names the world that it is of."""
+    """Implements ``World`` over one world of each environment; a state includes the index of its world."""
 
     name: str
     parts: tuple[World, ...]

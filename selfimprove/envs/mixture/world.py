@@ -1,11 +1,11 @@
-"""Several environments as one, as params.yaml lists them: one model is trained on all, and measured on each.
+"""Params of a mixture: several environments as one. One model is trained on all of them and evaluated on each.
 
     agent_r:
       env:
         - {name: textcraft, share: 0.75}
         - {name: encyclopedia, share: 0.25}
 
-The keys of an adapter stand beside the list: ``env: {name: mixture, parts: […], labels: single}``.
+With an adapter, its keys are next to the list: ``env: {name: mixture, parts: […], labels: single}``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ CLOSE = 1e-6
 
 
 class Part(Section):
-    """One of them."""
+    """One environment of a mixture."""
 
     share: float = Field(gt=0, le=1, description="share of the tasks of every split; all shares sum to 1")
     env: SerializeAsAny[TextParams] = Field(description="filled in from the environment's own keys")
 
 
 class MixtureParams(TextParams):
-    """Several environments, each a share of the tasks; in params.yaml a list of ``env`` sections with ``share``."""
+    """Environments, each with a share of the tasks; in params.yaml a list of ``env`` sections with ``share``."""
 
     name: Literal["mixture"] = "mixture"
     parts: list[Part] = Field(min_length=2, description="the environments of the mixture")
@@ -49,12 +49,12 @@ class MixtureParams(TextParams):
         return tuple(part.env for part in self.parts)
 
     def names(self) -> tuple[str, ...]:
-        """What the environments call themselves."""
+        """The names of the environments."""
         return tuple(env.world_name for env in self.mixed())
 
     @property
     def world_name(self) -> str:
-        """All names."""
+        """All names, joined by +."""
         return "+".join(self.names())
 
     def instruction(self) -> str:
@@ -68,7 +68,7 @@ class MixtureParams(TextParams):
         return Mixture(self.world_name, [part.env.make() for part in self.parts], [part.share for part in self.parts])
 
     def world(self) -> World:
-        """The world of each, embedded or on its server."""
+        """One world of each environment, embedded or on its server."""
         from selfimprove.envs.mixture.env import MixtureWorld
 
         return MixtureWorld(self.world_name, tuple(part.env.world() for part in self.parts))

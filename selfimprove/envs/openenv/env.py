@@ -1,7 +1,7 @@
-"""An environment on an OpenEnv server, acted in by plain calls: what experts, labels and the check at the start need.
+"""An environment on an OpenEnv server with synchronous calls, for experts, labels and the check at the start.
 
-A task is a number that ``reset`` is given, a state is the actions since then, which are sent again where no session
-stands there. The expert is a file's, or a search over the actions that are listed.
+A task is a number that is passed to ``reset``. A state is the list of actions since then, which are sent again if no
+session is in this state. The expert follows a file, or searches over the listed actions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from selfimprove.envs.splits import HeldOut, Part
 
 
 class _At(NamedTuple):
-    """A state: which one, the actions that led there but for those that did nothing, what was seen after the last of
-    these, what can be done there, the score, and whether it is the end."""
+    """A state: the replay state, the path of actions without those that had no effect, the observation after it, the
+    possible actions, the score, and whether it is the end."""
 
     state: ReplayState
     path: tuple[str, ...]
@@ -29,17 +29,17 @@ class _At(NamedTuple):
 
 
 class OpenEnv(TextEnv):
-    """See the file's head. Copies share the pool's sessions."""
+    """See the module. Copies share the pool's sessions."""
 
     def __init__(self, pool: Pool, tasks: int, experts: Mapping[int, Sequence[Move]], search: int) -> None:
-        """``experts``: task -> a way to reward 1, empty where they are searched; ``search``: states of a search."""
+        """``experts``: task -> a path to reward 1; empty: paths are searched. ``search``: its maximum states."""
         self.name, self.instruction = pool.name, pool.instruction  # type: ignore[misc]
         self.tasks, self.largest_search = tasks, search
         self._pool, self._experts = pool, experts
         self._at = _At(ReplayState(-1, (), True, 0), (), "", (), 0.0, True)
 
     def task_ids(self) -> Sequence[int]:
-        """See ``AgentEnv``. Tasks with an expert of the file train; those without one are for dev and test."""
+        """See ``AgentEnv``. Tasks with an expert in the file are for training, the others for dev and test."""
         if not self._experts:
             return range(self.tasks)
         others = [task for task in range(self.tasks) if task not in self._experts]
@@ -58,7 +58,7 @@ class OpenEnv(TextEnv):
         return step.observation, step.reward, step.done
 
     def step(self, action: str) -> Step:
-        """See ``AgentEnv``: whether an action is one is the server's to say."""
+        """See ``AgentEnv``; the server decides whether an action is valid."""
         at = self._at
         if at.done:
             return Step(NOTHING, at.score, True, {"raw_score": at.score, "valid": False, "disaster": False})
@@ -70,7 +70,7 @@ class OpenEnv(TextEnv):
         return step._replace(observation=said)
 
     def valid_actions(self) -> list[str] | None:
-        """See ``AgentEnv``: those that the observation lists, else the given ones; None of free text."""
+        """See ``AgentEnv``: those listed by the observation, else the configured ones; None for free text."""
         if self._at.done:
             return []
         return None if self._at.listed is None else sorted(self._at.listed)
@@ -80,11 +80,11 @@ class OpenEnv(TextEnv):
         return self._at
 
     def restore(self, snapshot: Any) -> None:
-        """See ``AgentEnv``: nothing is sent before the next action."""
+        """See ``AgentEnv``: nothing is sent until the next action."""
         self._at = snapshot
 
     def expert(self) -> list[Move]:
-        """See ``AgentEnv``: the rest of the file's way while it is followed, else a search over listed actions."""
+        """See ``AgentEnv``: the rest of the file's path if followed so far, else a search over listed actions."""
         if self._at.done:
             return []
         way, path = self._experts.get(self._at.state.task_id, ()), self._at.path
@@ -100,15 +100,15 @@ class OpenEnv(TextEnv):
         return [Move("This leads to the goal.", action) for action in ways[here.state.task_id, path]]
 
     def _apart(self) -> Any:
-        """See ``TextEnv``: what is seen, since paths differ wherever they lead."""
+        """See ``TextEnv``: the observation, since paths differ even if they lead to the same state."""
         return self._at[2:]
 
 
 def read_experts(rows: Any, where: Any, tasks: int) -> dict[int, list[Move]]:
-    """Task -> way, of the rows of a file: {"task": 3, "moves": [{"thought": "…", "action": "…"}, …]}.
+    """Task -> path, from the rows of a file: {"task": 3, "moves": [{"thought": "…", "action": "…"}, …]}.
 
     Raises:
-        UserError: a row is malformed (names file and line).
+        UserError: a row is malformed (the message contains file and line).
     """
     found: dict[int, list[Move]] = {}
     for line, row in rows:

@@ -1,4 +1,4 @@
-"""One OpenEnv server: its sessions, each a WebSocket over which JSON messages go (openenv-core 0.3).
+"""One OpenEnv server and its sessions, each a WebSocket that exchanges JSON messages (openenv-core 0.3).
 
 A session of a counting game (client's message -> server's answer)::
 
@@ -10,8 +10,8 @@ A session of a counting game (client's message -> server's answer)::
                                                     "code": "VALIDATION_ERROR", "errors": [{"type": "missing", …}]}}
     {"type": "close"}
 
-The server makes an environment for each connection and forgets it with the connection. It takes so many sessions at
-once as it was started with (``max_concurrent_envs``, 1 unless told otherwise) and answers others by one error.
+The server creates an environment for each connection and drops it when the connection ends. It accepts the number of
+concurrent sessions that it was started with (``max_concurrent_envs``, by default 1), and sends an error to others.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FAREWELL = 5.0
 """Seconds that closing a session may take."""
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_UNREAD = 8  # messages of the server that nobody asked for, kept at most
+_UNREAD = 8  # maximum buffered messages that the server sent without a request
 
 
 class Dropped(Exception):
-    """There is no connection, or no longer: another may be made."""
+    """There is no connection, or it broke; a new one may be made."""
 
 
 class Refused(Exception):
@@ -46,7 +46,7 @@ class Refused(Exception):
 
     Attributes:
         code: VALIDATION_ERROR, EXECUTION_ERROR, CAPACITY_REACHED, …
-        faults: of a message that it could not read: (kind, field) pairs.
+        faults: for a message that the server could not parse: (kind, field) pairs.
     """
 
     def __init__(self, code: str, said: str, faults: list[tuple[str, str]]) -> None:
@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 class Told(BaseModel):
-    """An answer to reset or step; servers may send more."""
+    """An answer to reset or step; further fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -70,37 +70,37 @@ class Told(BaseModel):
 
 
 class Server:
-    """Makes connections to one server."""
+    """Creates connections to one server."""
 
     def __init__(self, name: str, timeout: float, most_bytes: int) -> None:
-        """``name``: ``openenv:`` and the address, for messages; ``timeout``: seconds a call may take.
+        """``name``: ``openenv:`` and the address, for messages; ``timeout``: seconds per call.
 
-        ``most_bytes``: of a message of the server, at most.
+        ``most_bytes``: maximum size of a message from the server.
         """
         self.name, self.timeout, self.most_bytes = name, timeout, most_bytes
         self.answered = False
-        """Whether it ever answered in its protocol."""
+        """Whether it has ever answered in its protocol."""
         self._address = name.partition(":")[2].rstrip("/")
         self._client: aiohttp.ClientSession | None = None
 
     async def connect(self) -> Connection:
-        """A connection, and so a session.
+        """A connection, and thus a session.
 
         Raises:
             Dropped: nothing answers now.
-            UserError: something else than an OpenEnv server does.
+            UserError: something other than an OpenEnv server answers.
         """
         if self._client is None:
             self._client = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # the pool of sessions has the limit
-                trust_env=urlsplit(self._address).hostname not in _LOCAL,  # a proxy cannot see this machine's servers
+                connector=aiohttp.TCPConnector(limit=0),  # the session pool limits connections
+                trust_env=urlsplit(self._address).hostname not in _LOCAL,  # proxies cannot reach local servers
             )
         try:
             async with asyncio.timeout(self.timeout):
                 socket = await self._client.ws_connect(
                     f"{self._address}/ws",
                     max_msg_size=self.most_bytes,
-                    compress=0,  # a small message can't unfold to a large one
+                    compress=0,  # a small message cannot expand to a large one
                     timeout=aiohttp.ClientWSTimeout(ws_close=FAREWELL),
                 )
         except TimeoutError:
@@ -116,14 +116,14 @@ class Server:
         return Connection(self, socket)
 
     async def close(self) -> None:
-        """Give the connections' resources back, after all of them are closed."""
+        """Release the client's resources, after all connections are closed."""
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
 
 
 class Connection:
-    """One session. One call at a time."""
+    """One session, for one call at a time."""
 
     def __init__(self, server: Server, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._server, self._socket = server, socket
@@ -132,7 +132,7 @@ class Connection:
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
-        """Read all the time: pings are answered only by who reads, and a server closes where none is answered."""
+        """Read continuously: pings are answered only while reading, and servers close connections without answers."""
         try:
             async for message in self._socket:
                 await self._answers.put(message)
@@ -147,10 +147,10 @@ class Connection:
         Raises:
             Dropped: the connection broke.
             Refused: the answer is an error.
-            EnvError: no answer in time, or one that is not of this protocol.
+            EnvError: no answer in time, or one that does not follow the protocol.
             UserError: the answer is too long.
         """
-        # A server that is full says so and closes, so that nothing can be sent any more, but that can still be read.
+        # A full server reports this and closes, so that sending fails but its error can still be read.
         with suppress(aiohttp.ClientError, ConnectionError):
             await self._socket.send_str(json.dumps({"type": kind, "data": fields}))
         if self._over and self._answers.empty():
@@ -189,7 +189,7 @@ class Connection:
         raise EnvError(f"{self._server.name}: the answer to {kind} is not OpenEnv's: {in_short(str(data))}")
 
     async def close(self) -> None:
-        """End the session; the server may be gone."""
+        """End the session, even if the server is gone."""
         self._reader.cancel()
         await asyncio.wait([self._reader])
         with suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
@@ -199,7 +199,7 @@ class Connection:
 
 
 def _faults(error: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with a message, as the server lists it: (kind, field)."""
+    """The server's list of a message's faults: (kind, field)."""
     listed = error.get("errors")
     found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return [

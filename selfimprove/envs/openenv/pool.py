@@ -1,7 +1,7 @@
-"""The sessions that this process holds on an OpenEnv server, shared by all that plays there.
+"""The sessions of this process on an OpenEnv server, shared by all its users.
 
-They live on an event loop in a thread of their own, so that the same few sessions serve coroutines (a method's
-episodes) and plain calls (experts, listed actions, the check at the start): a server takes only so many.
+They run on an event loop in a separate thread, so that the same sessions serve coroutines (a method's episodes) and
+synchronous calls (experts, listed actions, the check at the start): a server accepts only a limited number.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class Pool:
-    """The sessions on one server, under one set of rules; none before one is needed."""
+    """The sessions on one server with one set of rules; they are opened when needed."""
 
     def __init__(self, name: str, instruction: str, server: Server, rules: Rules, sessions: int, retries: int) -> None:
-        """``name``: the environment's in outputs; ``sessions``: held at once, at most; ``retries``: ``Session``'s."""
+        """``name``: for outputs; ``sessions``: maximum concurrent sessions; ``retries``: see ``Session``."""
 
         async def make_slot() -> Slot:
             return Session(server, rules, retries)
@@ -36,7 +36,7 @@ class Pool:
         self.name, self.instruction = name, instruction
         self._server, self._sessions, self._make_slot = server, sessions, make_slot
         self.ways: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-        """What experts found, by the task and the actions since its beginning."""
+        """Paths found by experts, by task and the actions since its start."""
         self._world: ReplayWorld | None = None
         self._players = 0
         self._process = os.getpid()
@@ -44,16 +44,16 @@ class Pool:
         atexit.register(self._end)
 
     def current(self) -> ReplayWorld:
-        """Where episodes are played now; its calls belong on the pool's loop."""
+        """The current replay world; its methods must run on the pool's loop."""
         if self._world is None:
             self._world = ReplayWorld(self.name, self.instruction, self._make_slot, self._sessions)
         return self._world
 
     def now(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work on the loop; the caller waits.
+        """Run a coroutine on the pool's loop and wait for its result.
 
         Raises:
-            UserError: also where the environment fails: a plain call has nothing to go on with.
+            UserError: also when the environment fails, because a synchronous caller cannot continue.
         """
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -61,16 +61,16 @@ class Pool:
             raise UserError(f"{error}; look at the server's own output.") from None
 
     async def soon(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for a coroutine of another loop, which goes on meanwhile."""
+        """The same for a coroutine of another loop, which is not blocked."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def join(self) -> OpenEnvWorld:
-        """A world for a method; the sessions end with the last one that is closed."""
+        """A world for a method; the sessions end when the last one is closed."""
         self._players += 1
         return OpenEnvWorld(self)
 
     async def leave(self) -> None:
-        """A world was closed."""
+        """Counterpart of ``join``, when a world is closed."""
         self._players -= 1
         if self._players == 0:
             await self.soon(self._close())
@@ -82,7 +82,7 @@ class Pool:
         await self._server.close()
 
     def _end(self) -> None:
-        """At the end of the process: say goodbye, but wait for nobody long. A forked process has no such thread."""
+        """At exit: close the sessions, with a time limit. A forked process does not have the loop's thread."""
         if os.getpid() != self._process:
             return
         with suppress(Exception):
@@ -99,7 +99,7 @@ class OpenEnvWorld:
 
     @property
     def stats(self) -> ReplayStats:
-        """Of the pool's sessions while this world was open."""
+        """Counts of the pool's sessions while this world was open."""
         return self._world.stats
 
     async def reset(self, task_id: int) -> tuple[ReplayState, str]:
@@ -123,7 +123,7 @@ _POOLS: dict[tuple[int, str], Pool] = {}
 
 
 def pool(key: str, make: Callable[[], Pool]) -> Pool:
-    """The process's pool of that key; another process, also a forked one, has sessions of its own."""
+    """The process's pool for a key; other processes, including forked ones, have their own sessions."""
     place = (os.getpid(), key)
     if place not in _POOLS:
         _POOLS[place] = make()
@@ -132,7 +132,7 @@ def pool(key: str, make: Callable[[], Pool]) -> Pool:
 
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """The loop of a process, which runs in a thread of its own."""
+    """The event loop of a process, which runs in its own thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="openenv", daemon=True).start()
     return loop

@@ -1,7 +1,7 @@
-"""One session of an OpenEnv server as a copy that ``envs/replay.py`` plays in: what is sent, shown and scored.
+"""One session of an OpenEnv server as a slot of ``envs/replay.py``: messages, observations and scores.
 
-A connection that breaks in the middle of an episode is made again, the task is reset, and the actions are sent again:
-the server's environment was lost with the connection, so that no action counts twice.
+If a connection breaks during an episode, it is re-established, the task is reset, and the actions are sent again. The
+server drops the environment with the connection, so no action counts twice.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ T = TypeVar("T")
 Score = Literal["return", "last", "terminated"] | float
 
 BACKOFF = 0.5
-"""Seconds before a connection is first made again; doubled each time."""
+"""Seconds before the first reconnection; doubled each time."""
 
 NOTHING = "Nothing happens."
 TASK, ACTION, NUMBER, JSON = "{task}", "{action}", "{number}", "{json}"
-"""What stands in a message's fields for the task, for an action's text, for its number, and for what it is as JSON."""
+"""Placeholders in a message's fields: for the task, the action's text, its number, and its text parsed as JSON."""
 
 OF_THE_MESSAGE = ("missing", "extra_forbidden")
-"""Kinds of faults that lie in which fields are sent, whatever the model writes into them."""
+"""Kinds of faults in the set of fields, independent of what the model writes into them."""
 CLOSE = 1e-9
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
@@ -43,7 +43,7 @@ class Seen(str):
 
 @dataclass(frozen=True)
 class Rules:
-    """How tasks and actions become messages, and answers text and scores: ``OpenEnvParams``."""
+    """How tasks and actions become messages, and answers become text and scores: ``OpenEnvParams``."""
 
     name: str
     reset: Mapping[str, Any]
@@ -55,7 +55,7 @@ class Rules:
     success_return: float = 1.0
 
     def message(self, action: str) -> dict[str, Any] | None:
-        """The fields of an action; None: it has no number, or is no JSON, where that is asked for."""
+        """The fields of an action; None if the rules require a number or JSON and the action is not one."""
         values: dict[str, Any] = {ACTION: plain_text(action)}
         if action in self.actions:
             values[NUMBER] = self.actions.index(action)
@@ -72,7 +72,7 @@ class Rules:
         return message if isinstance(message, dict) else None
 
     def seen(self, told: Told) -> Seen:
-        """The text of an observation, and the actions that it lists, else the given ones."""
+        """The text of an observation, with the actions that it lists, else the configured ones."""
         try:
             seen = Seen(plain_text(written(self._at(told, self.field) if self.field else told.observation)))
         except RecursionError:
@@ -125,17 +125,17 @@ class Rules:
                 f"{self.name}: in task {task} {what}, and a score lies in [0, 1]; set env.success_return to the sum "
                 "that means success, or env.score to terminated or to the reward that means success."
             )
-        return min(1.0, max(0.0, round(score, 9)))  # ten times 0.1 are 1
+        return min(1.0, max(0.0, round(score, 9)))  # so that ten times 0.1 is 1
 
 
 class Session:
-    """See the file's head. Implements ``replay.Slot``."""
+    """See the module. Implements ``replay.Slot``."""
 
     def __init__(self, server: Server, rules: Rules, retries: int) -> None:
-        """``retries``: how often a connection that broke is made again for one call."""
+        """``retries``: maximum reconnections per call."""
         self._server, self._rules, self._retries = server, rules, retries
         self._connection: Connection | None = None
-        self._here = False  # whether the server's environment is where the actions below lead
+        self._here = False  # whether the server's environment is in the state after the actions below
         self._task, self._sent = 0, list[dict[str, Any]]()
         self._seen = Seen()
         self._total, self._score = 0.0, 0.0
@@ -148,7 +148,7 @@ class Session:
         return self._seen
 
     async def step(self, action: str) -> Step:
-        """See ``Slot``. An action that is not listed, or that the server does not take, does nothing."""
+        """See ``Slot``. An action that is not listed, or that the server does not accept, has no effect."""
         listed = self._seen.listed
         message = self._rules.message(action)
         if message is None or (listed is not None and action not in listed):
@@ -166,7 +166,7 @@ class Session:
         try:
             told = await connection.ask("reset", filled(self._rules.reset, {TASK: self._task}))
         except Refused as refused:
-            if refused.code == "CAPACITY_REACHED":  # perhaps only until sessions that were left have ended
+            if refused.code == "CAPACITY_REACHED":  # may be temporary, until abandoned sessions have ended
                 raise Dropped(f"it is full: {refused}") from refused
             raise self._failed(f"reset of task {self._task}", refused) from None
         seen = self._rules.seen(told)
@@ -190,7 +190,7 @@ class Session:
                         f"({in_short('; '.join(wrong))}); set env.action to the fields that it names at /schema."
                     ) from None
                 return self._nothing()
-            self._here = False  # who knows how far it got
+            self._here = False  # the environment's state is unknown
             if refused.code == "SESSION_ERROR":
                 await self.close()
             if refused.code not in ("EXECUTION_ERROR", "SESSION_ERROR") or action in (self._seen.listed or ()):
@@ -208,7 +208,7 @@ class Session:
         return Step(seen, score, done, info)
 
     async def _return(self) -> None:
-        """Bring the server's environment where it was before the connection broke, or before an action failed in it."""
+        """Restore the server's environment to its state before the connection broke or an action failed in it."""
         seen = await self._begin()
         connection = await self._connected()
         for message in self._sent:
@@ -247,14 +247,14 @@ class Session:
         return EnvError(f"{self._server.name}: {what} failed on the server ({refused.code}: {refused})")
 
     def _nothing(self) -> Step:
-        """What an action does that is none; what could be done before can be done now."""
+        """The step of an invalid action; the possible actions stay the same."""
         seen = Seen(NOTHING)
         seen.listed = self._seen.listed
         return Step(seen, self._score, False, {"raw_score": self._total, "valid": False, "disaster": False})
 
 
 def filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """Fields with what stands for a value replaced by it; all else as it is.
+    """Fields with placeholders replaced by their values.
 
     >>> filled({"seed": "{task}", "options": ["{task}", "x"]}, {"{task}": 7})
     {'seed': 7, 'options': [7, 'x']}
@@ -267,12 +267,12 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def holds(template: Any, placeholder: str) -> bool:
-    """Whether something stands for a value in the fields of a message."""
+    """Whether a message's fields contain a placeholder."""
     return filled(template, {placeholder: 0}) != template
 
 
 def written(value: Any) -> str:
-    """A value of an observation in text: text as it is, a line for each key, else JSON.
+    """A value of an observation as text: text literally, a line for each key, else JSON.
 
     >>> written({"text": "go", "place": [1, 2]})
     'text: go\\nplace: [1, 2]'

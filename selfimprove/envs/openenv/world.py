@@ -1,4 +1,4 @@
-"""An OpenEnv server's environment as params.yaml names it: ``openenv:<address>``."""
+"""Params of an OpenEnv server's environment: ``openenv:<address>``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class OpenEnvParams(TextParams):
         return f"{about}Answer each time with a thought and {what}.\nThought: why\nAction: the action"
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``. Raises: UserError: nothing answers there, or what it answers does not fit."""
+        """See ``TextParams``. Raises: UserError: nothing answers there, or the answers do not fit."""
         from selfimprove.core.records import read_rows
         from selfimprove.envs.contract import check_once
         from selfimprove.envs.openenv.env import OpenEnv, read_experts
@@ -101,14 +101,14 @@ class OpenEnvParams(TextParams):
         return made()
 
     def world(self) -> World:
-        self.make()  # which checks it
+        self.make()  # checks the server
         return self._pool().join()
 
     def embedded_world(self) -> World:
         return self.world()
 
     def _pool(self) -> Pool:
-        """The process's sessions on the server."""
+        """This process's pool of sessions on the server."""
         from selfimprove.envs.openenv.link import Server
         from selfimprove.envs.openenv.pool import Pool, pool
         from selfimprove.envs.openenv.session import Rules
@@ -126,7 +126,7 @@ class OpenEnvParams(TextParams):
 
 
 def _texts(value: Any) -> list[str]:
-    """Every text in the fields of a message."""
+    """Every text in a message's fields."""
     if isinstance(value, dict | list):
         return [text for inner in (value.values() if isinstance(value, dict) else value) for text in _texts(inner)]
     return [value] if isinstance(value, str) else []

@@ -1,4 +1,4 @@
-r"""Plays on a server that speaks AgentGym's HTTP protocol, in the dialect that an environment's folder declares.
+r"""Plays on a server with AgentGym's HTTP protocol, in the dialect that the environment's folder declares.
 
 An episode on a TextCraft server (client's call -> server's answer)::
 
@@ -8,10 +8,10 @@ An episode on a TextCraft server (client's call -> server's answer)::
     POST /step {"id": 4, "action": "craft 4 ..."}    -> {"observation": "Crafted 4 ...", "reward": 1, "done": true}
     POST /close {"id": 4}                            -> true
 
-A server's environment cannot be snapshotted, so the world is one by replay (``envs/replay.py``); ``concurrency``
-environments are held open. The bare action is sent, without "Action:" (docs/agent-r.md, A41).
-A step that may have been taken is never sent again to the same environment (``envs/remote/link.py``): the
-environment is given up, and its episode is replayed in another.
+A server's environment cannot be snapshotted, so the world works by replay (``envs/replay.py``), with ``concurrency``
+environments held open. The bare action is sent, without "Action:" (docs/agent-r.md, A41). A step that may have been
+executed is never sent again to the same environment (``envs/remote/link.py``): that environment is abandoned, and its
+episode is replayed in another.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _RemoteWorld(ReplayWorld):
 
 
 class Answer(BaseModel):
-    """The fields of an answer that are read; servers may send more."""
+    """Base of answers: only declared fields are read; servers may send more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -83,13 +83,13 @@ class RemoteSlot(ABC):
         Args:
             name: the environment's.
             server: its address, ``http://host:port``.
-            concurrency: environments held open, and so calls at once.
-            timeout: seconds a call may take.
-            instruction: the first user message; the protocol does not have it.
-            backoff: seconds before a call is first tried again; doubled each time.
+            concurrency: environments held open, which limits concurrent calls.
+            timeout: seconds per call.
+            instruction: the first user message, which is not part of the protocol.
+            backoff: seconds before the first retry of a call; doubled each time.
 
         Raises:
-            UserError: ``server`` is no plain http(s) address.
+            UserError: ``server`` is not a plain http(s) address.
         """
         return _RemoteWorld(name, cls, Link(server, concurrency, timeout, backoff), concurrency, instruction)
 
@@ -108,7 +108,7 @@ class RemoteSlot(ABC):
         """See ``Slot``."""
 
     async def close(self) -> None:
-        """See ``Slot``. Older WebShop servers know no such call; that is their affair."""
+        """See ``Slot``. Older WebShop servers do not support this call, and keep the environment."""
         if self._link.absences == self._absences:
             await self._link.farewell("/close", self._me)
 
@@ -125,7 +125,7 @@ class RemoteSlot(ABC):
 
 
 def outcome(observation: str, raw: float, best: float, done: bool, valid: bool) -> Step:
-    """A step with its score on our scale: [0, 1], and a disaster, which ends the episode, where it is negative."""
+    """A step with its score normalised to [0, 1]; a negative score is a disaster, which ends the episode."""
     disaster = raw < 0
     reward = 0.0 if disaster else min(raw / best, 1.0)
     return Step(

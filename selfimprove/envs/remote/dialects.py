@@ -1,8 +1,8 @@
-"""What makes a dialect of AgentGym's HTTP protocol as our server speaks it; each is in its environment's folder.
+"""The definition of a dialect of AgentGym's HTTP protocol for our server; each environment's folder declares its own.
 
 A dialect is a table of calls, each a function from a held environment and the request's fields to the answer's JSON:
-AgentGym's own calls and ours (docs/agent-r.md, A42). What clients must have sent is a schema beside them; how calls
-arrive and how environments are held is ``server.py``.
+AgentGym's own calls and ours (docs/agent-r.md, A42). The schema of the request is declared with it. ``server.py``
+receives calls and holds environments.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from selfimprove.envs.interface import AgentEnv
 
 
 class Refused(Exception):
-    """A request that can't be served; the sentence goes into the answer."""
+    """A request that cannot be served; the answer contains the sentence."""
 
 
 @dataclass
 class Open:
     """An environment that a client holds.
 
-    ``used``: when it was last called; ``first``: the task's first observation; ``detail``: what ``/detail`` tells,
-    replaced but never changed; ``lock``: one call at a time.
+    ``used``: time of the last call; ``first``: the task's first observation; ``detail``: the answer of ``/detail``,
+    replaced but never modified; ``lock``: allows one call at a time.
     """
 
     number: int
@@ -37,13 +37,13 @@ class Open:
 
 
 class Ask(BaseModel):
-    """A request's fields; others are ignored, as in the originals."""
+    """A request's fields; unknown fields are ignored, as in the originals."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
 
 class Create(Ask):
-    """TextCraft's clients send recipes and a goal of their own, which the original's reset forgets at once."""
+    """TextCraft's clients send their own recipes and goal, which the original's reset discards immediately."""
 
 
 class Which(Ask):
@@ -53,7 +53,7 @@ class Which(Ask):
 
 
 class Begin(Which):
-    """Which task; None: any."""
+    """Specifies the task; None: any."""
 
     data_idx: int | None = None
 
@@ -65,7 +65,7 @@ class Act(Which):
 
 
 class Endpoint(NamedTuple):
-    """A call: ``answer(held environment, fields)`` gives its JSON."""
+    """A call: ``answer(held environment, fields)`` returns its JSON."""
 
     method: str
     path: str
@@ -75,10 +75,10 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """What distinguishes a server: its greeting, its names of the fields, its calls.
+    """What distinguishes a server: its greeting, its field names, its calls.
 
-    ``created(held)`` prepares a new environment and answers ``/create``. ``threads``: the environment's calls take
-    long and are run in threads; else they are run where they are, one after the other.
+    ``created(held)`` prepares a new environment and answers ``/create``. ``threads``: the environment's calls are slow
+    and run in threads; otherwise they run in the event loop, one after the other.
     """
 
     greeting: str
@@ -90,7 +90,7 @@ class Dialect:
 
 
 def begin(held: Open, task_id: int) -> str:
-    """Reset to a task: the first observation."""
+    """Reset to a task; returns the first observation."""
     held.first = held.env.reset(task_id)
     held.resets += 1
     return held.first

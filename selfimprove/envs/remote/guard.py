@@ -1,8 +1,8 @@
 """Protects the environment server from its clients: size limits, time limits, and allowed hosts.
 
-A browser on the same machine can be made to send requests by any page that it shows. Such a request carries an
-``Origin``, or a ``Host`` that a foreign name server points here (DNS rebinding), or no JSON content type; those are
-refused. AgentGym's clients send none of the three.
+Any web page can make a browser on the same machine send requests. Such a request has an ``Origin`` header, a ``Host``
+that a foreign name server resolves to this machine (DNS rebinding), or a content type other than JSON, and is refused.
+AgentGym's clients send none of these.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE = 20.0
-"""Seconds in which a client must have sent a request, from the connection or its last answer on; a body as well."""
+"""Seconds in which a client must send a complete request, from the connection or its last answer on."""
 
 MOST_CONNECTIONS = 512
-"""Connections held at once, at most; fewer where the process may have few open files."""
+"""Maximum concurrent connections; fewer if the process's limit of open files is low."""
 
 
 def most_connections() -> int:
-    """Half of the files that this process may have open, so that environments can still open theirs."""
+    """Half of this process's limit of open files, at most ``MOST_CONNECTIONS``; the rest is for environments."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(MOST_CONNECTIONS, max(1, files // 2))
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, which alone would hold half a request for ever, and any number of them."""
+    """uvicorn's HTTP protocol with limits: by itself it keeps incomplete requests forever, and any number of them."""
 
     patience = PATIENCE
     most = most_connections()
@@ -46,7 +46,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Close the connection if it has had no request in progress since the last look, nor a new one in between."""
+        """Close the connection if it has been idle since the last check."""
         working = self.cycle is not None and not self.cycle.response_complete
         idle = None if working else (self.cycle or self)
         if idle is not None and idle is self._idle_since:
@@ -57,12 +57,12 @@ class BoundedProtocol(H11Protocol):
 
 
 def own_names(host: str) -> frozenset[str]:
-    """Names by which clients may call a server that listens at ``host``; numeric addresses are always allowed."""
+    """Names under which clients may address a server that listens at ``host``; numeric addresses are always allowed."""
     return frozenset(name.lower() for name in ("localhost", host, socket.gethostname(), socket.getfqdn()))
 
 
 def refusal(request: Request, names: Collection[str]) -> str | None:
-    """Why a request is not answered; None: it is."""
+    """Why a request is refused; None if it is accepted."""
     if "origin" in request.headers:
         return "requests of web pages (with an Origin) are not answered."
     host = request.url.hostname or ""

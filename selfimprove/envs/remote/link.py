@@ -1,7 +1,7 @@
-"""One AgentGym server over HTTP: sends a call, retries where that is safe, and reports errors.
+"""One AgentGym server over HTTP: sends calls, retries them if that is safe, and reports errors.
 
-What may be sent again depends on what the call does and on how it failed (``Fault``). A ``/step`` never is: who needs
-it all the same replays the episode in another environment (``envs/replay.py``). Errors come with status 200 and a body
+Whether a call may be sent again depends on the call and on how it failed (``Fault``). A ``/step`` is never sent again;
+instead, the episode is replayed in another environment (``envs/replay.py``). Errors arrive with status 200 and a body
 ``{"error": ...}``.
 """
 
@@ -19,22 +19,22 @@ from selfimprove.core.errors import UserError, fault
 from selfimprove.envs.interface import EnvError
 
 TRIES = 4
-"""How often a call that may be sent again is sent."""
+"""Maximum attempts for a call that may be sent again."""
 
 FAREWELL = 5.0
-"""Seconds that closing an environment may take; a server that takes longer keeps it."""
+"""Time limit for closing an environment, in seconds; a server that takes longer keeps it."""
 
-_SAY = 300  # characters of a server's own words that an error repeats
+_SAY = 300  # maximum characters of a server's text in an error
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 T = TypeVar("T")
 Method = Literal["GET", "POST"]
 Fault = Literal["unreached", "answered", "lost"]
-"""The server never saw the call; it failed in it (5xx); or it is unknown (no answer in time, the connection broke)."""
+"""The server never received the call; it failed on it (5xx); or unknown (no answer in time, broken connection)."""
 
 ALWAYS: tuple[Fault, ...] = ("unreached", "answered", "lost")
 IF_ANSWERED: tuple[Fault, ...] = ("answered",)
-"""For ``/reset``: one that was lost may still be at work; a server that was away may have forgotten the environment."""
+"""For ``/reset``: a lost one may still be running; a server that was away may have dropped the environment."""
 NEVER: tuple[Fault, ...] = ()
 
 
@@ -47,33 +47,33 @@ class _Fault(Exception):
 
 
 class Link:
-    """Calls to one server, any number at once."""
+    """Calls to one server; any number may run concurrently."""
 
     def __init__(self, server: str, concurrency: int, timeout: float, backoff: float) -> None:
-        """``concurrency``: connections kept; ``timeout``, ``backoff``: see ``make_remote_world``.
+        """``concurrency``: connections kept alive; ``timeout``, ``backoff``: see ``RemoteSlot.world``.
 
         Raises:
-            UserError: ``server`` is no plain http(s) address.
+            UserError: ``server`` is not a plain http(s) address.
         """
         self.server = _address(server)
         self._timeout, self._backoff, self._concurrency = timeout, backoff, concurrency
         self._client: httpx.AsyncClient | None = None
         self.absences = 0
-        """How often the server was away. It may have been restarted since: its old ids may mean new environments."""
+        """How often the server was unreachable. It may have restarted, and its ids may mean new environments."""
         self._answered = False
-        self._left = False  # an environment was given up, and may still take up room on the server
+        self._left = False  # an environment was abandoned, and may still take up room on the server
 
     async def call(
         self, method: Method, path: str, fields: Mapping[str, Any], shape: TypeAdapter[T], again: tuple[Fault, ...]
     ) -> T:
-        """The answer to one call, which must be a ``shape``.
+        """The answer to one call, validated as a ``shape``.
 
-        ``fields`` are sent as the body or, in a GET, as the query; ``again`` names the faults after which the call may
-        be sent once more.
+        ``fields`` are sent as the body or, in a GET, as the query; ``again`` lists the faults after which the call may
+        be sent again.
 
         Raises:
-            EnvError: the call failed for good, or the answer is an error or no ``shape``.
-            UserError: the server has never answered anything, or it serves something else.
+            EnvError: the call failed permanently, or the answer is an error or not a ``shape``.
+            UserError: the server has never answered, or is not an AgentGym server.
         """
         try:
             async for attempt in tenacity.AsyncRetrying(
@@ -94,7 +94,7 @@ class Link:
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def farewell(self, path: str, fields: Mapping[str, Any]) -> None:
-        """Send once and listen to nothing: the server may be gone, or may not know the call."""
+        """Send once and ignore the answer: the server may be gone, or may not support the call."""
         self._left = True
         with suppress(_Fault):
             await self._send("POST", path, fields, min(self._timeout, FAREWELL))
@@ -109,20 +109,20 @@ class Link:
             self._client = httpx.AsyncClient(
                 base_url=self.server,
                 timeout=None,  # the whole call is timed below
-                # Servers close connections that are idle for 5 s (uvicorn); a call that meets one of these is lost.
+                # Servers close connections that are idle for 5 s (uvicorn); a call on such a connection is lost.
                 limits=httpx.Limits(
                     max_connections=None, max_keepalive_connections=self._concurrency, keepalive_expiry=2.0
                 ),
                 headers={"Content-Type": "application/json"},
-                verify=self.server.startswith("https"),  # plain http needs no certificates, whose loading takes 0.3 s
-                trust_env=httpx.URL(self.server).host not in _LOCAL,  # a proxy cannot see this machine's servers
+                verify=self.server.startswith("https"),  # plain http needs no certificates, which take 0.3 s to load
+                trust_env=httpx.URL(self.server).host not in _LOCAL,  # proxies cannot reach local servers
             )
         try:
             async with asyncio.timeout(timeout):
                 if method == "GET":
                     response = await self._client.get(path, params=dict(fields))
                 else:
-                    # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
+                    # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
                     response = await self._client.post(path, content=json.dumps(fields, ensure_ascii=True))
         except TimeoutError:
             raise _Fault("lost", f"no answer within {timeout:g} s") from None
@@ -179,11 +179,11 @@ def _address(server: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Lone surrogates are legal in JSON but could not be written as UTF-8."""
+    """Replaces lone surrogates, which are legal in JSON but cannot be encoded as UTF-8."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def in_short(text: str) -> str:
-    """A server's words for a message: one line, and nothing that a terminal obeys."""
+    """A server's text for a message: one line, without terminal control characters."""
     shown = "".join(one if one.isprintable() else " " for one in plain_text(text[: 10 * _SAY]))
     return " ".join(shown.split())[:_SAY]

@@ -1,4 +1,4 @@
-r"""Serves an embedded environment with AgentGym's HTTP protocol, so that other people's clients can play on it.
+r"""Serves an embedded environment with AgentGym's HTTP protocol, so that other clients can play on it.
 
 A WebShop client's episode::
 
@@ -7,11 +7,11 @@ A WebShop client's episode::
     GET  /available_actions?env_idx=0                     -> {"has_search_bar": true, "clickables": ["search"]}
     POST /step {"env_idx": 0, "action": "search[shoes]"}  -> {"state": "...", "reward": 0.0, "done": false, ...}
 
-Every call of AgentGym's three dialects is here (docs/agent-r.md, A42), without what was broken there and with
-``/valid_actions``, ``/look`` and ``/inventory``, which Agent-R calls and no AgentGym server had. Whatever
-goes wrong is answered with status 200 and ``{"error": "one sentence"}``, as the originals do. Ids count up from 0 and
-are never used again. ``/create`` takes an empty body in every dialect; AgentGym's TextCraft server answers 422 then.
-There is no access control: serve on 127.0.0.1 or inside a trusted network (``guard`` keeps web pages out).
+All calls of AgentGym's three dialects are supported (docs/agent-r.md, A42), with their faults fixed, plus
+``/valid_actions``, ``/look`` and ``/inventory``, which Agent-R calls and no AgentGym server had. As in the originals,
+errors are answered with status 200 and ``{"error": "one sentence"}``. Ids count up from 0 and are never reused.
+``/create`` accepts an empty body in every dialect, for which AgentGym's TextCraft server answers 422. There is no
+access control: serve on 127.0.0.1 or inside a trusted network (``guard`` refuses requests of web pages).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from selfimprove.envs.remote.dialects import Ask, Create, Dialect, Endpoint, Ope
 from selfimprove.envs.remote.guard import BoundedProtocol, own_names, refusal
 
 LONGEST_BODY = 1 << 20
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 
 T = TypeVar("T")
 
 
 class Environments:
-    """The environments that clients hold: at most ``most``; when those are taken, the longest idle one is closed."""
+    """The environments that clients hold, at most ``most``; if all are taken, the longest idle one is closed."""
 
     def __init__(
         self, make_env: Callable[[], AgentEnv], most: int, idle: float, clock: Callable[[], float] = time.monotonic
@@ -57,14 +57,14 @@ class Environments:
         self._next = 0
 
     def numbers(self) -> list[int]:
-        """Ids of the environments held, ascending."""
+        """Ids of the held environments, ascending."""
         return sorted(self._held)
 
     async def create(self, run: Run) -> Open:
         """A new environment.
 
         Raises:
-            Refused: there is no room, and nothing has been idle long enough.
+            Refused: there is no room, and no environment has been idle long enough.
         """
         while len(self._held) + self._making >= self._most:
             await self._close_idle(run)
@@ -79,10 +79,10 @@ class Environments:
 
     @asynccontextmanager
     async def using(self, number: int) -> AsyncIterator[Open]:
-        """One environment, for one call.
+        """One environment, locked for one call.
 
         Raises:
-            Refused: it is not held (any more).
+            Refused: it is not held, or no longer.
         """
         held = self._find(number)
         async with held.lock:
@@ -94,13 +94,13 @@ class Environments:
                 held.used = self._clock()
 
     async def close(self, number: int, run: Run) -> None:
-        """Give one back. Raises: as ``using``."""
+        """Close an environment. Raises: as ``using``."""
         async with self.using(number) as held:
             del self._held[number]
             await run(partial(close_env, held.env))
 
     async def close_all(self, run: Run) -> None:
-        """Give all back."""
+        """Close all environments."""
         for number in self.numbers():
             await self.close(number, run)
 
@@ -123,7 +123,7 @@ Run = Callable[[Callable[[], T]], Awaitable[T]]
 
 
 def close_env(env: AgentEnv) -> None:
-    """Environments that hold a process have a ``close``."""
+    """Close an environment if it has a ``close`` method; those that hold a process do."""
     close = getattr(env, "close", None)
     if close is not None:
         close()
@@ -138,15 +138,15 @@ def make_app(
     names: Collection[str] = own_names("localhost"),
     clock: Callable[[], float] = time.monotonic,
 ) -> Starlette:
-    """The server.
+    """The server application.
 
     Args:
-        dialect: one of ``DIALECTS``.
-        make_env: makes a fresh copy of the environment.
-        environments: how many may be held at once.
-        idle: seconds without a call after which one may be taken back, when there is no room.
-        names: what a request's Host may be, besides an address.
-        clock: seconds.
+        dialect: the environment's (``dialects.Dialect``).
+        make_env: creates a new copy of the environment.
+        environments: maximum number held.
+        idle: seconds without a call after which an environment may be closed if there is no room.
+        names: allowed values of a request's Host, besides addresses.
+        clock: time in seconds.
     """
     held = Environments(make_env, environments, idle, clock)
 
@@ -196,23 +196,23 @@ def make_app(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket for the server; port 0: any free one.
+    """A listening socket for the server; port 0: any free port.
 
     Raises:
-        UserError: the port is taken or forbidden, or the address is none of this machine's.
+        UserError: the port is taken or forbidden, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise UserError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another port.") from None
-    # Head and body of an answer are two packets: without this, the second waits 40 ms for the client's receipt.
+    # An answer's header and body are two packets: otherwise the second waits 40 ms for the client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def server_config(app: Starlette, **more: Any) -> uvicorn.Config:
-    """How the server is run: with bounds on connections and time, and a log of its own faults alone."""
+    """uvicorn's settings: limits on connections and time, and a log of its own errors only."""
     return uvicorn.Config(app, http=BoundedProtocol, log_level="error", access_log=False, **more)
 
 
@@ -224,16 +224,16 @@ def _route(method: str, path: str, work: Callable[[Request], Awaitable[Any]], na
             answer = await work(request)
         except (Refused, UserError, EnvError) as error:
             answer = {"error": str(error)}
-        except Exception as error:  # a fault of ours ends one call, not the server
+        except Exception as error:  # our own fault ends one call, not the server
             answer = {"error": f"{type(error).__name__}: {error}"}
-        # In ASCII: an observation may repeat a lone surrogate of the action, which UTF-8 cannot carry.
+        # ASCII, because an observation may repeat a lone surrogate of the action, which UTF-8 cannot encode.
         return Response(json.dumps(answer, ensure_ascii=True), media_type="application/json")
 
     return Route(path, respond, methods=[method])
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request; {} for an empty body."""
+    """The JSON object in a request; {} for an empty body."""
     raw = b""
     try:
         async with asyncio.timeout(BoundedProtocol.patience):
