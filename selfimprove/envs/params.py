@@ -167,7 +167,7 @@ class Asking(Section):
 
 
 class AskedTeacher(NamedTuple):
-    """The model that writes tasks. ``model``: its name in the tasks; ``progress`` is called with (answers so far, all)."""
+    """The model that writes tasks. ``model``: its name in the tasks; ``progress``: called with (answers, total)."""
 
     engine: Engine
     form: Asking
