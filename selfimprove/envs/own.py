@@ -190,7 +190,7 @@ class Answers(ABC):
         return Grade(float(self.equivalent(answer, problem.gold)), answer)
 
     def slip(self, problem: Problem, *key: object) -> str:
-        """See ``AnswerEnv``: the demonstration of another answer: a number off by one, or the text without its end."""
+        """See ``AnswerEnv``: the demonstration of a number off by one, or of a text without its last character."""
         gold = problem.gold
         wrong = str(int(gold) + rng("slip", problem.id, *key).choice((-1, 1))) if gold.isdecimal() else gold[:-1]
         return self.demonstration(replace(problem, gold=wrong, answer=wrong))

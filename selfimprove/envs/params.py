@@ -66,7 +66,7 @@ class EnvParams(Section):
         """The environment as one with text actions, from which adapters derive the methods' other requirements.
 
         Raises:
-            UserError: what the environment needs is missing or wrong.
+            UserError: something that the environment needs is missing or wrong.
         """
         raise NotImplementedError
 
@@ -167,7 +167,7 @@ class Asking(Section):
 
 
 class AskedTeacher(NamedTuple):
-    """The model that writes tasks. ``model``: its name in the tasks; ``progress``: called with (answers, total)."""
+    """The model that writes tasks. ``model``: its name in the tasks; ``progress(answers, total)`` reports progress."""
 
     engine: Engine
     form: Asking
@@ -369,7 +369,7 @@ class OwnTextParams(OwnParams, TextParams):
 
 
 class OwnListedParams(OwnParams, ListedParams):
-    """A user-defined environment with text actions; those it lists get labels (docs/environments.md)."""
+    """A user-defined environment with text actions; listed actions get labels (docs/environments.md)."""
 
     needs: ClassVar[type] = AgentEnv
 

@@ -64,7 +64,7 @@ def draw_in_order(
 ) -> dict[str, list[int]]:
     """As ``draw_splits``, with the splits in the order given, which affects the draw.
 
-    With several environments, every split contains each one's share, evenly spread, so that its beginnings do as well.
+    With several environments, every split contains each one's share, evenly spread, so that its prefixes do as well.
     """
     if isinstance(ids, Shared):
         parts = []
@@ -116,7 +116,7 @@ def beside(ids: Sequence[int], task: int) -> Sequence[int]:
 
 
 def apportioned(count: int, shares: Sequence[float]) -> list[int]:
-    """Divide a count into integers by shares that add up to 1, with the largest-remainder method (first ones first).
+    """Divide a count by shares that add up to 1, with the largest-remainder method; ties go to the first parts.
 
     >>> apportioned(10, [0.5, 0.25, 0.25])
     [5, 3, 2]

@@ -47,8 +47,8 @@ def candidates(valid: Iterable[str], look: str, inventory: str) -> list[str]:
     """The actions to which a prediction may be mapped, shortest first, then alphabetically.
 
     These are ``open door to`` every room, and all valid actions except actions on doors other than opening them, and
-    ``focus on`` the agent, the air, a room, or a thing with a word that is neither in ``look`` (what the agent sees) nor
-    in ``inventory``.
+    ``focus on`` the agent, the air, a room, or a thing with a word that is neither in ``look`` (what the agent sees)
+    nor in ``inventory``.
     """
     seen = f"{look} {inventory}".lower()
     kept = {f"open door to {room}" for room in ROOMS}

@@ -74,7 +74,7 @@ class EnumeratedTaxi:
     labels = LABELS
 
     def __init__(self, mode: Mode = "full", max_turns: int = 15, with_history: bool = False, level: int = -1) -> None:
-        """``level``: the curriculum's only level; -1: all levels. Raises: UserError: bad mode, level or max_turns."""
+        """``level``: index of the curriculum's only level; -1: all. Raises: UserError: bad mode, level or max_turns."""
         if level >= len(LEVELS):
             raise UserError(f"reflect_rl.env.curriculum_index: taxi has the levels 0 to 2, not {level}; choose one.")
         self.levels: tuple[str, ...] = LEVELS if level < 0 else LEVELS[level : level + 1]

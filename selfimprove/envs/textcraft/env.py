@@ -141,7 +141,7 @@ class TextCraft:
     def valid_actions(self) -> list[str]:
         """Crafts that the inventory allows, gets in the amounts that a command or the expert uses, and ``inventory``.
 
-        Apart from the expert's gets, only what the task's commands mention; [] when done.
+        Only recipes and items that the task's commands mention; [] when done.
         """
         if self._done:
             return []

@@ -122,7 +122,7 @@ class RecipeBook:
                 self.by_tag.setdefault(tag, []).extend(self.recipes.get(item, []))
 
     def _least_depths(self) -> dict[str, int]:
-        """Least fixed point; items that need themselves (through a tag) or have no complete recipe get no depth."""
+        """Least fixed point; items that need themselves (by a tag) or lack a recipe get no depth and are no goals."""
         depths = {item: 0 for item in sorted(self.items) if self.is_raw(item)}
         # An item's own recipes take precedence over those of a tag with the same name.
         makers = {**self.by_tag, **self.recipes}
@@ -188,7 +188,7 @@ class RecipeBook:
         return uses
 
     def commands(self, goal: str, seed: int) -> tuple[Recipe, ...]:
-        """The recipes shown to the player: the reachable ones and up to ten others with the same inputs, shuffled.
+        """The recipes shown to the player: the reachable ones and up to ten others that share an input, shuffled.
 
         The draws are the original's (one ``random.Random(seed)`` per task), but over sorted lists instead of sets.
         """

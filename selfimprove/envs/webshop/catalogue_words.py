@@ -43,7 +43,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scent": ("scent", ("citrus", "coconut", "lavender", "vanilla")),
     "flavor": ("flavor", ("honey", "cocoa", "berry", "ginger", "apple")),
 }
-"""Option groups: the name on the page, and the values a product may offer some of."""
+"""Option group -> the name on the page, and all values, of which each product offers some."""
 
 DEPARTMENTS: tuple[Department, ...] = (
     Department(
@@ -176,4 +176,4 @@ REVIEWS: tuple[tuple[str, float, str], ...] = (
     ("Not for me", 2.0, "I sent the {noun} back."),
     ("As expected", 3.0, "Nothing special, it works."),
 )
-"""Title, stars and text of what buyers say."""
+"""Title, stars and text of the possible reviews."""
