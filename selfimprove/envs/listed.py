@@ -1,8 +1,7 @@
 """Adapter from ``AgentEnv`` to ``EnumeratedEnv``, for Reflect-RL: labels, costs, and reflections.
 
 Listed actions get labels, an action's cost is the negative of what it adds to the episode's reward, and the expert's
-next thought serves as the teacher's reflection. The text format is the original's for ALFWorld (docs/reflect-rl.md,
-L42)::
+next thought is the teacher's reflection. The text format is the original's for ALFWorld (docs/reflect-rl.md, L42)::
 
     You are in the middle of a room. Looking quickly around you, you see a fridge 1, and a sinkbasin 1.
 

@@ -113,8 +113,7 @@ class TextParams(EnvParams):
         """A copy of the embedded environment, whether or not ``server`` is set.
 
         Raises:
-            UserError: something that the environment needs is missing or wrong, such as a recipe file. (A missing
-                Java is reported at ``reset``.)
+            UserError: something needed is missing or wrong, such as a recipe file. (Missing Java: at ``reset``.)
         """
         raise NotImplementedError
 

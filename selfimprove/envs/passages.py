@@ -8,9 +8,8 @@ A page of the crafting world, three passages long::
 
 Each world writes its own pages (``pages.py`` in its folder) with a random number generator that the caller seeds. They
 contain facts, maps, recipes, single worked steps and, if a world can generate any number of other tasks, complete
-solutions: searches, and crafting with the expert's thoughts and actions. No page contains a task that a method is
-tested on, and none shows what is specific to a method: its prompt, feedback on an attempt, a revision, a judgement, a
-reflection.
+solutions with the expert's thoughts and actions. No page contains a task that a method is tested on, or anything
+specific to a method: its prompt, feedback on an attempt, a revision, a judgement, a reflection.
 """
 
 from collections.abc import Callable

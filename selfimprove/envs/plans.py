@@ -1,8 +1,7 @@
 """Adapter from ``AgentEnv`` to ``AnswerEnv``, for RISE: a task is a problem, and an attempt at it is a complete plan.
 
 A plan has one action per line and is executed from a fresh reset; its reward is the episode's. The feedback reports
-what happened, so that the next attempt can improve. A plan for TextCraft's goal 867 that omits gathering, and its
-feedback::
+what happened, for the next attempt. A plan for TextCraft's goal 867 that omits gathering, and its feedback::
 
     craft 3 marble brick using 2 marble rock
     craft 1 marble step using 2 marble brick

@@ -12,9 +12,8 @@ from functools import cache, cached_property
 def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
     r"""The content of the last complete box, stripped; None if there is no box or it is empty.
 
-    ``commands``: the accepted commands, without the backslash. ``boxed{5}`` without a backslash is also accepted, as in
-    the original, and so is ``\boxed 5`` without braces: its content is the rest of the formula, or outside of formulas
-    the next word.
+    ``commands``: the accepted commands, without the backslash. Also accepted: ``boxed{5}``, as in the original, and
+    ``\boxed 5``, whose content is the rest of the formula or, outside of formulas, the next word.
     """
     span = last_box_span(text, commands)
     return None if span is None else text[span[1] : span[2]].strip() or None

@@ -5,8 +5,7 @@ comparison therefore runs in a worker process, which a profiling timer without a
 even inside C code, so that a timeout does not depend on the machine's load. The next comparison gets a fresh worker.
 This file contains both sides: run as a script, it is the worker and imports nothing from this package.
 
-This does not protect against code execution: math-verify uses a grammar-based parser and is trusted not to call
-``eval``.
+This does not protect against code execution: math-verify parses by grammar and is trusted not to call ``eval``.
 """
 
 import json

@@ -40,8 +40,7 @@ def load(split: str, folder: Path) -> list[Question]:
 
 
 def read_question(row: Mapping[str, Any], place: str) -> Question:
-    """A question from a row of any of the data set's files: {question, answer, type?, id?, gold_titles? or
-    supporting_facts?}.
+    """A row of any of the data set's files: {question, answer, type?, id?, gold_titles? or supporting_facts?}.
 
     Raises:
         UserError: a field is missing or wrong.

@@ -48,8 +48,7 @@ def load(split: str, folder: Path) -> list[Question]:
 def first_word(answer: str) -> str:
     """The first word, lower-cased, without surrounding punctuation; "" if there is none.
 
-    Inner hyphens, apostrophes, slashes and underscores are part of the word: "no-one", "no/yes" and "no_answer" are
-    not "no".
+    Inner hyphens, apostrophes, slashes and underscores belong to it: "no-one", "yes/no" and "no_answer" are not "no".
     """
     found = _WORD.search(answer.lower())
     return found[0] if found else ""

@@ -34,8 +34,7 @@ An episode (goal 867 of the embedded book, played by the expert)::
     Crafted 1 minecraft:marble_stair
 
 The last craft earns reward 1 and ends the episode; every other step earns 0 (docs/agent-r.md, A35). Replies are
-AgentGym's verbatim, including the odd ones; docstrings and comments note the cases in which it crashes or contradicts
-itself.
+AgentGym's verbatim, including odd ones; docstrings and comments note where it crashes or contradicts itself.
 """
 
 import re

@@ -82,9 +82,8 @@ class WebShop:
     def step(self, action: str) -> Step:
         """Search, click, or do nothing (then ``valid`` is False). The reward is given at ``buy now``.
 
-        After the purchase, ``info`` also contains ``parts`` (a ``reward.Score`` as a dict) and ``final_page`` (the
-        original's last page, with the score). Further actions change nothing and return the same reward (the original
-        returns 0).
+        At the purchase, ``info`` also contains ``parts`` (a ``reward.Score`` as a dict) and ``final_page`` (the
+        original's last page, with the score). Later actions change nothing and return the same reward (original: 0).
         """
         name, argument = parse_action(action)
         before = self._state

@@ -1,8 +1,7 @@
 """Calls tools for a policy, by case-insensitive name, with limits on concurrency and time (docs/spin.md, S19).
 
-Whatever a tool does, the episode continues. If it raises, hangs or returns no text, the call returns None, which the
-method represents by a neutral text; long texts are cut; counters record all of this. Exception texts never enter a
-trajectory.
+Whatever a tool does, the episode continues. If it raises, hangs or returns no text, the call returns None, for which
+the method has a neutral text; long texts are cut. Counters record this. Exception texts never enter a trajectory.
 """
 
 import asyncio
