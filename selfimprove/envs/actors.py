@@ -1,8 +1,8 @@
-"""Processes of heavy environments on the nodes of a Ray cluster, each held by an actor.
+"""Runs the processes of heavy environments on the nodes of a Ray cluster, each in an actor.
 
-Which environment does so decides by ``in_use`` when it starts its first process. An actor that dies, alone or with its
-node, is not replaced here: the call fails, as one to a process of this machine does that died, and whoever called makes
-another and plays the episode again.
+An environment checks ``in_use`` when it starts its first process, to decide whether it uses actors. An actor that dies,
+alone or with its node, is not replaced here: the call fails, as does a call to a local process that died, and the
+caller creates another actor and replays the episode.
 """
 
 import os
@@ -28,18 +28,18 @@ from selfimprove.engines.cluster.ray_cluster import (
 from selfimprove.envs.interface import EnvError
 
 FIRST_SECONDS = 20.0
-"""How long nodes may take at the start to tell what they have."""
+"""Time limit for the nodes' examination at the start."""
 
 LATER_SECONDS = 5.0
-"""The same, of nodes that have joined since."""
+"""Time limit for the examination of nodes that have joined since."""
 
 
 class HostLost(EnvError):
-    """The actor is gone, and what it held with it."""
+    """The actor, and with it the object that it held, is lost."""
 
 
 class EnvironmentActor:
-    """On a node: holds an object, whose methods are called one at a time."""
+    """Runs on a node and holds an object, whose methods are called one at a time."""
 
     def __init__(self, root: str) -> None:
         """``root``: the repository's folder."""
@@ -49,7 +49,7 @@ class EnvironmentActor:
         self._held: Any = None
 
     def make(self, kind: Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
-        """Make the object."""
+        """Create the object."""
 
         def made() -> None:
             self._held = kind(*arguments)
@@ -57,11 +57,11 @@ class EnvironmentActor:
         return self._outcome(made)
 
     def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
-        """Call a method of it."""
+        """Call a method of the object."""
         return self._outcome(lambda: getattr(self._held, method)(*arguments))
 
     def _outcome(self, work: Callable[[], Any]) -> tuple[str, Any]:
-        """("done", value), or what the other side is to raise: ("user" or "env", its words)."""
+        """("done", value), or the exception that the caller raises: ("user" or "env", message)."""
         try:
             return "done", work()
         except UserError as error:
@@ -71,24 +71,24 @@ class EnvironmentActor:
 
 
 class Hosted:
-    """An object on some node. Threads may share it; its calls block."""
+    """A proxy for an object on some node. It is thread-safe, and its calls block."""
 
     def __init__(self, cluster: ClusterParams, name: str, kind: Callable[..., Any], *arguments: Any) -> None:
-        """Start an actor on the node that has the fewest of ours, and make ``kind(*arguments)`` there.
+        """Start an actor on the node with the fewest of our actors, and create ``kind(*arguments)`` there.
 
         Args:
-            name: the environment's, for messages.
+            name: the environment's name, for messages.
 
         Raises:
-            UserError: no cluster, no node that has what a run needs, or as ``kind``.
-            EnvError: as ``kind``, or the node was lost meanwhile.
+            UserError: no cluster, no node with what a run needs, or raised by ``kind``.
+            EnvError: raised by ``kind``, or the node was lost in the meantime.
         """
         self._name, self._calls, self._open = name, 0, True
         self._ray = connect(cluster)
         hold()
         try:
             self.node = _nodes.take(self._ray)
-            # Its share of CPUs is not reserved: the engines hold all of them, as on one machine.
+            # No CPUs are reserved, because the engines hold all of them, as on one machine.
             self._actor = pinned(self._ray, EnvironmentActor, self.node, num_cpus=0).remote(str(Path.cwd()))
             self._result(self._actor.make.remote(kind, *arguments))
             self._say(f"a process on {self.node.place}")
@@ -97,11 +97,11 @@ class Hosted:
             raise
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the object and wait.
+        """Call a method of the object and wait for its result.
 
         Raises:
-            HostLost: the actor died, or was closed.
-            UserError, EnvError: as the method.
+            HostLost: the actor died or was closed.
+            UserError, EnvError: raised by the method.
         """
         if not self._open:
             raise HostLost(f"{self._name}: the process has been ended")
@@ -109,11 +109,11 @@ class Hosted:
         return self._result(self._actor.call.remote(method, *arguments))
 
     def alive(self) -> bool:
-        """Whether it can be called, as far as is known."""
+        """Whether the actor can be called, as far as is known."""
         return self._open
 
     def close(self) -> None:
-        """End the actor, also in mid-call. May be called again."""
+        """Stop the actor, even during a call. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -131,7 +131,7 @@ class Hosted:
         errors = self._ray.exceptions
         try:
             outcome, value = self._ray.get(reference)
-        except errors.RayTaskError:  # a fault of the object's code, with its traceback
+        except errors.RayTaskError:  # an error in the object's code, with its traceback
             raise
         except errors.RayError as error:
             self.close()
@@ -145,7 +145,7 @@ class Hosted:
 
 
 class _Nodes:
-    """Which nodes have what a run needs, and how many of our actors each holds."""
+    """Which nodes have what a run needs, and how many of our actors run on each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -154,10 +154,10 @@ class _Nodes:
         self._held: Counter[str] = Counter()
 
     def take(self, ray: Any) -> Node:
-        """The node for another actor.
+        """Choose the node for another actor.
 
         Raises:
-            UserError: at the start a node is unfit, or there is none.
+            UserError: a node is unfit at the start, or no node is fit.
         """
         with self._lock:
             if self._examination is None:
@@ -179,7 +179,7 @@ class _Nodes:
             return node
 
     def give(self, node: Node) -> None:
-        """An actor there has ended; after the last one nothing is known any more, as the cluster may be left."""
+        """Record that an actor on ``node`` has ended; the last one resets everything, as we may leave the cluster."""
         with self._lock:
             self._held[node.id] -= 1
             if not self._held.total():

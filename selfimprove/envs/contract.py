@@ -1,4 +1,4 @@
-"""What an environment of a person's own promises, checked once when a stage begins: a few actions of its first task."""
+"""The contract of user-defined environments, checked once when a stage starts with a few actions on the first task."""
 
 import traceback
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv
 
 ACTIONS = 20
-"""Actions of the check, at most."""
+"""The maximum number of actions in the check."""
 
 
 _DONE: set[tuple[str, str]] = set()
@@ -17,13 +17,13 @@ _DONE: set[tuple[str, str]] = set()
 def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
     """Refuse an environment whose reset depends on more than the task, or whose rewards are outside [0, 1].
 
-    Also one whose observations are no texts, or whose state cannot be copied.
+    Environments whose observations are not strings, or whose state cannot be copied, are refused as well.
 
     Args:
-        name, options: of the class; a process checks each once.
+        name, options: identify the class and its arguments; each pair is checked once per process.
 
     Raises:
-        UserError: says which, or where the class itself raised something.
+        UserError: the violated requirement, or the location at which the class raised an exception.
     """
     if (name, options) in _DONE:
         return
@@ -31,7 +31,7 @@ def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
         _check(name, make)
     except UserError:
         raise
-    except Exception as error:  # whatever a person's class raises
+    except Exception as error:  # a user-defined class may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{name} failed in {place.filename}, line {place.lineno} ({said}); fix the class.") from error

@@ -1,6 +1,6 @@
-"""Labels of listed actions, so that one token acts (``interface.EnumeratedEnv``).
+"""Labels of listed actions, so that an action is a single token (``interface.EnumeratedEnv``).
 
-A state of DangerousTaxi (start 121, one action later) in its two parts, ``pre`` and, from the heading on, ``post``::
+A state of DangerousTaxi (start 121, after one action) in its two parts, ``pre`` and, from the heading on, ``post``::
 
     You have already completed the following actions:
     move north
@@ -19,8 +19,8 @@ A state of DangerousTaxi (start 121, one action later) in its two parts, ``pre``
     Action 1: move north
     ...
 
-A reflection model reads ``pre`` only, a policy ``pre``, the reflection and ``post``, and answers with one label
-(docs/reflect-rl.md, L2). Rewards are given as costs, as in the paper: c = -r.
+The reflection model reads only ``pre``. The policy reads ``pre``, the reflection and ``post``, and answers with one
+label (docs/reflect-rl.md, L2). Rewards are expressed as costs, as in the paper: c = -r.
 """
 
 import string
@@ -35,20 +35,20 @@ LABELS: Mapping[LabelSet, tuple[str, ...]] = {
     "full": (*map(str, range(200)), *string.ascii_letters),
     "single": (*string.digits, *string.ascii_letters),
 }
-"""What actions may be called: the original's 252, each one token of GPT-2; or the 62 that are one character."""
+"""The sets of labels: the original's 252, each a single GPT-2 token; or the 62 of one character."""
 
 
 def oracle_label(env: EnumeratedEnv) -> str | None:
-    """The label, as listed now, of the oracle's next command; None at the end or where there is no path."""
+    """The current label of the oracle's next command; None at the end or if there is no path."""
     way = env.oracle()
     return next((label for label, command in env.commands().items() if way and command == way[0]), None)
 
 
 def label_ids(labels: Sequence[str], encode: Callable[[str], Sequence[int]], offer: LabelSet = "single") -> list[int]:
-    """The token of every label: the rows that a shrunk head keeps (docs/reflect-rl.md, L4 and L6).
+    """The token id of every label: the rows that a reduced output head keeps (docs/reflect-rl.md, L4 and L6).
 
     Raises:
-        UserError: some labels are not one token, or share one (names them, and offers the smaller set).
+        UserError: some labels are not a single token, or share one (names them, and suggests the smaller set).
     """
     ids = [list(encode(label)) for label in labels]
     shared = {tuple(i) for i in ids if ids.count(i) > 1}
@@ -63,7 +63,7 @@ def label_ids(labels: Sequence[str], encode: Callable[[str], Sequence[int]], off
 
 
 class Spelling(NamedTuple):
-    """Whose actions, and what they may be called."""
+    """An environment's name and the labels that its actions may have."""
 
     name: str
     labels: tuple[str, ...]

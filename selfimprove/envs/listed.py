@@ -1,7 +1,7 @@
 """Adapter from ``AgentEnv`` to ``EnumeratedEnv``, for Reflect-RL: labels, costs, and reflections.
 
-The actions that it lists get labels; what an action adds to the episode's reward is its negative cost; the expert's
-next thought is the teacher's reflection. The text is the original's for ALFWorld (docs/reflect-rl.md, L42)::
+Listed actions get labels, an action's cost is the negative of what it adds to the episode's reward, and the expert's
+next thought is the teacher's reflection. The text format is the original's for ALFWorld (docs/reflect-rl.md, L42)::
 
     You are in the middle of a room. Looking quickly around you, you see a fridge 1, and a sinkbasin 1.
 
@@ -29,11 +29,11 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, CutState, Last, Played, State
 
-ACTION_HEADING = "\nThe actions you can take now is:"  # the original's, grammar included
+ACTION_HEADING = "\nThe actions you can take now is:"  # verbatim from the original, including the grammar
 
 
 def state_text(first: str, path: Sequence[tuple[str, str]]) -> str:
-    """The state up to the heading. ``first``: what ``reset`` gave; ``path``: (action, observation), oldest first."""
+    """The state up to the heading. ``first``: the first observation; ``path``: (action, observation), oldest first."""
     steps = "".join(
         f"--- Step: {i} ---\nAction: {action}\nObservation: {observation}\n\n"
         for i, (action, observation) in enumerate(path)
@@ -58,7 +58,7 @@ class ListedSnapshot(NamedTuple):
 
 
 class ListedText:
-    """Implements ``EnumeratedEnv``. ``game`` should end no episode before ``max_turns``: it is cut here."""
+    """Implements ``EnumeratedEnv``. ``game`` should not limit the number of turns itself: ``max_turns`` does so."""
 
     decisive = ""
     levels: tuple[str, ...] = ("",)
@@ -74,7 +74,7 @@ class ListedText:
         seed: int = 0,
         add_expert: bool = False,
     ) -> None:
-        """``add_expert``: list what the expert would do next as well; ``game`` may list it in other words."""
+        """``add_expert``: also list the expert's next action, which ``game`` may list in another wording."""
         self.name, self.instruction = game.name, f"{game.instruction}\n"
         self._game = game
         self.max_turns, self.labels = max_turns, tuple(labels)
@@ -82,7 +82,7 @@ class ListedText:
         self._now = ListedSnapshot(-1, 0, "", (), 0, True, 0.0, None)
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """See ``EnumeratedEnv``; there are no splits here, the method draws them."""
+        """See ``EnumeratedEnv``; there are no splits here, because the method draws them."""
         return self._game.task_ids()
 
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
@@ -106,14 +106,14 @@ class ListedText:
         return state
 
     def commands(self) -> dict[str, str]:
-        """The i-th listed action has label i; ``shuffle_action`` permutes the first n, listed by label.
+        """The i-th listed action has label i; ``shuffle_action`` permutes the actions first.
 
-        Of more actions than there are labels the expert's next one is kept, and as many others as a draw gives.
+        If there are more actions than labels, the expert's next action is kept and the others are sampled.
         """
         return self._labelled(self._valid())
 
     def _valid(self) -> list[str]:
-        """The actions that make sense now."""
+        """The currently valid actions."""
         if self._now.ended:
             return []
         self._game.restore(self._now.game)
@@ -133,12 +133,12 @@ class ListedText:
             kept = [*kept, *drawn][:most]
             commands = [command for command in commands if command in kept]
         if self._shuffle_action:
-            commands = list(commands)  # the game's own list stays as it is
+            commands = list(commands)  # do not modify the game's list
             rng(f"{self.name} labels", self._seed, now.task, now.episode, len(now.path)).shuffle(commands)
         return dict(zip(self.labels, commands, strict=False))
 
     def step(self, label: str) -> Played:
-        """See ``EnumeratedEnv``; an invalid label leaves the state as it was, but time passes."""
+        """See ``EnumeratedEnv``; an invalid label leaves the state unchanged, but counts as a step."""
         now = self._now
         if now.ended:
             return Played(0.0, True, now.reward == 1, False, "")
@@ -161,7 +161,7 @@ class ListedText:
         return [move.action for move in self._game.expert()]
 
     def explain(self, last: Last | None, *key: object) -> str:
-        """One sentence at the first step, two afterwards: whether the last action helped, and the expert's thought."""
+        """The expert's next thought; after the first step preceded by a sentence on whether the last action helped."""
         said = []
         if last is not None:
             said.append(rng(f"{self.name} reflection", *key).choice(self.helped if last.helped else self.wrong))
@@ -171,7 +171,7 @@ class ListedText:
         return " ".join(said)
 
     def reveals(self, text: str) -> bool:
-        """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
+        """See ``EnumeratedEnv``: revealing the next action is allowed here."""
         return False
 
     def snapshot(self) -> ListedSnapshot:
@@ -181,5 +181,5 @@ class ListedText:
         self._now = snapshot
 
     def copy(self) -> ListedText:
-        """See ``EnumeratedEnv``; the game is put into the right state before each use, so it can be shared."""
+        """See ``EnumeratedEnv``; the game can be shared, because it is restored to the right state before each use."""
         return copy.copy(self)

@@ -1,10 +1,10 @@
-"""Which method plays which environment, as the registry declares it; the table in docs/environments.md.
+"""Which method can play which environment, according to the registry; writes the table in docs/environments.md.
 
     cell("agent_r", TextCraftParams)  ->  Cell(True, "own")
     cell("agent_r", TaxiParams)       ->  Cell(True, "commands instead of labels")
     cell("reflect_rl", MathParams)    ->  Cell(False, "no actions that can be listed")
 
-``python -m selfimprove.envs.matrix`` (``make docs``) writes the table; a test runs every cell that is possible.
+``python -m selfimprove.envs.matrix`` (``make docs``) writes the table; a test runs every possible cell.
 """
 
 from pathlib import Path
@@ -21,10 +21,10 @@ BEGIN, END = "<!-- matrix: `make docs` -->\n", "<!-- end of matrix -->\n"
 
 TITLES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}
 YOURS: dict[str, type[EnvParams]] = {"TextEnv": OwnTextParams, "Answers": OwnAnswerParams, "Facts": OwnQuestionParams}
-"""Environments of a person's own, by their base class."""
+"""User-defined environments, by their base class."""
 
 OWNED = "own"
-"""What the table says where the method's paper plays the environment."""
+"""The table's entry if the method's paper plays the environment."""
 
 DIRECT: dict[tuple[str, type[EnvParams]], str] = {
     ("rise", AnswerParams): "as it is",
@@ -32,18 +32,18 @@ DIRECT: dict[tuple[str, type[EnvParams]], str] = {
     ("spin", TextParams): "rounds of thought and action",
     ("spin", AnswerParams): "plain SPIN, one reply",
 }
-"""How a method plays environments of a kind without an adapter, where its paper does not play them."""
+"""How a method plays environments of a kind without an adapter if its paper does not play them."""
 
 
 class Cell(NamedTuple):
-    """Whether a method plays an environment, and how or why not, in a phrase."""
+    """Whether a method can play an environment, and a phrase that states how or why not."""
 
     possible: bool
     said: str
 
 
 def cell(method: str, one: type[EnvParams]) -> Cell:
-    """One of the table."""
+    """One cell of the table."""
     if one.paper == method and one not in YOURS.values():
         return Cell(True, OWNED)
     for (player, kind), how in DIRECT.items():
@@ -54,7 +54,7 @@ def cell(method: str, one: type[EnvParams]) -> Cell:
 
 
 def cells() -> dict[tuple[str, str], Cell]:
-    """(method, name) -> cell, of every environment that the registry declares."""
+    """(method, name) -> cell, for every environment in the registry."""
     return {(method, name): cell(method, one) for name, one in _rows().items() for method in TITLES}
 
 
@@ -79,7 +79,7 @@ def _shown(one: Cell) -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table of today."""
+    """The page with the current table."""
     return between(page, BEGIN, END, table())
 
 

@@ -1,8 +1,8 @@
-"""Base classes for an environment of a person's own: what a method needs is derived from two methods.
+"""Base classes for user-defined environments: a subclass writes two methods, and the rest is derived from them.
 
-``TextEnv`` is acted in by text (Agent-R, Reflect-RL); ``Answers`` grades answers (RISE). Any method here may be
-overridden: an ``expert`` that knows the way needs no search and has thoughts of its own. docs/environments.md has an
-example of each, docs/spin.md names what SPIN takes.
+``TextEnv`` is for environments with text actions (Agent-R, Reflect-RL), ``Answers`` for graded answers (RISE). Any
+method here may be overridden, for example ``expert``, to provide thoughts and avoid the search. docs/environments.md
+has an example of each class; docs/spin.md lists what SPIN accepts.
 """
 
 import pickle
@@ -23,19 +23,19 @@ class TextEnv(ABC):
     """Implements ``AgentEnv`` for a deterministic world whose state is the object's attributes (plain values).
 
     A subclass sets ``instruction`` and ``actions``, and writes ``begin`` and ``act``. Snapshots are copies of the
-    attributes. The expert is a breadth-first search over the listed actions, so a shortest way; it suits worlds of at
-    most some thousands of states.
+    attributes. The expert runs a breadth-first search over the listed actions and so finds a shortest path; this is
+    practical for worlds of up to a few thousand states.
     """
 
     name: str
     instruction: ClassVar[str]
     """The first user message: what the world is and how to act in it."""
     actions: Sequence[str] = ()
-    """Every action there is; a world whose actions depend on its state overrides ``valid_actions``."""
+    """All actions; a world whose actions depend on its state overrides ``valid_actions``."""
     tasks: int = 2000
-    """How many tasks there are: task ids count from 0."""
+    """The number of tasks; task ids start at 0."""
     largest_search: int = 20_000
-    """States that the expert's search visits, at most."""
+    """The maximum number of states that the expert's search visits."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -43,11 +43,11 @@ class TextEnv(ABC):
 
     @abstractmethod
     def begin(self, task_id: int) -> str:
-        """Set the attributes to a task's first state; the first observation."""
+        """Set the attributes to a task's first state and return the first observation."""
 
     @abstractmethod
     def act(self, action: str) -> tuple[str, float, bool]:
-        """Do one of the listed actions: (observation, reward in [0, 1], whether the episode ends). 1 is success."""
+        """Do a listed action: (observation, reward in [0, 1], whether the episode ends). Reward 1 means success."""
 
     def task_ids(self) -> Sequence[int]:
         """See ``AgentEnv``."""
@@ -73,15 +73,15 @@ class TextEnv(ABC):
         return Step(said, reward, done, {"raw_score": reward, "valid": valid, "disaster": False})
 
     def valid_actions(self) -> list[str] | None:
-        """See ``AgentEnv``; none after the end."""
+        """See ``AgentEnv``; none once the episode has ended."""
         return [] if self._last[1] else sorted(self.actions)
 
     def _understands(self, action: str) -> bool:
-        """Whether ``act`` can do it now: whether it is listed."""
+        """Whether ``act`` accepts the action now: whether it is listed."""
         return action in (self.valid_actions() or ())
 
     def _apart(self) -> Any:
-        """What tells the states of a task apart in the expert's search: the snapshot."""
+        """The key that distinguishes states in the expert's search: the snapshot."""
         return self.snapshot()
 
     def snapshot(self) -> Any:
@@ -100,16 +100,16 @@ class TextEnv(ABC):
             ) from None
 
     def restore(self, snapshot: Any) -> None:
-        """See ``AgentEnv``; the snapshot is one of this process, never one that was read from a file."""
+        """See ``AgentEnv``; the snapshot must come from this process, never from a file."""
         ways = self._known_ways()
         vars(self).clear()
         vars(self).update(pickle.loads(snapshot), _ways=ways)
 
     def expert(self) -> list[Move]:
-        """See ``AgentEnv``: a shortest way, [] where the search finds none."""
+        """See ``AgentEnv``: a shortest path, or [] if the search finds none."""
         here, ways = self.snapshot(), self._known_ways()
         if here not in ways:
-            # Every state on the way has its rest for a way: an episode that follows the expert searches once.
+            # Store the remaining path for every state on it, so that an episode that follows the expert searches once.
             states, way = self._search(here)
             ways.update((state, way[i:]) for i, state in enumerate(states))
             self.restore(here)
@@ -119,7 +119,7 @@ class TextEnv(ABC):
         return vars(self).setdefault("_ways", {})
 
     def _search(self, start: Any) -> tuple[list[Any], list[str]]:
-        """The states from ``start`` on a shortest way to reward 1, and the actions in them."""
+        """The states from ``start`` along a shortest path to reward 1, and the action taken in each."""
         before: dict[Any, tuple[Any, str]] = {}
         seen, waiting = {self._apart()}, deque([start])
         while waiting and len(seen) < self.largest_search:
@@ -144,7 +144,7 @@ class TextEnv(ABC):
 
 
 class Answers(ABC):
-    """Implements ``AnswerEnv`` for rows of ``question`` and ``answer``; a subclass writes the two methods below."""
+    """Implements ``AnswerEnv`` for rows with ``question`` and ``answer``; a subclass writes the two methods below."""
 
     name: str
 
@@ -161,9 +161,9 @@ class Answers(ABC):
         """A right attempt, from which ``extract`` reads ``problem.gold``."""
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
-        """See ``AnswerEnv``; every problem's own demonstration has to earn reward 1.
+        """See ``AnswerEnv``; every problem's demonstration must earn reward 1.
 
-        Without an ``id`` the question is one; where rows have the same, later ones get ``-2``, ``-3``, …
+        The default ``id`` is the question; if rows share an id, later ones get the suffix ``-2``, ``-3``, …
         """
         problems, ids = [], Ids(self.name)
         for line, row in rows:
@@ -190,7 +190,7 @@ class Answers(ABC):
         return Grade(float(self.equivalent(answer, problem.gold)), answer)
 
     def slip(self, problem: Problem, *key: object) -> str:
-        """See ``AnswerEnv``: the demonstration of another answer, one off where it is a number, else a letter short."""
+        """See ``AnswerEnv``: the demonstration of a number off by one, or of a text without its last character."""
         gold = problem.gold
         wrong = str(int(gold) + rng("slip", problem.id, *key).choice((-1, 1))) if gold.isdecimal() else gold[:-1]
         return self.demonstration(replace(problem, gold=wrong, answer=wrong))

@@ -1,7 +1,7 @@
-"""The ``env`` sections of params.yaml: what those of one method have in common, and an environment of a person's own.
+"""The ``env`` sections of params.yaml: what those of one method have in common, and those of user-defined environments.
 
-A world declares its own section in ``world.py`` of its folder: a subclass of one of the classes below, with its name,
-its options, and how it is made. ``registry`` finds them.
+Each world declares its section in its folder's ``world.py``: a subclass of one of the classes below, with the world's
+name, its options, and how it is created. ``registry`` finds these classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Judged(NamedTuple):
-    """The environment as a judge's prompt names it, in a sentence and in a word; the goal, if no task names it."""
+    """How a judge's prompt describes the environment, in a phrase and in a word; and its goal, if no task states it."""
 
     kind: str = "a text world, in which a task is to be carried out"
     short: str = "game"
@@ -33,55 +33,55 @@ class Judged(NamedTuple):
 
 
 class EnvParams(Section):
-    """Which environment is played."""
+    """The environment to play."""
 
     name: str
 
     prefix: ClassVar[str] = ""
-    """A name that begins with this and ":" is of this section: ``gymnasium:FrozenLake-v1``."""
+    """Names that begin with this prefix and ":" belong to this section: ``gymnasium:FrozenLake-v1``."""
     names_module: ClassVar[bool] = True
-    """Whether what stands before the last ":" of its name is a module, on which a stage depends."""
+    """Whether the part of the name before the last ":" is a module, on which a stage depends."""
     paper: ClassVar[str] = ""
     """The method whose paper plays environments of this kind."""
     capability: ClassVar[str] = ""
-    """What a method that plays environments of this kind needs of one, as a message names it."""
+    """What a method that plays this kind of environment requires of it, as messages name it."""
     adapts: ClassVar[tuple[type[EnvParams], ...]] = ()
-    """An adapter: environments of which kinds it gives to the methods that play environments of its own."""
+    """For adapters: the kinds of environments that the adapter converts to its own kind."""
     how: ClassVar[str] = ""
-    """An adapter: how, as the table of docs/environments.md says it."""
+    """For adapters: how it converts them, for the table in docs/environments.md."""
     judged: ClassVar[Judged | None] = None
-    """How a judge's prompt names it; None: as the adapter does."""
+    """How a judge's prompt describes it; None: as the adapter does."""
 
     @classmethod
     def lacks(cls, one: type[EnvParams]) -> str:
-        """An adapter: what an environment of a kind that it takes lacks, or ""."""
+        """For adapters: what ``one``, of a kind that the adapter converts, lacks; "" if nothing."""
         return ""
 
     def mixed(self) -> tuple[TextParams, ...]:
-        """The environments of a mixture, also of one that is adapted; () of any other."""
+        """The environments of a mixture, including an adapted one; otherwise ()."""
         inner: EnvParams | None = getattr(self, "inner", None)
         return inner.mixed() if inner else ()
 
     def acted(self) -> AgentEnv:
-        """The environment as one that is acted in by text, from which adapters derive what else methods need.
+        """The environment as one with text actions, from which adapters derive the methods' other requirements.
 
         Raises:
-            UserError: what the environment needs is missing or wrong.
+            UserError: something that the environment needs is missing or wrong.
         """
         raise NotImplementedError
 
     @property
     def world_name(self) -> str:
-        """What the environment calls itself in outputs; an adapter has the name of the one that it adapts."""
+        """The environment's name in outputs; an adapter has the name of the environment that it adapts."""
         inner: EnvParams | None = getattr(self, "inner", None)
         return inner.world_name if inner else self.name
 
 
 class AgentGym(NamedTuple):
-    """An environment in AgentGym's HTTP protocol: what our server speaks (a ``remote.dialects.Dialect``), and
+    """An environment in AgentGym's HTTP protocol: our server's dialect (a ``remote.dialects.Dialect``), and
     ``remote_world(name, server, concurrency, timeout, instruction)``, a world on such a server.
 
-    Nothing of ``remote`` is imported here: a stage depends on it only if its environment speaks the protocol.
+    Nothing is imported from ``remote`` here, so that a stage depends on it only if its environment uses the protocol.
     """
 
     dialect: Any
@@ -89,7 +89,7 @@ class AgentGym(NamedTuple):
 
 
 class TextParams(EnvParams):
-    """An environment that is acted in by text: embedded, or on any server that speaks AgentGym's protocol."""
+    """An environment with text actions: embedded, or on any server with AgentGym's protocol."""
 
     server: str | None = Field(
         default=None, description="http://host:port of an AgentGym server; null: the embedded environment"
@@ -107,17 +107,17 @@ class TextParams(EnvParams):
     has_games: ClassVar[bool] = False
     """Whether its tasks are variations of numbered games (agent_r.tasks.games); the environment is a ``ListsGames``."""
     has_layouts: ClassVar[bool] = False
-    """Whether the same tasks can be laid out differently (agent_r.tasks.layouts)."""
+    """Whether the same tasks can have different layouts (agent_r.tasks.layouts)."""
     lists_actions: ClassVar[bool] = True
-    """Whether ``valid_actions`` lists any."""
+    """Whether ``valid_actions`` lists the actions."""
     lists_expert: ClassVar[bool] = True
-    """Whether what the expert does is listed, in the expert's words."""
+    """Whether the list contains the expert's actions, in the expert's wording."""
 
     def make(self) -> AgentEnv:
         """A copy of the embedded environment, whether or not ``server`` is set.
 
         Raises:
-            UserError: what the environment needs is missing or wrong (a recipe file). A missing Java: at ``reset``.
+            UserError: something needed is missing or wrong, such as a recipe file. (Missing Java: at ``reset``.)
         """
         raise NotImplementedError
 
@@ -125,10 +125,10 @@ class TextParams(EnvParams):
         return self.make()
 
     def world(self) -> World:
-        """Where methods play: the embedded environment, or the AgentGym server that ``server`` names.
+        """The world in which methods play: the embedded environment, or the AgentGym server at ``server``.
 
         Raises:
-            UserError: as ``make``, or the server's address is none.
+            UserError: as ``make``, or the server's address is invalid.
         """
         if self.server is None:
             return self.embedded_world()
@@ -137,16 +137,16 @@ class TextParams(EnvParams):
         )
 
     def embedded_world(self) -> World:
-        """The world over copies made here."""
+        """The world over local copies."""
         return EmbeddedWorld(self.make())
 
     def instruction(self) -> str:
-        """The first user message, without anything that the environment needs."""
+        """The first user message; does not require the environment's files or programs."""
         return self.make().instruction
 
     @classmethod
     def agentgym(cls) -> AgentGym | None:
-        """How it is served and played on remotely; None: it is embedded only."""
+        """How the environment is served and played remotely; None: it is embedded only."""
         return None
 
     def _protocol(self) -> AgentGym:
@@ -156,12 +156,12 @@ class TextParams(EnvParams):
         return protocol
 
     def layouts(self, count: int) -> list[AgentEnv]:
-        """Copies in which the same tasks are laid out differently, where ``has_layouts``; else ``count`` is 1."""
+        """Copies with different layouts of the same tasks if ``has_layouts``; otherwise ``count`` is 1."""
         return [self.make() for _ in range(count)]
 
 
 class Asking(Section):
-    """The form of a request to a language model that asks about files. ``pairs``: of one file, at most."""
+    """Settings of a request for questions about a file. ``pairs``: the maximum number of questions about one file."""
 
     pairs: int = Field(default=2, ge=1, description="maximum number of questions per file")
     temperature: float = Field(default=0.7, ge=0)
@@ -170,7 +170,7 @@ class Asking(Section):
 
 
 class AskedTeacher(NamedTuple):
-    """Who makes tasks, and how. ``model``: how the tasks name it; ``progress``: called with answers so far, and all."""
+    """The model that writes tasks. ``model``: its name in the tasks; ``progress(answers, total)`` reports progress."""
 
     engine: Engine
     form: Asking
@@ -201,49 +201,49 @@ class ListedParams(EnvParams):
     decisive: ClassVar[str] = ""
     """The verb whose operand decides an episode (AutoExplore's ``cat``): negatives take a wrong one; "" explores."""
     takes_task_file: ClassVar[bool] = False
-    """Whether a file or a teacher may give its tasks (reflect_rl.tasks.file, .teacher)."""
+    """Whether its tasks may come from a file or a teacher (reflect_rl.tasks.file, .teacher)."""
     played_as: ClassVar[tuple[str, ...]] = ()
-    """Further names by which it can be played in the terminal."""
+    """Additional names for playing it in the terminal."""
     levels_a_task: ClassVar[int] = 1
-    """At how many of the curriculum's levels a task is played."""
+    """The number of curriculum levels at which each task is played."""
     mishap: ClassVar[str] = ""
-    """Said to a person whose action ended the episode before its time."""
+    """Message to a human player whose action ended the episode prematurely."""
 
     @classmethod
     def rules(cls, max_turns: int) -> str:
-        """The rules for a person, before the first action; "" where the state has them."""
+        """The rules for a human player, shown before the first action; "" if the state contains them."""
         return ""
 
     @classmethod
     def to_play(cls, name: str, configured: ListedParams) -> ListedParams:
-        """What a person plays as ``name``: the section of params.yaml, or this one with the settings common to both."""
+        """The section for a human player: that of params.yaml, or this one with the settings common to both."""
         return configured if isinstance(configured, cls) else cls(**{**configured.common(), "name": name})
 
     def common(self) -> dict[str, Any]:
-        """The settings that every listed environment has, without the name."""
+        """The settings that all listed environments have, without the name."""
         return {key: getattr(self, key) for key in ListedParams.model_fields if key != "name"}
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
-        """The environment.
+        """Create the environment.
 
         Args:
-            tasks: the folder that reflect_rl-data wrote (AutoExplore: its tasks.json is played); None: made anew.
+            tasks: the folder written by reflect_rl-data (AutoExplore plays its tasks.json); None: generate tasks anew.
             training: whether AutoExplore hides entries with ``leaveout_prob``; evaluation never does.
 
         Raises:
-            UserError: what the environment needs is missing or wrong.
+            UserError: something that the environment needs is missing or wrong.
         """
         raise NotImplementedError
 
     def most_tasks(self, per_file: int | None = None) -> int:
-        """Training tasks there can be at most; ``per_file``: questions about a file, where a teacher is asked."""
+        """The maximum number of training tasks; ``per_file``: a teacher's questions about each file."""
         return len(self.make().task_ids("train"))
 
     async def prepare(self, folder: Path, file: Path | None = None, asked: AskedTeacher | None = None) -> list[str]:
-        """Write into the folder what ``make`` reads there; sentences about tasks that were left out.
+        """Write to the folder what ``make`` reads from it; returns sentences about tasks that were left out.
 
         Args:
-            file: of tasks, where ``takes_task_file``; ``asked``: a teacher that makes them instead.
+            file: a file of tasks, if ``takes_task_file``; ``asked``: a teacher that writes them instead.
 
         Raises:
             UserError: no task is left, or the file is missing or malformed.
@@ -251,31 +251,31 @@ class ListedParams(EnvParams):
         return []
 
     def instruction(self) -> str:
-        """The text before a state that is reflected on, without making the environment."""
+        """The text that precedes a state to be reflected on; does not create the environment."""
         return ""
 
     def spelling(self) -> Spelling:
-        """The environment's name and labels, without making it."""
+        """The environment's name and labels; does not create the environment."""
         return Spelling(self.world_name, LABELS[self.labels])
 
 
 class AnswerParams(EnvParams):
-    """How an attempt is graded, and the prompt that opens every episode."""
+    """How attempts are graded, and the prompt at the start of every episode."""
 
     few_shot: bool = Field(default=True, description="start with the paper's worked example")
 
     paper: ClassVar[str] = "rise"
     capability: ClassVar[str] = "answers that are judged"
     own_tasks: ClassVar[bool] = False
-    """Whether its problems are tasks of its own, so that no data set holds them."""
+    """Whether its problems are its own tasks, which no data set contains."""
 
     def make(self) -> AnswerEnv:
-        """The environment that grades."""
+        """Create the environment that grades."""
         raise NotImplementedError
 
 
 class OwnTasksParams(AnswerParams):
-    """An environment whose tasks an adapter makes problems of."""
+    """An environment whose tasks an adapter turns into problems."""
 
     few_shot: bool = Field(
         default=False, description="must be false: the paper's worked example is a mathematics problem"
@@ -291,11 +291,11 @@ class OwnTasksParams(AnswerParams):
         return value
 
 
-# An environment of a person's own
+# User-defined environments
 
 
 class OwnParams(EnvParams):
-    """An environment of a person's own, by its class."""
+    """A user-defined environment, specified by its class."""
 
     name: str = Field(pattern=r"^[^:]+:[^:]+$", description="package.module:Class, a custom environment")
     options: dict[str, Any] = Field(default={}, description="constructor arguments of the class")
@@ -316,7 +316,7 @@ class OwnParams(EnvParams):
         return make_own(self.name, self.needs, **self.options)
 
     def _checked(self) -> Any:
-        """A new one that is acted in; the first time its promises are checked."""
+        """Create the environment; its contract is checked the first time."""
         from selfimprove.envs.contract import check_once
 
         check_once(self.name, repr(self.options), self._made)
@@ -324,10 +324,10 @@ class OwnParams(EnvParams):
 
 
 def make_own(name: str, needs: type, **options: Any) -> Any:
-    """An object of the class that ``package.module:Class`` names.
+    """Create an instance of the class ``package.module:Class``.
 
     Raises:
-        UserError: it does not take these options.
+        UserError: the class does not accept these options.
     """
     try:
         return own_class(name, needs)(**options)
@@ -336,15 +336,15 @@ def make_own(name: str, needs: type, **options: Any) -> Any:
 
 
 def own_class(name: str, needs: type, key: str = "name") -> Any:
-    """The class that ``package.module:Class`` names.
+    """The class ``package.module:Class``.
 
     Raises:
-        ValueError: it does not import, is no class, or lacks what the protocol ``needs`` promises.
+        ValueError: it can't be imported, is not a class, or lacks members of the protocol ``needs``.
     """
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module raises at import
+    except Exception as error:  # a user's module may raise anything at import
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{key}: module {module_name!r} can't be imported ({said})") from None
     found = getattr(module, class_name, None)
@@ -360,13 +360,13 @@ def own_class(name: str, needs: type, key: str = "name") -> Any:
 
 
 def members(protocol: type) -> list[str]:
-    """What a protocol promises, by name."""
+    """The names of a protocol's public members."""
     own = [base for base in protocol.__mro__ if base.__module__ == protocol.__module__]
     return sorted({name for base in own for name in vars(base) if not name.startswith("_")})
 
 
 class OwnTextParams(OwnParams, TextParams):
-    """Your own environment that is acted in by text (docs/environments.md)."""
+    """A user-defined environment with text actions (docs/environments.md)."""
 
     needs: ClassVar[type] = AgentEnv
 
@@ -375,7 +375,7 @@ class OwnTextParams(OwnParams, TextParams):
 
 
 class OwnListedParams(OwnParams, ListedParams):
-    """Your own environment that is acted in by text; the actions that it lists get labels (docs/environments.md)."""
+    """A user-defined environment with text actions; listed actions get labels (docs/environments.md)."""
 
     needs: ClassVar[type] = AgentEnv
 
@@ -389,7 +389,7 @@ class OwnListedParams(OwnParams, ListedParams):
 
 
 class OwnAnswerParams(OwnParams, AnswerParams):
-    """Your own questions with one right answer, and their grades (docs/environments.md)."""
+    """User-defined questions with one right answer, and how they are graded (docs/environments.md)."""
 
     needs: ClassVar[type] = AnswerEnv
 

@@ -1,4 +1,4 @@
-"""Pieces of text about a world, for pretraining: statements, and questions whose answers follow from what was read.
+"""Short texts about a world, for pretraining: statements, and questions that the preceding text answers.
 
 A page of the crafting world, three passages long::
 
@@ -6,10 +6,10 @@ A page of the crafting world, three passages long::
     craft 1 ash stool using 1 ash plank, 2 ash pole
     How is ash pole made?                                   answer: craft 2 ash pole using 1 ash branch
 
-Each world writes its own pages (``pages.py`` in its folder) from a generator of random numbers that the caller seeds.
-They hold facts, maps, recipes, single worked steps and, where a world can make any number of other tasks, whole solved
-ones, searches and crafting with the expert's thoughts and actions. None is a task that a method is tested on, and none
-shows what is a method's own: its prompt, feedback on an attempt, a revision, a judgement, a reflection.
+Each world writes its own pages (``pages.py`` in its folder) with a random number generator that the caller seeds. They
+contain facts, maps, recipes, single worked steps and, if a world can generate any number of other tasks, complete
+solutions with the expert's thoughts and actions. No page contains a task that a method is tested on, or anything
+specific to a method: its prompt, feedback on an attempt, a revision, a judgement, a reflection.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Ability = Literal["reading", "arithmetic", "copying", "lookup", "solving"]
 
 
 class Passage(NamedTuple):
-    """A statement, or with ``answer`` a question. ``ability``: what its answer takes."""
+    """A statement, or a question if ``answer`` is set. ``ability``: what answering it requires."""
 
     text: str
     answer: str = ""
@@ -28,4 +28,4 @@ class Passage(NamedTuple):
 
 
 Page = Callable[[Random], list[Passage]]
-"""Writes one page: passages that belong together, in their order."""
+"""Writes one page: related passages, in order."""

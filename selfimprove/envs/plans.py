@@ -1,7 +1,7 @@
-"""Adapter from ``AgentEnv`` to ``AnswerEnv``, for RISE: a task is a problem, and an attempt at it is a whole plan.
+"""Adapter from ``AgentEnv`` to ``AnswerEnv``, for RISE: a task is a problem, and an attempt at it is a complete plan.
 
-A plan has one action a line and is carried out from a fresh reset; its reward is the episode's. The feedback tells what
-happened, so the next attempt can do better. A plan for TextCraft's goal 867 that forgets to gather, and its feedback::
+A plan has one action per line and is executed from a fresh reset; its reward is the episode's. The feedback reports
+what happened, for the next attempt. A plan for TextCraft's goal 867 that omits gathering, and its feedback::
 
     craft 3 marble brick using 2 marble rock
     craft 1 marble step using 2 marble brick
@@ -12,8 +12,8 @@ happened, so the next attempt can do better. A plan for TextCraft's goal 867 tha
     Could not find enough items to craft minecraft:marble_step
     The answer is incorrect. Please try again.
 
-The last line is the method's. The feedback has what the environment answered, not the reward, and nothing of what it
-says at an episode's end: without an oracle, RISE says "incorrect" to a right plan as well.
+The method adds the last line. The feedback contains the environment's responses, but neither the reward nor the final
+observation of an episode, because these would reveal success: without an oracle, RISE calls right plans incorrect, too.
 """
 
 import re
@@ -36,9 +36,9 @@ _MARK = re.compile(r"(?:(?:\d+[.)]|[-*>])\s+)?(?:Action:\s*)?")
 
 
 def actions_of(attempt: str, most: int) -> list[str]:
-    """The plan of an attempt: its lines that are not empty, without numbers, bullets or ``Action:``; at most ``most``.
+    """The plan in an attempt: its first ``most`` non-empty lines, without numbers, bullets or ``Action:``.
 
-    Lines that begin with ``Thought:`` are left out.
+    Lines that begin with ``Thought:`` are skipped.
     """
     lines = (line.strip() for line in attempt.splitlines())
     actions = (_MARK.sub("", line, count=1).strip() for line in lines if not line.startswith("Thought:"))
@@ -51,13 +51,13 @@ class Plans:
     def __init__(
         self, env: AgentEnv, world: Callable[[], World] | None = None, max_actions: int = 30, told: int = 1500
     ) -> None:
-        """Nothing is begun before it is needed.
+        """Nothing is started before it is needed.
 
         Args:
-            env: a copy for the experts and for ``grade``.
-            world: makes what ``carry_out`` plays in; None: ``env``.
-            max_actions: actions of a plan, at most.
-            told: characters of what happened that the feedback has, at most; each action has an equal share.
+            env: a copy for the expert and for ``grade``.
+            world: creates the world in which ``carry_out`` plays; None: ``env``.
+            max_actions: the maximum number of actions in a plan.
+            told: the maximum length of the feedback in characters, divided equally among the actions.
         """
         self.name = env.name
         self._env, self._embedded = env, EmbeddedWorld(env)
@@ -66,7 +66,7 @@ class Plans:
         self._max_actions, self._told = max_actions, told
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
-        """Problems of rows {task, question?, answer?}: what a row does not have, the environment says."""
+        """Problems from rows {task, question?, answer?}; the environment supplies both texts unless a row has both."""
         problems, ids = [], set(self._env.task_ids())
         for line, row in rows:
             task, question, answer = row.get("task"), row.get("question"), row.get("answer")
@@ -85,10 +85,10 @@ class Plans:
     def problems(
         self, counts: Mapping[str, int], *, seed: int, difficulty: Mapping[str, Any] | None = None
     ) -> dict[str, list[Problem]]:
-        """See ``MakesProblems``: tasks drawn by the seed. There is no choice of difficulty.
+        """See ``MakesProblems``: tasks drawn by the seed. The difficulty cannot be chosen.
 
         Raises:
-            UserError: too few tasks, or the expert's plan of a demonstration does not earn reward 1.
+            UserError: too few tasks, or the expert's plan for a demonstration does not earn reward 1.
         """
         drawn = draw_splits(self.name, self._env.task_ids(), counts, seed=seed)
         made = {split: [self._problem(task) for task in drawn[split]] for split in counts}
@@ -102,15 +102,15 @@ class Plans:
         return made
 
     def extract(self, attempt: str) -> str | None:
-        """The plan, one action a line."""
+        """The plan, one action per line."""
         return "\n".join(self._plan(attempt)) or None
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """The same actions."""
+        """Whether the actions are the same."""
         return a is not None and a == b
 
     def grade(self, attempt: str, problem: Problem) -> Grade:
-        """The reward of the plan in the embedded environment; 0 without an action."""
+        """The reward of the plan in the embedded environment; 0 if it has no action."""
         return _at_once(self._carry_out(self._embedded, attempt, problem))[0]
 
     async def carry_out(self, attempt: str, problem: Problem) -> tuple[Grade, str]:
@@ -120,17 +120,17 @@ class Plans:
         return await self._carry_out(self._world, attempt, problem)
 
     async def close(self) -> None:
-        """Release the world, if it was asked for."""
+        """Release the world, if one was created."""
         world, self._world = self._world, None
         if world is not None:
             await world.close()
 
     def demonstration(self, problem: Problem) -> str:
-        """The expert's actions, one a line."""
+        """The expert's actions, one per line."""
         return problem.answer
 
     def slip(self, problem: Problem, *key: object) -> str:
-        """The expert's plan without one action that it needs; if it needs each alone, with its last word cut."""
+        """The expert's plan without one necessary action; if there is no such plan, without its last character."""
         plan = problem.answer.split("\n")
         for left_out in rng("slip", problem.id, *key).sample(range(len(plan)), len(plan)):
             wrong = "\n".join(plan[:left_out] + plan[left_out + 1 :])
@@ -163,7 +163,7 @@ class Plans:
             state, step = await world.step(state, action)
             reward = step.reward
             share, left = self._told // len(plan), len(plan) - done
-            if step.done:  # its observation is left out: "The answer is right." tells the reward
+            if step.done:  # omit its observation, which may reveal the reward
                 said.append(
                     _cut(f"> {action}", share) + f"\nThe episode ended{f', {left} actions early' if left else ''}."
                 )
@@ -173,13 +173,13 @@ class Plans:
 
 
 def _cut(text: str, longest: int) -> str:
-    """The beginning and the end of a text, where it is longer."""
+    """The text, or its beginning and end if it is longer than ``longest``."""
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
 
 def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that never waits, as none does in an embedded world."""
+    """The result of a coroutine that never waits, as in an embedded world."""
     try:
         work.send(None)
     except StopIteration as end:

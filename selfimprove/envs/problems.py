@@ -1,7 +1,7 @@
-"""The problems of an ``AnswerEnv``, as disjoint splits: its own, a data set's, or those of a person's files.
+"""Divides the problems of an ``AnswerEnv`` into disjoint splits: built-in problems, a data set, or user-supplied files.
 
-Real data keeps the official test split; MATH's training split is not public in a form that can be declared, so all
-splits divide its test file.
+Real data keep their official test split, except MATH: its training split is not public in a form that can be declared,
+so all splits are drawn from its test file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ def problem_splits(
     difficulty: Mapping[str, Any] | None = None,
     where: str = "tasks",
 ) -> dict[str, list[Problem]]:
-    """So many problems for each split of ``counts``: of demonstrations, train, dev and test.
+    """``counts[split]`` problems for each of the splits demonstrations, train, dev and test.
 
     Args:
-        files: of source ``files``: the test split's and, if it is another, that of the rest.
-        difficulty: of a split, for problems of the environment's own.
-        where: the params that ask for them, for messages.
+        files: for source ``files``: the file of the test split and, if different, that of the other splits.
+        difficulty: per split, for built-in problems.
+        where: the params that specify the counts, for messages.
 
     Raises:
-        UserError: the source can't be had or is malformed, holds too few problems, or overlaps.
+        UserError: the source is unavailable or malformed, has too few problems, or its splits overlap.
     """
     if source == "embedded":
         if not isinstance(env, MakesProblems):
@@ -51,7 +51,7 @@ def problem_splits(
 
 
 def load_split(path: Path, env: AnswerEnv) -> list[Problem]:
-    """Problems of a split file.
+    """The problems in a split file.
 
     Raises:
         UserError: missing, empty or malformed (names file and line).
@@ -87,7 +87,7 @@ def _take(pool: Sequence[Problem], count: int, key: str, start: int) -> list[Pro
 
 
 def _check_disjoint(splits: Mapping[str, Sequence[Problem]], by: Literal["id", "question"], where: str) -> None:
-    """Refuse a problem that stands in two splits. Files are compared by their texts."""
+    """Refuse a problem that occurs in two splits. Problems from files are compared by their questions."""
     owner: dict[str, str] = {}
     for name, problems in splits.items():
         for problem in problems:

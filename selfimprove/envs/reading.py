@@ -1,4 +1,4 @@
-"""Adapter from questions that are looked up to ``AnswerEnv``, for RISE: the paragraphs stand in the question.
+"""Adapter from look-up questions to ``AnswerEnv``, for RISE: the paragraphs are part of the question.
 
 A problem of the embedded encyclopedia, and its demonstration (the expert's thoughts)::
 
@@ -15,9 +15,9 @@ A problem of the embedded encyclopedia, and its demonstration (the expert's thou
     Mara Venn was born in Tolma.
     finish[Tolma]
 
-The paragraphs are those that the expert finds, and some that the experts of other questions find, shuffled. Where
-questions are held out for dev or test, the others are of the same part, so that training reads nothing of a test
-question. An answer is graded by the environment. A plan of look-ups (``plans.py``) would suit questions badly: its
+The paragraphs are those that the expert finds for this question and for a few other questions, shuffled. If questions
+are held out for dev or test, the other questions are from the same part, so that training reads nothing that belongs to
+a test question. The environment grades the answer. A plan of look-ups (``plans.py``) does not suit questions: its
 answer would have to be written before anything was read.
 """
 
@@ -38,7 +38,7 @@ _ANSWER = re.compile(r"finish\[", re.IGNORECASE)
 
 
 class Solved(NamedTuple):
-    """What an expert found: the question, paragraphs in the order of its searches, its thoughts, its answer."""
+    """An expert's solution: the question, paragraphs in the order of its searches, its thoughts, its answer."""
 
     question: str
     paragraphs: tuple[str, ...]
@@ -47,22 +47,22 @@ class Solved(NamedTuple):
 
 
 class Reading(Plans):
-    """Implements what ``Plans`` does; an attempt is a text that ends with ``finish[answer]``."""
+    """Implements the same protocols as ``Plans``; an attempt is a text that ends with ``finish[answer]``."""
 
     def __init__(self, env: AgentEnv, world: Callable[[], World] | None = None, others: int = 2) -> None:
-        """``others``: so many other questions' paragraphs stand among those of a question."""
+        """``others``: the number of other questions whose paragraphs are mixed in."""
         super().__init__(env, world, max_actions=1)
         self._others = others
         self._solved: dict[int, Solved] = {}
 
     def extract(self, attempt: str) -> str | None:
-        """The answer of the last ``finish[...]``: up to its line's last ``]``, as answers may hold some."""
+        """The answer in the last ``finish[...]``: up to the last ``]`` of its line, as an answer may contain ``]``."""
         _, *behind = _ANSWER.split(attempt)
         line = behind[-1].partition("\n")[0] if behind else ""
         return (line.rpartition("]")[0] if "]" in line else line).strip() or None
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """The same words, whatever their case."""
+        """Whether the words are the same, ignoring case."""
         return a is not None and b is not None and a.lower().split() == b.lower().split()
 
     def slip(self, problem: Problem, *key: object) -> str:

@@ -1,11 +1,11 @@
-"""Finds environments by name: what ``world.py`` of each folder here declares, or ``package.module:Class``.
+"""Finds environments by name: those that a folder's ``world.py`` declares, and any ``package.module:Class``.
 
     agent_r.env: {name: textcraft, seed: 7}             ->  envs/textcraft/world.py, TextCraftParams
     agent_r.env: {name: "my_package.counter:Counter"}   ->  params.OwnTextParams
 
-A new world is a folder with such a file; nothing else names it. A method plays environments of one kind (``KINDS``);
-``adapters/`` make them of others, and an environment that no adapter can make so is refused with the capability that
-it lacks.
+To add a world, add a folder with such a file; nothing else refers to it. Each method plays environments of one kind
+(``KINDS``). ``adapters/`` convert other kinds, and an environment that no adapter can convert is refused with a message
+that names the missing capability.
 """
 
 from __future__ import annotations
@@ -39,33 +39,32 @@ P = TypeVar("P", bound=EnvParams)
 
 FOLDER = Path(__file__).resolve().parents[0]
 ACTED_TURNS = 100
-"""Turns after which an environment that is adapted ends an episode itself, unless it is told another number; the
-methods that play it have caps of their own."""
+"""The default ``max_turns`` of a listed environment that is adapted; the methods that play it have their own limits."""
 
 INNER = "inner"
-"""The field of an adapter's section that holds the environment's own."""
+"""The field of an adapter's section that holds the adapted environment's section."""
 
 MIXTURE = "mixture"
 """The name of a list of environments."""
 
 DEFAULTS = {"rise": "gsm8k", "agent_r": "textcraft", "reflect_rl": "taxi", "spin": "questions"}
-"""The environment of a method whose params name none."""
+"""The default environment of each method."""
 
 KINDS: dict[str, type[EnvParams]] = {
     "rise": AnswerParams, "agent_r": TextParams, "reflect_rl": ListedParams, "spin": TextParams
 }  # fmt: skip
-"""The kind of environment that a method plays. Adapters make it of another kind."""
+"""The kind of environment that each method plays. Adapters convert other kinds."""
 
 
 @cache
 def declared() -> tuple[type[EnvParams], ...]:
-    """The sections that the worlds' folders declare."""
+    """The sections declared in the worlds' folders."""
     return _sections(sorted(FOLDER.glob("*/world.py")))
 
 
 @cache
 def adapters() -> tuple[type[EnvParams], ...]:
-    """The sections of ``adapters/``: each makes environments of one kind of those of another."""
+    """The sections of ``adapters/``: each converts environments of one kind into another."""
     return _sections(sorted((FOLDER / "adapters").glob("[!_]*.py")))
 
 
@@ -82,7 +81,7 @@ def _sections(files: Iterable[Path]) -> tuple[type[EnvParams], ...]:
 
 
 def named(kind: type[P]) -> dict[str, type[P]]:
-    """Name -> section, of the environments of one kind; of those that a prefix names, ``prefix:…``."""
+    """Name -> section of the environments of one kind; the name is ``prefix:…`` if a prefix selects the section."""
     return {name: one for one in declared() if issubclass(one, kind) for name in _names(one)}
 
 
@@ -92,15 +91,16 @@ def _names(one: type[EnvParams]) -> tuple[str, ...]:
 
 @cache
 def _own() -> tuple[type[OwnParams], ...]:
-    """The sections of a person's own environment."""
+    """The sections of user-defined environments."""
     more = [one for one in declared() if issubclass(one, OwnParams)]
     return (OwnTextParams, OwnListedParams, OwnAnswerParams, *more)
 
 
 def section_of(name: str, kind: type[EnvParams]) -> type[EnvParams] | None:
-    """The section of an environment, by name or ``package.module:Class``, whatever its kind; None: there is none.
+    """The section of an environment of any kind, by name or ``package.module:Class``; None if there is none.
 
-    A class is of the first kind whose protocol it has, ``kind`` first; one that has none is taken to be meant as it.
+    A class belongs to the first kind whose protocol it implements, starting with ``kind``; if it implements none, it is
+    treated as one of ``kind``.
     """
     if ":" not in name:
         return named(EnvParams).get(name)
@@ -116,32 +116,32 @@ def section_of(name: str, kind: type[EnvParams]) -> type[EnvParams] | None:
 
 
 def adapter(kind: type[EnvParams], one: type[EnvParams]) -> type[EnvParams] | None:
-    """What makes an environment of a kind of one of another; None: nothing does, or it lacks what is needed."""
+    """The adapter from ``one`` to ``kind``; None if there is none, or if ``one`` lacks a required capability."""
     return next((each for each in _adapters(kind, one) if not each.lacks(one)), None)
 
 
 def lacks(kind: type[EnvParams], one: type[EnvParams]) -> str:
-    """The capability for want of which an environment cannot be one of a kind; "" where it can."""
+    """The capability that an environment lacks to be used as one of ``kind``; "" if it can be."""
     if issubclass(one, kind) or adapter(kind, one):
         return ""
     return next((each.lacks(one) for each in _adapters(kind, one)), kind.capability)
 
 
 def _adapters(kind: type[EnvParams], one: type[EnvParams]) -> list[type[EnvParams]]:
-    """Those that fit, first the one for the narrowest kind."""
+    """The adapters from ``one`` to ``kind``, those for the most specific class first."""
     fitting = [each for each in adapters() if issubclass(each, kind) and issubclass(one, each.adapts)]
     return sorted(fitting, key=lambda each: -max(len(of.__mro__) for of in each.adapts if issubclass(one, of)))
 
 
 def playable(kind: type[EnvParams]) -> list[str]:
-    """The names of the environments that are of a kind, and of those that adapters make so; prefixes after names."""
+    """The names of the environments of a kind, then of those that adapters convert; prefixes last in each group."""
     known = named(EnvParams)
     found = (name for name, one in known.items() if name != MIXTURE and not lacks(kind, one))
     return sorted(found, key=lambda name: (name not in named(kind), ":" in name))
 
 
 def modules_of(method: str, name: str) -> list[str]:
-    """The modules by which a method plays the environment that a text of its params may name; [] if it names none."""
+    """The modules through which a method plays the environment called ``name``; [] if no environment has this name."""
     kind = KINDS.get(method, EnvParams)
     one = section_of(name, kind) if re.fullmatch(r"[\w.]+(:[\w./:-]+)?", name) else None
     if one is None:
@@ -152,10 +152,10 @@ def modules_of(method: str, name: str) -> list[str]:
 
 
 def section(kind: type[P], default: str) -> Any:
-    """The type of an ``env`` section: that of the environment which its ``name`` names, through an adapter if need be.
+    """The type of an ``env`` section: that of the environment selected by ``name``, with an adapter if necessary.
 
-    An environment of another kind is a section of the adapter, whose ``inner`` is the environment's own; in params.yaml
-    the keys of both stand side by side.
+    For an environment of another kind, the section is the adapter's, and its ``inner`` is the environment's section; in
+    params.yaml the keys of both are on the same level.
     """
     known, owns = named(EnvParams), _own()
     natives = dict.fromkeys(one for one in known.values() if issubclass(one, kind))
@@ -163,7 +163,7 @@ def section(kind: type[P], default: str) -> Any:
     tags |= {one: f"{CHOICE}{one.__name__}" for one in (*owns, *adapters()) if issubclass(one, kind)}
 
     def chosen(value: Mapping[str, Any]) -> tuple[type[EnvParams], type[EnvParams] | None]:
-        """The environment's section, and the adapter's if there is one between."""
+        """The environment's section, and the adapter's if one is needed."""
         name = value.get("name", default)
         one = section_of(name, kind) if isinstance(name, str) else None
         offered = f"choose {', '.join(playable(kind))}, or package.module:Class of your own"
@@ -178,7 +178,7 @@ def section(kind: type[P], default: str) -> Any:
         return tags.get(by or one)
 
     def its_own_options(value: Any) -> Any:
-        """Leave out what another environment has by default; refuse what it would have otherwise."""
+        """Drop other environments' options that have their default values; refuse those that have other values."""
         if isinstance(value, kind):
             return value
         if isinstance(value, list):
@@ -205,14 +205,14 @@ def section(kind: type[P], default: str) -> Any:
 
 
 def parts_of(sections: Sequence[Any]) -> list[Any]:
-    """The parts of a mixture, of the list that params.yaml has: ``env`` sections with ``share``, equal shares if none.
+    """The parts of a mixture from the list in params.yaml: ``env`` sections with ``share`` (default: equal shares).
 
     Raises:
-        ValueError: one of them is no section of an environment that is acted in by text.
+        ValueError: an entry is not the section of a text environment.
     """
     parts: list[Any] = []
     for place, keys in enumerate(sections):
-        if isinstance(keys, Mapping) and isinstance(keys.get("env"), Mapping):  # as a section is written out
+        if isinstance(keys, Mapping) and isinstance(keys.get("env"), Mapping):  # as sections are serialised
             keys = {**keys["env"], "share": keys.get("share")}
         if not isinstance(keys, Mapping) or "name" not in keys:
             raise ValueError(f"{place}: name is missing; a list has an environment with its name in each place")
@@ -227,7 +227,7 @@ def parts_of(sections: Sequence[Any]) -> list[Any]:
 
 
 def nested(one: type[EnvParams], by: type[EnvParams], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an adapter, with its environment as ``inner``; what both have, both get.
+    """The keys of an adapter, with its environment as ``inner``; keys that both define are passed to both.
 
     Raises:
         ValueError: a key of the environment does not fit.
@@ -243,7 +243,7 @@ def nested(one: type[EnvParams], by: type[EnvParams], keys: Mapping[str, Any]) -
 
 
 def _fault(error: ValidationError) -> str:
-    """The first thing that is wrong, behind its key."""
+    """The first validation error, prefixed with its key."""
     fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(CHOICE))
     said = {"extra_forbidden": "unknown key; remove it or fix its name", "missing": "missing; add it"}.get(

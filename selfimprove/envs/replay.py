@@ -1,18 +1,18 @@
 """A world over a few live copies of an environment that cannot be snapshotted: states are reached by replay.
 
-A state is a task and the actions since its start. To act in it, a copy in that state goes on; a
-copy in an earlier state of the same path plays the rest; any other copy is reset and plays all of it. So a tree
-can grow from any node, and hundreds of episodes share ``slots`` copies: servers' environments or Java processes.
+A state is a task and the actions since its start. A copy in that state acts in it directly; a copy in an earlier state
+of the same path replays the remaining actions; any other copy is reset and replays all of them. A tree can therefore
+grow from any node, and hundreds of episodes share ``slots`` copies (environments on servers, or Java processes).
 
     reset(7)         -> slot 1: reset 7
-    step([], "a")    -> slot 1 stands there: a
-    step([], "b")    -> slot 2: reset 7, b            slot 1 stands at [a]
-    step([a], "c")   -> slot 1 stands there: c
-    step([b], "c")   -> slot 2 stands there: c
-    step([a, c], …)  -> slot 1 stands there, …
+    step([], "a")    -> slot 1 is in this state: a
+    step([], "b")    -> slot 2: reset 7, b            (slot 1 is in [a])
+    step([a], "c")   -> slot 1 is in this state: c
+    step([b], "c")   -> slot 2 is in this state: c
+    step([a, c], …)  -> slot 1 is in this state, …
 
-What a copy answers must depend on nothing but the task and the actions (all of AgentGym's do). A copy that fails is
-replaced by a fresh one, and the state replayed once more.
+A copy's responses must depend only on the task and the actions (true of all AgentGym environments). A copy that fails
+is replaced by a fresh one, and the state is replayed once more.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ T = TypeVar("T")
 
 
 class Slot(Protocol):
-    """One live copy of an environment. One call at a time; every call ends by itself (with its own time limit)."""
+    """One live copy of an environment. One call at a time; every call has its own time limit."""
 
     async def reset(self, task_id: int) -> str:
-        """Begin a task, whatever state the copy is in: the first observation.
+        """Start a task from any state of the copy and return the first observation.
 
         Raises:
-            EnvError: this copy cannot go on (broken connection, forgotten by its server, an error for an answer).
-            UserError: no copy can ever do it (no such task, nothing there at all).
+            EnvError: this copy cannot continue (broken connection, unknown to its server, an error response).
+            UserError: no copy can ever do it (no such task, no server).
         """
 
     async def step(self, action: str) -> Step:
         """Act. Raises: as ``reset``."""
 
     async def close(self) -> None:
-        """Release the copy. May be called again, and on a copy that failed or was cancelled in mid-call."""
+        """Release the copy. Idempotent; also allowed on a copy that failed or was cancelled during a call."""
 
 
 @dataclass(frozen=True)
 class ReplayState:
-    """State of an episode. ``seen`` names the last observation, so that a replay can be compared with it."""
+    """State of an episode. ``seen`` is a hash of the last observation, with which replays are compared."""
 
     task_id: int
     actions: tuple[str, ...]
@@ -58,12 +58,12 @@ class ReplayState:
 
 @dataclass
 class ReplayStats:
-    """Counts since the world was made.
+    """Counts since the world was created.
 
-    ``steps``: new actions; ``direct``: those for which a copy already stood in the state; ``replayed``: actions sent
-    again to reach a state; ``resets``: all resets; ``failures``: copies that failed and were discarded;
-    ``diverged``: replays that ended with another observation than the first time (the environment is not
-    deterministic, or its server was restarted with other data).
+    ``steps``: new actions; ``direct``: new actions for which a copy was already in the state; ``replayed``: actions
+    repeated to reach a state; ``resets``: all resets; ``failures``: copies that failed and were discarded;
+    ``diverged``: replays whose last observation differed from the first time (the environment is not deterministic, or
+    its server was restarted with other data).
     """
 
     steps: int = 0
@@ -75,13 +75,13 @@ class ReplayStats:
 
 
 def replay_counts(world: World) -> dict[str, float]:
-    """``world_<count>`` of a world by replay, for a stage's timing: all but ``diverged`` depend on who came when."""
+    """``world_<count>`` of a replay world, for a stage's timing; all but ``diverged`` depend on the order of calls."""
     stats = _stats(world)
     return {f"world_{name}": count for name, count in asdict(stats).items()} if stats else {}
 
 
 def diverged(world: World) -> int:
-    """Replays that saw something else than the first time; 0 for a world that never replays."""
+    """The number of replays that saw a different observation; 0 for a world that never replays."""
     stats = _stats(world)
     return stats.diverged if stats else 0
 
@@ -93,7 +93,7 @@ def _stats(world: World) -> ReplayStats | None:
 
 @dataclass
 class _Place:
-    """Room for one copy. ``slot`` None: none made yet, or discarded. ``actions`` None: its state is unknown."""
+    """A place for one copy. ``slot`` None: not created yet, or discarded. ``actions`` None: its state is unknown."""
 
     used: int
     slot: Slot | None = None
@@ -101,7 +101,7 @@ class _Place:
     actions: tuple[str, ...] | None = None
 
     def rank(self, task_id: int | None, actions: tuple[str, ...]) -> tuple[int, int, int]:
-        """Smaller is better: on the way to the state (the nearer the better), empty, longest unused."""
+        """Smaller is better: on the path to the state (closest first), then empty, then least recently used."""
         if self.slot is None:
             return 1, 0, self.used
         if self.stands_before(task_id, actions):
@@ -109,28 +109,28 @@ class _Place:
         return 2, 0, self.used
 
     def stands_before(self, task_id: int | None, actions: tuple[str, ...]) -> bool:
-        """Whether the copy is in the state, or would reach it by further actions."""
+        """Whether the copy is in the state, or can reach it by further actions."""
         if self.slot is None or self.actions is None or self.task_id != task_id:
             return False
         return actions[: len(self.actions)] == self.actions
 
 
 class ReplayWorld:
-    """See the file's head. ``World``'s promises hold: old states stay, any number of calls may wait at once.
+    """See the module docstring. As in any ``World``, old states stay valid, and any number of calls may be pending.
 
-    Whoever waits for a copy gets the next free one in order of arrival; a slow copy delays its own call only. A
-    cancelled call gives its place on; a copy that was cancelled in mid-call is discarded, since its state is
-    unknown. At most ``slots`` copies live at any moment.
+    Calls that wait for a copy are served in order of arrival; a slow copy delays only its own call. A cancelled call
+    passes its place on; a copy whose call was cancelled is discarded, because its state is unknown. At most ``slots``
+    copies exist at any time.
     """
 
     def __init__(self, name: str, instruction: str, make_slot: Callable[[], Awaitable[Slot]], slots: int) -> None:
-        """Nothing is made before it is needed.
+        """No copy is created before it is needed.
 
         Args:
-            name: as in the params.
+            name: the name in the params.
             instruction: the first user message.
-            make_slot: makes a fresh copy; raises EnvError (tried once more) or UserError (ends the stage).
-            slots: how many copies may live at once, at least 1.
+            make_slot: creates a fresh copy; raises EnvError (retried once) or UserError (ends the stage).
+            slots: the maximum number of live copies, at least 1.
         """
         self.name = name
         self.instruction = instruction
@@ -155,7 +155,7 @@ class ReplayWorld:
         """See ``World``.
 
         Raises:
-            EnvError: also when the episode is over in ``state``.
+            EnvError: also if the episode is over in ``state``.
         """
         where = f"task {state.task_id}, action {len(state.actions) + 1} ({action[:80]!r})"
         if state.done:
@@ -173,7 +173,7 @@ class ReplayWorld:
         return await self._on_a_copy(state.task_id, state.actions, play, where)
 
     async def close(self) -> None:
-        """Release every copy; calls in progress end first, calls that wait end with EnvError."""
+        """Release every copy; calls in progress complete first, waiting calls fail with EnvError."""
         self._closed = True
         while self._waiting:
             future = self._waiting.popleft()
@@ -187,7 +187,7 @@ class ReplayWorld:
     async def _on_a_copy(
         self, task_id: int | None, actions: tuple[str, ...], play: Callable[[_Place], Awaitable[T]], where: str
     ) -> T:
-        """Run ``play`` on the most suitable copy; once more, on a fresh one, if that copy fails."""
+        """Run ``play`` on the most suitable copy; if that copy fails, once more on a fresh one."""
         place = await self._take(task_id, actions)
         try:
             try:
@@ -246,7 +246,7 @@ class ReplayWorld:
         return step
 
     async def _take(self, task_id: int | None, actions: tuple[str, ...]) -> _Place:
-        """The most suitable idle place, or the next that is given back."""
+        """The most suitable idle place, or the next one to be returned."""
         if self._closed:
             raise EnvError(f"{self.name}: the world is closed")
         if self._idle:
@@ -258,13 +258,13 @@ class ReplayWorld:
         try:
             return await future
         except asyncio.CancelledError:
-            # Cancelled in the moment between being served and noticing it.
+            # Cancelled between being served and resuming.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._give(future.result())
             raise
 
     def _give(self, place: _Place) -> None:
-        """Hand the place to whoever waits longest; idle if nobody does."""
+        """Hand the place to the call that has waited longest, or mark it idle."""
         self._clock += 1
         place.used = self._clock
         if self._closed and place.slot is not None:
@@ -280,7 +280,7 @@ class ReplayWorld:
             self._all_closed.set()
 
     def _retire(self, place: _Place) -> None:
-        """Discard the place's copy in the background (the caller may be being cancelled), then give the place on."""
+        """Discard the copy in the background, as the caller may be being cancelled, then pass the place on."""
 
         async def work() -> None:
             try:
@@ -294,7 +294,7 @@ class ReplayWorld:
         task.add_done_callback(self._retiring.discard)
 
     async def _discard(self, place: _Place) -> None:
-        """Close the copy; errors in that are ignored."""
+        """Close the copy, ignoring errors."""
         if place.slot is not None:
             place.actions = None
             with suppress(Exception):

@@ -1,6 +1,6 @@
-"""Draws the tasks of each split from those that an environment has: by the run's seed, disjoint.
+"""Draws disjoint splits from an environment's tasks with the run's seed.
 
-Every method that draws here has the same dev and test split of an environment if it asks for as many tasks of them.
+All methods that draw here get the same dev and test splits of an environment if they request splits of the same size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ Part = Literal["train", "dev", "test"]
 class HeldOut(list[int]):
     """Tasks of one environment in parts that share no content; dev and test are drawn from the parts of that name.
 
-    Demonstrations are drawn from the part ``train``, as training tasks are.
+    Demonstrations and training tasks are drawn from the part ``train``.
 
     Attributes:
         of: part -> its tasks.
-        more: what to do for more of them, for the message that there are too few.
+        more: how to get more tasks, for the message that there are too few.
     """
 
     def __init__(self, of: Mapping[Part, Sequence[int]], more: str) -> None:
@@ -28,11 +28,11 @@ class HeldOut(list[int]):
 
 
 class Shared(list[int]):
-    """Tasks of several environments, of each of which every split takes its share.
+    """Tasks of several environments; every split contains a fixed share of each.
 
     Attributes:
         of: name -> its tasks.
-        shares: of each, which add up to 1.
+        shares: the share of each environment; they add up to 1.
     """
 
     def __init__(self, of: Mapping[str, Sequence[int]], shares: Sequence[float]) -> None:
@@ -42,19 +42,19 @@ class Shared(list[int]):
 
 Split = Literal["demonstrations", "train", "dev", "test"]
 ORDER: tuple[Split, ...] = ("test", "dev", "train", "demonstrations")
-"""Who draws first. A later split does not change an earlier one."""
+"""The order in which splits are drawn. A later split does not affect an earlier one."""
 
 
 def draw_splits(
     env_name: str, ids: Sequence[int], counts: Mapping[str, int], *, seed: int, where: str = "tasks"
 ) -> dict[str, list[int]]:
-    """So many tasks for each split of ``counts``.
+    """Draw ``counts[split]`` tasks for each split.
 
     Args:
-        where: the params that ask for so many, for the message.
+        where: the params that specify the counts, for the message.
 
     Raises:
-        UserError: there are fewer tasks.
+        UserError: there are too few tasks.
     """
     return draw_in_order(env_name, ids, [(name, counts.get(name, 0)) for name in ORDER], seed=seed, where=where)
 
@@ -62,9 +62,9 @@ def draw_splits(
 def draw_in_order(
     env_name: str, ids: Sequence[int], counts: Sequence[tuple[str, int]], *, seed: int, where: str
 ) -> dict[str, list[int]]:
-    """As ``draw_splits``, the splits in the order given, which is part of the draw.
+    """As ``draw_splits``, with the splits in the order given, which affects the draw.
 
-    Of several environments every split has each one's share, evenly spread, so that so has every beginning of it.
+    With several environments, every split contains each one's share, evenly spread, so that its prefixes do as well.
     """
     if isinstance(ids, Shared):
         parts = []
@@ -84,7 +84,7 @@ def draw_in_order(
 def _drawn(
     env_name: str, ids: Sequence[int], counts: Sequence[tuple[str, int]], seed: int, where: str, all_of: str, more: str
 ) -> dict[str, list[int]]:
-    """Splits of one shuffle, in turn. ``all_of``, ``more``: for the message that there are too few."""
+    """Consecutive slices of one shuffle. ``all_of``, ``more``: for the message that there are too few tasks."""
     drawn = list(ids)
     rng("panels", seed, env_name, "+".join(name for name, _ in counts)).shuffle(drawn)
     splits, start = {}, 0
@@ -100,7 +100,7 @@ def _drawn(
 
 
 def with_each(ids: Sequence[int], change: Callable[[Sequence[int]], Sequence[int]]) -> Sequence[int]:
-    """``ids`` after a change of each list of them: what is held out stays so, and so do the shares."""
+    """Apply ``change`` to each list of ids, keeping held-out parts and shares."""
     if isinstance(ids, HeldOut):
         return HeldOut({part: change(tasks) for part, tasks in ids.of.items()}, ids.more)
     if isinstance(ids, Shared):
@@ -109,14 +109,14 @@ def with_each(ids: Sequence[int], change: Callable[[Sequence[int]], Sequence[int
 
 
 def beside(ids: Sequence[int], task: int) -> Sequence[int]:
-    """The tasks of the part that a task belongs to; all where nothing is held out."""
+    """The tasks of the part that a task belongs to; all tasks if nothing is held out."""
     if isinstance(ids, HeldOut):
         return next(tasks for tasks in ids.of.values() if task in tasks)
     return ids
 
 
 def apportioned(count: int, shares: Sequence[float]) -> list[int]:
-    """A count in whole parts by shares that add up to 1; what is left goes to the largest remainders, first ones first.
+    """Divide a count by shares that add up to 1, with the largest-remainder method; ties go to the first parts.
 
     >>> apportioned(10, [0.5, 0.25, 0.25])
     [5, 3, 2]
@@ -130,6 +130,6 @@ def apportioned(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def _spread(parts: Sequence[Sequence[int]]) -> list[int]:
-    """All parts as one list, in which each is spread evenly."""
+    """Merge all parts into one list, with each spread evenly."""
     placed = [((i + 0.5) / len(part), k, task) for k, part in enumerate(parts) for i, task in enumerate(part)]
     return [task for _, _, task in sorted(placed)]

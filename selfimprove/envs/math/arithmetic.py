@@ -1,6 +1,6 @@
-"""Arithmetic word problems in GSM8K's format, made from a seed: the embedded task that RISE learns on by default.
+"""Generates arithmetic word problems in GSM8K's format from a seed: RISE's default embedded task.
 
-A problem (difficulty: three steps, one operation a line; annotations on)::
+A problem (difficulty: three steps, one operation per line; annotations on)::
 
     question  Mia has 7 boxes with 12 marbles in each. Mia loses 15 of them. Tom has 3 times as many. How many marbles
               does Tom have?
@@ -9,7 +9,7 @@ A problem (difficulty: three steps, one operation a line; annotations on)::
               69 * 3 = <<69*3=207>>207 marbles.
               #### 207
 
-The scripted teacher that solves it is in ``arithmetic_expert``.
+The scripted teacher is in ``arithmetic_expert``.
 """
 
 import operator
@@ -31,7 +31,7 @@ SHARES: dict[str, int] = {"demonstrations": 45, "train": 35, "dev": 10, "test": 
 
 @dataclass(frozen=True)
 class WordProblem:
-    """One problem in GSM8K's format. ``id`` and ``split`` follow from the question's text alone."""
+    """One problem in GSM8K's format. ``id`` and ``split`` depend only on the question's text."""
 
     question: str
     answer: str
@@ -43,7 +43,7 @@ class WordProblem:
 
     @property
     def split(self) -> Split:
-        """The only split this question can ever be in."""
+        """The only split to which this question can belong."""
         return split_of(self.question)
 
     def row(self) -> dict[str, str]:
@@ -52,7 +52,7 @@ class WordProblem:
 
 
 def split_of(question: str) -> Split:
-    """The split a question belongs to: a function of its text, so that splits are disjoint for any counts and seeds."""
+    """The split of a question: a function of its text, so that splits are disjoint for any counts and seeds."""
     place = key_bits("split", question) % 100
     for split in get_args(Split):
         place -= SHARES[split]
@@ -64,12 +64,12 @@ def split_of(question: str) -> Split:
 def generate(
     count: int, *, seed: int, split: Split, difficulty: Difficulty, annotations: bool = True
 ) -> list[WordProblem]:
-    """``count`` different problems of one split; the first k of a longer list are the list of k.
+    """``count`` distinct problems of one split; a shorter list is a prefix of a longer one.
 
-    ``annotations``: put GSM8K's calculator notes (``<<7*12=84>>``) into the answers.
+    ``annotations``: include GSM8K's calculator annotations (``<<7*12=84>>``) in the answers.
 
     Raises:
-        UserError: the difficulty does not leave room for so many different problems.
+        UserError: the difficulty does not allow that many distinct problems.
     """
     draws = rng("arithmetic", seed, split)
     found: dict[str, WordProblem] = {}
@@ -88,7 +88,7 @@ def generate(
 
 
 _PATIENCE = 20_000
-"""Draws in a row without a new problem after which a difficulty counts as used up."""
+"""The number of consecutive draws without a new problem after which a difficulty counts as exhausted."""
 
 
 # --- one problem -----------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True)
 class _Step:
-    """One operation: each side is a number, or the index of an earlier step whose result it takes."""
+    """One operation: each side is a number, or the index of an earlier step whose result it uses."""
 
     left: int
     left_is_step: bool
@@ -115,7 +115,7 @@ class _Step:
 
 
 def _draw(draws: Random, difficulty: Difficulty, annotations: bool) -> WordProblem | None:
-    """One candidate, or None when the numbers drawn do not fit (a negative or broken count, too large a value)."""
+    """One candidate, or None if the numbers drawn do not fit (a count below 1 or fractional, or too large a value)."""
     scene = draws.choice(SCENES)
     pieces = _plot(draws, scene, _pick(draws, difficulty.steps))
     if pieces is None:
@@ -123,7 +123,7 @@ def _draw(draws: Random, difficulty: Difficulty, annotations: bool) -> WordProbl
     names = dict(zip("nf", draws.sample(NAMES, 2), strict=True), x=draws.choice(scene.things))
     steps: list[_Step] = []
     sentences = []
-    value: tuple[int, bool] = (0, False)  # the running value: a number, or the index of the step that made it
+    value: tuple[int, bool] = (0, False)  # the running value: a number, or the index of the step that produced it
     for piece in pieces:
         told = _tell(draws, difficulty, piece, names, value, steps)
         if told is None:
@@ -140,7 +140,7 @@ def _pick(draws: Random, distribution: dict[int, float]) -> int:
 
 
 def _plot(draws: Random, scene: Scene, steps: int) -> list[Piece] | None:
-    """An opening, different moves and a closing with ``steps`` operations together; None if they do not add up."""
+    """An opening, distinct moves and a closing with ``steps`` operations in total; None if they do not add up."""
     opening, closing = draws.choice(scene.openings), draws.choice(scene.closings)
     left = steps - opening.steps - closing.steps
     moves = []
@@ -166,7 +166,7 @@ def _tell(
         for name in ("t1", "t2", "k1", "m1")
         if name in piece.text + piece.operations
     }
-    if piece.operations == "v / k1":  # a divisor is looked for, not hoped for
+    if piece.operations == "v / k1":  # choose among the divisors instead of drawing until one fits
         whole = steps[value[0]].value if value[1] else value[0]
         divisors = [k for k in range(ranges["k"][0], ranges["k"][1] + 1) if whole % k == 0]
         if not divisors:
@@ -189,7 +189,7 @@ def _tell(
 
 
 def _lines(draws: Random, steps: list[_Step], per_line: dict[int, float]) -> Iterator[tuple[int, int]]:
-    """Cut the steps into lines (first, last); a result that a later line needs is never hidden inside a line."""
+    """Group the steps into lines (first, last); a result that a later line needs is always the last of its line."""
     first = 0
     while first < len(steps):
         last = min(first + _pick(draws, per_line), len(steps)) - 1
@@ -218,7 +218,7 @@ def _expression(steps: list[_Step], first: int, last: int) -> str:
             sides.append(str(steps[side].value))
         else:
             inner = _expression(steps, first, side)
-            # products bind before sums, and our sums and differences only ever nest on the left
+            # products bind tighter than sums, and sums and differences nest only on the left here
             loose = steps[side].op in "+-" and step.op in "*/"
             sides.append(f"({inner})" if loose else inner)
     return f"{sides[0]} {step.op} {sides[1]}"

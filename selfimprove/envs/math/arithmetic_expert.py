@@ -1,13 +1,13 @@
-"""The scripted expert of the arithmetic problems, in place of a stronger teacher model, errors included.
+"""The scripted expert for arithmetic problems, which replaces a stronger teacher model, including its errors.
 
-It writes its attempt with the box that RISE's prompt asks for::
+It writes attempts with the box that RISE's prompt requires::
 
     7 * 12 = 84 marbles.
     84 - 15 = 69 marbles.
     69 * 3 = 207 marbles.
     The answer is \\boxed{207}.
 
-and, when it errs, makes one slip and carries it through (``84 - 15 = 79``, ``79 * 3 = 237``, ``\\boxed{237}``).
+An erroneous attempt contains one slip, which is carried through (``84 - 15 = 79``, ``79 * 3 = 237``, ``\\boxed{237}``).
 """
 
 import ast
@@ -23,23 +23,23 @@ _NUMBER = re.compile(r"\d+")
 
 
 def solution(problem: WordProblem) -> str:
-    """The expert's written attempt without error: the gold steps, and the answer in a box.
+    """The expert's attempt without errors: the gold steps, and the answer in a box.
 
     Raises:
-        UserError: the answer is not one that this generator writes.
+        UserError: the answer is not in the generator's format.
     """
     lines, gold = _read(problem)
     return _attempt(lines, gold)
 
 
 def expert(problem: WordProblem, *, error_rate: float, key: object) -> str:
-    """The scripted teacher's attempt: right, or with probability ``error_rate`` one arithmetic slip carried through.
+    """The scripted teacher's attempt: right, or with probability ``error_rate`` with one slip carried through.
 
-    ``key`` names the attempt (a ``SeedKey``): the same key gives the same text. A wrong attempt never ends on the gold
-    number.
+    ``key`` identifies the attempt (a ``SeedKey``): the same key gives the same text. A wrong attempt never ends with
+    the gold number.
 
     Raises:
-        UserError: ``error_rate`` is not within 0..1, or the answer is not one that this generator writes.
+        UserError: ``error_rate`` is outside [0, 1], or the answer is not in the generator's format.
     """
     if not 0 <= error_rate <= 1:
         raise UserError(f"the expert's error_rate is {error_rate}; set it between 0 and 1.")
@@ -52,13 +52,13 @@ def expert(problem: WordProblem, *, error_rate: float, key: object) -> str:
         slipped = _slip(draws, lines, place)
         if slipped is not None and slipped[-1][1] != gold:
             return _attempt(slipped, slipped[-1][1])
-    # every slip broke a division or cancelled out: slip in the last line, which nothing follows
+    # every slip broke a division or cancelled out: put the slip in the last line, on which nothing depends
     last = _slip(draws, lines, len(lines) - 1) or lines
     return _attempt(last, last[-1][1])
 
 
 def _read(problem: WordProblem) -> tuple[list[tuple[str, int, str]], int]:
-    """The solution's lines as (expression, value, unit), and the gold number."""
+    """Parse the solution: its lines as (expression, value, unit), and the gold number."""
     *steps, last = problem.answer.split("\n")
     found = [_LINE.fullmatch(line) for line in steps]
     if not found or None in found or not re.fullmatch(r"#### \d+", last):
@@ -76,7 +76,7 @@ def _attempt(lines: list[tuple[str, int, str]], result: int) -> str:
 
 
 def _slip(draws: Random, lines: list[tuple[str, int, str]], place: int) -> list[tuple[str, int, str]] | None:
-    """Get line ``place`` wrong and recompute the lines that use its result; None if a later line then has no value."""
+    """Make line ``place`` wrong and recompute the lines that use its result; None if a later line then has no value."""
     changed: dict[str, str] = {}
     slipped = []
     for index, (expression, value, unit) in enumerate(lines):
@@ -101,10 +101,10 @@ def _misread(draws: Random, value: int) -> int:
 
 
 def _evaluate(expression: str) -> int | None:
-    """The whole number above 0 that an expression of ``+ - * /`` and brackets gives, None if it gives none."""
+    """The value of an expression of ``+ - * /`` and parentheses if it is a positive integer, else None."""
     try:
         value = _value(ast.parse(expression, mode="eval").body)
-    except ArithmeticError:  # a division that leaves a rest, or by 0
+    except ArithmeticError:  # a division with a remainder, or by 0
         return None
     return value if value > 0 else None
 

@@ -1,13 +1,13 @@
-"""The words of the arithmetic generator: scenes, as data.
+"""The templates of the arithmetic generator: scenes, as data.
 
-A scene tells one small story: an *opening* sets the running value, *moves* change it, a *closing* asks the question
-(and may change it once more). Each piece is a sentence with the operations it asks for::
+A scene is a short story: an *opening* sets the running value, *moves* change it, and a *closing* asks the question (and
+may change it once more). Each piece is a sentence with the operations it requires::
 
     Piece("{n} packs {k1} bags of {m1} {x}.", "k1 * m1 ; v + s")
 
-Placeholders: ``{n}`` and ``{f}`` two names, ``{x}`` the things counted; numbers are named by how large they may be
-(``Difficulty``): ``{k1}`` a factor, ``{m1}`` a multiplicand, ``{t1}`` a term. In the operations, ``v`` is the value
-before the piece and ``s`` the result of the piece's own last operation. An opening of one bare number does nothing yet.
+Placeholders: ``{n}`` and ``{f}`` are two names, ``{x}`` the things counted. Numbers are named after their range in
+``Difficulty``: ``{k1}`` a factor, ``{m1}`` a multiplicand, ``{t1}`` a term. In the operations, ``v`` is the value
+before the piece and ``s`` the result of the piece's previous operation. An opening with a bare number adds no step.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Piece:
-    """One sentence, its operations (``left op right`` separated by ``;``, or one bare number) and what they count."""
+    """One sentence, its operations (``left op right`` separated by ``;``, or a bare number) and the unit counted."""
 
     text: str
     operations: str
@@ -29,13 +29,13 @@ class Piece:
 
     @property
     def steps(self) -> int:
-        """How many operations the sentence adds to the solution."""
+        """The number of operations that the sentence adds to the solution."""
         return self.operations.count(";") + 1 if " " in self.operations else 0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A story: what may be counted in it, and its pieces."""
+    """A story: the things that may be counted in it, and its pieces."""
 
     things: tuple[str, ...]
     openings: tuple[Piece, ...]

@@ -1,7 +1,7 @@
-r"""Finding the answer box: the last ``\boxed{...}`` of an attempt, braces balanced.
+r"""Finds the answer box: the last ``\boxed{...}`` of an attempt, with balanced braces.
 
-``so $x = \boxed{\frac{\sqrt{3}}{2}}$, not \boxed{1`` holds the answer ``\frac{\sqrt{3}}{2}``: the original's regular
-expression knew one level of braces only. A box that is never closed is none.
+``so $x = \boxed{\frac{\sqrt{3}}{2}}$, not \boxed{1`` contains the answer ``\frac{\sqrt{3}}{2}``; the original's regular
+expression handled only one level of braces. An unclosed box is ignored.
 """
 
 import re
@@ -10,10 +10,10 @@ from functools import cache, cached_property
 
 
 def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
-    r"""What the last complete box holds, stripped; None if there is no box, or it is empty.
+    r"""The content of the last complete box, stripped; None if there is no box or it is empty.
 
-    ``commands``: which count, without the backslash. Also read: ``boxed{5}`` without a backslash, as in the original,
-    and ``\boxed 5`` without braces, which holds the rest of the formula it stands in, or outside one the next word.
+    ``commands``: the accepted commands, without the backslash. Also accepted: ``boxed{5}``, as in the original, and
+    ``\boxed 5``, whose content is the rest of the formula or, outside of formulas, the next word.
     """
     span = last_box_span(text, commands)
     return None if span is None else text[span[1] : span[2]].strip() or None
@@ -35,7 +35,7 @@ def last_box_span(text: str, commands: tuple[str, ...]) -> tuple[int, int, int, 
 
 
 def brace_pairs(text: str) -> dict[int, int]:
-    r"""Where each opening brace is closed, in one pass; ``\{`` and ``\}`` are characters, not braces."""
+    r"""Position of each opening brace -> position of its closing brace, in one pass; ``\{`` and ``\}`` do not count."""
     pairs: dict[int, int] = {}
     open_braces: list[int] = []
     for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -53,7 +53,7 @@ _WORD_END = re.compile(r"(?<!\\)\$|\\[)\]]|\s|\Z")
 
 
 class _Formulas:
-    """Whether a place of a text stands in a formula; the text is looked through once, if at all."""
+    """Determines whether a position in a text is inside a formula; scans the text lazily and only once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -67,7 +67,7 @@ class _Formulas:
         return [(match.start(), match[1]) for match in _OPENED.finditer(self._text)]
 
     def at(self, place: int) -> bool:
-        """Whether an odd number of dollar signs stands before it, or the last bracket there is an opening one."""
+        """Whether an odd number of dollar signs precedes ``place``, or the last bracket before it is an opening one."""
         if bisect_left(self._dollars, place) % 2 == 1:
             return True
         before = bisect_left(self._opened, place, key=lambda found: found[0])

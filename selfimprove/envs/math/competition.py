@@ -28,14 +28,14 @@ _BOXES = ("boxed", "fbox")
 
 
 def extract(attempt: str) -> str | None:
-    r"""What the last ``\boxed{..}`` or ``\fbox{..}`` (braces balanced) or ``\boxed x`` holds, to the letter; or None"""
+    r"""The verbatim content of the last ``\boxed{..}`` or ``\fbox{..}`` (braces balanced) or ``\boxed x``; or None."""
     span = last_box_span(attempt, _BOXES)
     content = "" if span is None else attempt[span[1] : span[2]]
     return content if content.strip() else None
 
 
 def parse_gold(solution: str) -> str | None:
-    """The gold answer: the last box of the reference solution, read like an attempt's."""
+    """The gold answer: the last box of the reference solution, extracted as from an attempt."""
     return extract(solution)
 
 
@@ -47,8 +47,8 @@ def equivalent(a: str | None, b: str | None) -> bool:
 class Math:
     """The environment.
 
-    ``extended`` also accepts what math-verify proves equal, in a process that is killed after ``timeout`` seconds
-    of computing; ``timeouts`` counts those (each is "not equivalent").
+    ``extended`` also accepts answers that math-verify proves equal, in a process that is killed after ``timeout``
+    seconds of CPU time; ``timeouts`` counts these cases (each is "not equivalent").
     """
 
     name = "math"
@@ -58,16 +58,16 @@ class Math:
 
     @property
     def timeouts(self) -> int:
-        """Symbolic comparisons that were cut off since this environment was made."""
+        """The number of symbolic comparisons that timed out since this environment was created."""
         return 0 if self._symbolic is None else self._symbolic.timeouts
 
     def close(self) -> None:
-        """End the symbolic checker's process, if there is one."""
+        """Stop the symbolic checker's process, if there is one."""
         if self._symbolic is not None:
             self._symbolic.close()
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
-        """Problems of rows {problem, solution, id?, …}; without ``id``, ids are made from the problem's text."""
+        """Problems from rows {problem, solution, id?, …}; without ``id``, the id is derived from the problem's text."""
         lacking = "no \\boxed answer in the solution"
         return problems_of(rows, where, self.name, ("problem", "solution"), parse_gold, lacking)
 
@@ -76,11 +76,11 @@ class Math:
         return {"id": problem.id, "problem": problem.question, "solution": problem.answer}
 
     def extract(self, attempt: str) -> str | None:
-        """The last box."""
+        """The content of the last box."""
         return extract(attempt)
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """Equal by the normaliser; when extended, or else by algebra (``a`` in the gold answer's place)."""
+        """Equal after normalisation or, if ``extended``, by algebra (``a`` takes the gold answer's role)."""
         if a is None or b is None:
             return False
         return hendrycks.equivalent(a, b) or (self._symbolic is not None and self._symbolic.equivalent(a, b))
@@ -91,7 +91,7 @@ class Math:
         return Grade(1.0 if self.equivalent(problem.gold, answer) else 0.0, answer)
 
     def demonstration(self, problem: Problem) -> str:
-        """The reference solution; where it goes on after the box, the boxed answer is repeated at its end."""
+        """The reference solution; if it continues after the box, the boxed answer is repeated at its end."""
         return _ending_in_box(problem.answer, problem.gold.strip())
 
     def slip(self, problem: Problem, *key: object) -> str:
@@ -110,7 +110,7 @@ def _ending_in_box(solution: str, answer: str) -> str:
 
 
 def _misread(gold: str, *key: object) -> str:
-    """An answer that is not equivalent to ``gold``: one of its numbers miscounted, a sign lost, another choice."""
+    """An answer that is not equivalent to ``gold``: a number changed or, without numbers, the sign or a 2 added."""
     draws = rng("slip", gold, *key)
     numbers = list(re.finditer(r"[0-9]+", gold))
     candidates = [

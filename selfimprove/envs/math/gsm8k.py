@@ -1,4 +1,4 @@
-r"""GSM8K: grade-school word problems with a number for an answer (Cobbe et al. 2021, MIT licence).
+r"""GSM8K: grade-school word problems with numerical answers (Cobbe et al. 2021, MIT licence).
 
 An episode (the first row of the training file, two turns)::
 
@@ -13,7 +13,7 @@ An episode (the first row of the training file, two turns)::
                #### 72
 
 Rewards: 1 right, 0 wrong, -1 no number in the last box (docs/rise.md, R6 to R8). Annotations such as ``<<48/2=24>>``
-are text; the original passed them to ``eval``, here nothing computes them.
+are plain text here; the original passed them to ``eval``.
 """
 
 import re
@@ -33,7 +33,7 @@ from selfimprove.envs.math.boxes import last_box
 from selfimprove.envs.math.problem_files import problems_of
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-# Full stops behind it end a sentence, unless what follows makes it no number: 1.2.3, 18./5, 1 1/2, 12 000, 5-6.
+# Full stops after it end a sentence, unless what follows shows it is not a number: 1.2.3, 18./5, 1 1/2, 12 000, 5-6.
 _GOLD = re.compile(
     r"(?:([-+]?)(?:\s*\$)?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?![. \t]*(?:[-+][ \t]*)?[0-9/:^*]|[eE][-+]?[0-9])"
@@ -43,7 +43,7 @@ _GOLD = re.compile(
 def parse_gold(answer: str) -> str | None:
     """The signed number after the last ``####``, commas removed ("#### 1,080" -> "1080"); None if there is none.
 
-    The original stopped at the comma and read 1.
+    The original stopped at the comma and returned 1.
     """
     _, mark, tail = answer.rpartition("####")
     match = _GOLD.match(tail.replace(",", "").lstrip()) if mark else None
@@ -51,13 +51,13 @@ def parse_gold(answer: str) -> str | None:
 
 
 def extract_strict(attempt: str) -> str | None:
-    r"""The integer in the last box, commas removed; anything else there is no answer, as in the original.
+    r"""The integer in the last box, commas removed; None if the box contains anything else, as in the original.
 
     A box is ``boxed{``, with or without a backslash, up to the first closing brace, and not empty: ``\boxed 18`` and
-    ``\boxed {18}`` are none, and ``\boxed{\boxed{18}}`` holds no integer. An integer is what ``int`` reads, so
-    ``1_000`` and digits of other scripts are.
+    ``\boxed {18}`` are not boxes, and ``\boxed{\boxed{18}}`` contains no integer. An integer is what ``int`` accepts,
+    including ``1_000`` and digits of other scripts.
     """
-    # Every box that is closed is closed by the last brace at the latest: searched up to there, time is linear.
+    # Searching only up to the last closing brace, after which no box can be closed, keeps the time linear.
     boxes = _STRICT_BOX.findall(attempt[: attempt.rfind("}") + 1])
     number = boxes[-1].replace(",", "") if boxes else ""
     try:
@@ -67,14 +67,14 @@ def extract_strict(attempt: str) -> str | None:
 
 
 _STRICT_BOX = re.compile(r"boxed\{([^}]+)\}")
-# A trailing \boxed{}, or \boxed before a word ("I used \boxed notation"), is no answer and takes none back.
+# A trailing \boxed{}, or \boxed before a word ("I used \boxed notation"), is no answer and replaces no earlier one.
 _EMPTY_BOX = re.compile(r"(?:\\boxed\s*|boxed)\{\s*\}|\\boxed(?=\s+[A-Za-z]|[)\"'`*_])")
 _PER_TEXT = re.compile(r"/\s*\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
-# Around a number these make it bold, italic or upright; around letters they are units, as \text is.
+# Around a number these only format it (bold, italic, upright); around letters they are units, like \text.
 _FORMATTED = re.compile(r"\\(?:text|math)(?:bf|it|rm)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}")
 _TEXT = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _LENGTH = r"[cdkm]?m|in|ft|yd|mi|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
-# Only of a length: 18n^2 is a formula.
+# Only powers of a length: 18n^2 is a formula.
 _POWER = re.compile(
     rf"(?<![A-Za-z\\])({_LENGTH})(\s*\}})?\s*(?:\^\s*(?:[23]|\{{\s*[23]\s*\}})(?![0-9])|[\u00b2\u00b3])", re.I
 )
@@ -100,9 +100,9 @@ _NUMBER_WORDS = frozenset(
 )
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")
-# Right behind the number: 5 squared is a formula, 5 cm squared a length's unit.
+# Directly after the number: 5 squared is a formula, 5 cm squared has a unit.
 _POWERS = frozenset(["squared", "cubed"])
-# Behind a slash: 18/five is no 18.
+# After a slash: 18/five is not 18.
 _DIVISORS = frozenset(
     ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "pi", "sqrt"]
 )
@@ -111,19 +111,19 @@ _DIVISORS = frozenset(
 def extract_robust(attempt: str) -> str | None:
     r"""The number in the last box, without units and formatting; None for fractions, lists and formulas.
 
-    Dropped: signs of currency, ``%``, thousands separators, ``\text{..}`` that holds no number, trailing unit words,
-    remarks in parentheses and punctuation, degree marks, ``\approx``, and what makes a number bold, italic, upright or
-    large. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
-    cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is no number. The last box that is not empty
-    counts, not ``\boxed`` before a word; its backslash may be missing. See docs/rise.md, R8.
+    Removed: currency signs, ``%``, thousands separators, ``\text{..}`` without a number, trailing unit words, remarks
+    in parentheses and punctuation, degree marks, ``\approx``, and commands for bold, italic, upright or large type.
+    Decimals are accepted: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
+    cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is not a number. The last non-empty box counts,
+    but not ``\boxed`` before a word; the backslash may be missing. See docs/rise.md, R8.
     """
     box = last_box(_EMPTY_BOX.sub("", attempt))
     if box is None:
         return None
-    # Thousands are written 1,080, 1{,}080, 1\,080, 1,\!080 or 1\!,080; a comma that groups nothing makes a list.
+    # Thousands are written 1,080, 1{,}080, 1\,080, 1,\!080 or 1\!,080; any other comma separates a list.
     box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",").replace("\\!,", ",")
     box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
-    # A text is a unit or a remark and goes, but not what a division is by: 18/\text{5} is no 18.
+    # \text is a unit or a remark and is removed, except as a divisor: 18/\text{5} is not 18.
     box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", _STYLE.sub(" ", box))))
     box = _TEXT.sub(_unwrapped, _FORMATTED.sub(r"\1", box))
     box = _DEGREES.sub(" ", _CURRENCY.sub("", box)).strip().rstrip(_TRAILING)
@@ -145,7 +145,7 @@ def extract_robust(attempt: str) -> str | None:
 
 
 def _unwrapped(text: re.Match[str]) -> str:
-    """What a ``\\text{..}`` leaves behind: its content where that says how much, else a space."""
+    """The replacement of a ``\\text{..}``: its content if that specifies a quantity, else a space."""
     words = set(re.split(r"[^a-z]+", text[1].lower()))
     return f" {text[1]} " if _NUMBER_WORDS & words or re.search(r"[0-9]", text[1]) else " "
 
@@ -156,7 +156,7 @@ def extract(attempt: str, mode: str = "robust") -> str | None:
 
 
 def equivalent(a: str | None, b: str | None) -> bool:
-    """Whether two numbers are equal as numbers ("18" and "18.0"); false if either is missing or no number."""
+    """Whether two answers are numerically equal ("18" and "18.0"); False if either is missing or not a number."""
     if a is None or b is None or not _is_number(a) or not _is_number(b):
         return False
     return Decimal(a) == Decimal(b)
@@ -169,22 +169,22 @@ def strip_annotations(answer: str) -> str:
 
 @dataclass(frozen=True)
 class Gsm8k:
-    """The environment; ``strict`` reads attempts as the original did (integers only)."""
+    """The environment; ``strict`` extracts answers as the original did (integers only)."""
 
     strict: bool = False
     name: str = "gsm8k"
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
-        """Problems of rows {question, answer, id?}; without ``id``, ids are made from the question's text."""
+        """Problems from rows {question, answer, id?}; without ``id``, the id is derived from the question's text."""
         lacking = "no number after '####' in the gold answer"
         return problems_of(rows, where, self.name, ("question", "answer"), parse_gold, lacking)
 
     def extract(self, attempt: str) -> str | None:
-        """``extract`` in the mode of this environment."""
+        """``extract`` in this environment's mode."""
         return extract(attempt, "strict" if self.strict else "robust")
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """Equal as numbers."""
+        """Whether both are numerically equal."""
         return equivalent(a, b)
 
     def grade(self, attempt: str, problem: Problem) -> Grade:
@@ -201,7 +201,7 @@ class Gsm8k:
     def problems(
         self, counts: Mapping[str, int], *, seed: int, difficulty: Mapping[str, Any] | None = None
     ) -> dict[str, list[Problem]]:
-        """See ``MakesProblems``: arithmetic word problems; ``difficulty`` is an ``arithmetic.Difficulty`` a split."""
+        """See ``MakesProblems``: arithmetic word problems; ``difficulty``: an ``arithmetic.Difficulty`` per split."""
         hard, made = difficulty or {}, {}
         for split in get_args(Split):
             count = counts.get(split, 0)
@@ -211,11 +211,11 @@ class Gsm8k:
         return made
 
     def teach(self, problem: Problem, error_rate: float, key: object) -> str:
-        """See ``Teaches``: an error is one slip in the working, carried through."""
+        """See ``Teaches``: an error is one arithmetic slip, carried through."""
         return expert(arithmetic.WordProblem(problem.question, problem.answer), error_rate=error_rate, key=key)
 
     def slip(self, problem: Problem, *key: object) -> str:
-        """The gold steps with a wrong final number, in the box and where it was last written."""
+        """The gold steps with a wrong final number, in the box and at the number's last occurrence in the steps."""
         wrong = _misread(problem.gold, *key)
         steps = strip_annotations(problem.answer)
         written = list(re.finditer(rf"(?<![0-9.,]){re.escape(problem.gold)}(?![0-9]|[.,][0-9])", steps))
@@ -229,9 +229,9 @@ def _attempt(steps: str, answer: str) -> str:
 
 
 def _misread(gold: str, *key: object) -> str:
-    """A number other than ``gold``: a miscount, a lost carry, a forgotten or repeated doubling."""
+    """A number other than ``gold``: off by 1, 2 or 10, or doubled."""
     value = Decimal(gold)
-    with localcontext(prec=len(gold) + 2):  # every digit is kept
+    with localcontext(prec=len(gold) + 2):  # keep every digit
         near = [value + delta for delta in (-10, -2, -1, 1, 2, 10)] + [value * 2]
     near = [number for number in near if number != value and (number >= 0 or value < 0)]
     return _canonical(f"{rng('slip', gold, *key).choice(near):f}")
@@ -242,7 +242,7 @@ def _is_number(text: str) -> bool:
 
 
 def _canonical(text: str) -> str:
-    """One spelling a number: "+018.50" -> "18.5", "-0" -> "0". Never an exponent, never rounded."""
+    """The canonical spelling of a number: "+018.50" -> "18.5", "-0" -> "0". Never with an exponent, never rounded."""
     sign = "-" if text.startswith("-") else ""
     whole, _, decimals = text.lstrip("+-").partition(".")
     whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")

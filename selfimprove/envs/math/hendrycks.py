@@ -1,7 +1,7 @@
-r"""When two MATH answers count as the same: the normaliser of Hendrycks et al. (2021), then string equality.
+r"""Decides whether two MATH answers are equal: the normaliser of Hendrycks et al. (2021), then string equality.
 
-``\dfrac{1}{2}``, ``\frac12``, ``1/2``, ``0.5`` and ``x = .5`` are all ``\frac{1}{2}``; ``10\%`` is ``10``; and
-``5 \text{ cm}`` is ``5``. The steps and their order are in docs/rise.md, R10.
+``\dfrac{1}{2}``, ``\frac12``, ``1/2``, ``0.5`` and ``x = .5`` all become ``\frac{1}{2}``; ``10\%`` becomes ``10``, and
+``5 \text{ cm}`` becomes ``5``. The steps and their order are in docs/rise.md, R10.
 """
 
 import re
@@ -31,9 +31,9 @@ def normalise(text: str) -> str:
 
 
 def equivalent(a: str | None, b: str | None) -> bool:
-    """Whether two answers have the same normal form; compared as they are when one has none.
+    """Whether two answers have the same normal form; if one has none, they are compared verbatim.
 
-    A missing answer equals nothing (in the original two missing answers were equal).
+    A missing answer equals nothing (in the original, two missing answers were equal).
     """
     if a is None or b is None:
         return False
@@ -44,7 +44,7 @@ def equivalent(a: str | None, b: str | None) -> bool:
 
 
 def _without_units(text: str) -> str:
-    # With that space, \text{ opens a unit on the right; \text{yes} is an answer.
+    # With the trailing space, \text{ starts a right-hand unit; \text{yes} is an answer.
     value, *units = text.split("\\text{ ")
     if len(units) > 1:
         raise ValueError("more than one unit")
@@ -67,7 +67,7 @@ def _brace_fractions(text: str) -> str:
         if part[0] == "{":
             pieces.append(part)
         elif len(part) < 2:
-            return text  # a numerator alone: left as it is, the whole answer
+            return text  # only a numerator: return the entire answer unchanged
         elif part[1] == "{":
             pieces.append(f"{{{part[0]}}}{part[1:]}")
         else:

@@ -1,13 +1,13 @@
-"""Text about numbers for pretraining: sums, and one sentence of a story with the step that it asks for.
+"""Text about numbers for pretraining: sums, and sentences of a story with the steps that they require.
 
-Two pages; the third kind holds whole problems::
+Examples of two kinds of pages; the third kind contains complete problems::
 
     Work out 484 - 15.                                      484 - 15 = 469
 
     Mia has 7 boxes with 12 marbles in each.                7 * 12 = 84 marbles.
     Mia loses 15 of them.                                   84 - 15 = 69 marbles.
 
-Whole problems with their solutions are of the split whose problems are demonstrations; no other split can hold them.
+Complete problems with solutions are from the split ``demonstrations``, so that no other split can contain them.
 """
 
 from random import Random
@@ -34,7 +34,7 @@ def sums(draws: Random) -> list[Passage]:
 
 
 def story(draws: Random) -> list[Passage]:
-    """Two to five sentences of one scene; after each, the operations that it asks for."""
+    """Up to six sentences of one scene, each followed by the operations that it requires."""
     scene = draws.choice(SCENES)
     names = dict(zip("nf", draws.sample(NAMES, 2), strict=True), x=draws.choice(scene.things))
     passages: list[Passage] = []
@@ -71,7 +71,7 @@ def _operation(draws: Random) -> tuple[int, str, int, int]:
 
 
 def _tell(draws: Random, piece: Piece, names: dict[str, str], value: int) -> tuple[Passage, int] | None:
-    """A sentence with its steps, and the value after it; None where the numbers do not fit."""
+    """A sentence with its steps, and the value after it; None if the numbers do not fit."""
     high = draws.choice((30, 60, 200))
     numbers = {"t1": draws.randint(2, high), "t2": draws.randint(2, high), "k1": draws.randint(2, 9)}
     numbers["m1"] = draws.randint(2, draws.choice((12, 20, 60)))

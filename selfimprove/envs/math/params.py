@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.core.params import Section
 
-# YAML has no tuples, and tools that override a key may write it as text: only there are types converted.
+# Not strict: YAML has no tuples, and tools that override a key may write it as text.
 Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], Field(strict=False)]
 Distribution = Annotated[
     dict[Annotated[int, Field(ge=1, strict=False)], Annotated[float, Field(ge=0)]], Field(min_length=1)

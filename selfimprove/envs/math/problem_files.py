@@ -1,4 +1,4 @@
-"""Problem files: a question and its gold solution a row, with ids made from content."""
+"""Reads problem files: one question and its gold solution per row, with ids derived from the content."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, count
@@ -12,9 +12,9 @@ from selfimprove.envs.interface import Problem
 
 
 class Ids:
-    """Ids from content (the question's hash), so that they survive re-ordering and subsetting of a file.
+    """Ids derived from content (the question's hash), so that they survive reordering and subsetting of a file.
 
-    A question that a file repeats gets ``-2``, ``-3``, … in the order of the file, the first that no row has yet.
+    Repeated questions get the first unused suffix of ``-2``, ``-3``, … in file order.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -22,7 +22,7 @@ class Ids:
         self._seen: set[str] = set()
 
     def of(self, row: Mapping[str, Any], question: str) -> str:
-        """The row's own ``id`` if it has one, else one made from the question."""
+        """The row's ``id`` if it has one, else an id derived from the question; made unique by a suffix."""
         own = row.get("id")
         base = own if isinstance(own, str) and own else f"{self._prefix}-{key_bits(self._prefix, question):016x}"
         candidates = chain([base], (f"{base}-{number}" for number in count(2)))
@@ -39,14 +39,14 @@ def problems_of(
     parse_gold: Callable[[str], str | None],
     lacking: str,
 ) -> list[Problem]:
-    """The problems of (line, row) pairs; a row's own ``id`` counts.
+    """The problems in (line, row) pairs; a row's own ``id`` takes precedence.
 
     Args:
         fields: the keys of a row's question and of its solution.
         lacking: what a solution without a gold answer lacks, for the message.
 
     Raises:
-        UserError: a field is missing or holds no text, or a solution has no gold answer.
+        UserError: a field is missing or not text, or a solution has no gold answer.
     """
     ids, problems = Ids(name), []
     for line, row in rows:

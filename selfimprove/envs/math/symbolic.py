@@ -1,11 +1,11 @@
-"""Are two LaTeX answers equal by algebra? math-verify in a process of its own, which the kernel kills in time.
+"""Decides whether two LaTeX answers are algebraically equal: math-verify in a separate process with a CPU time limit.
 
-Model-written LaTeX can hang the algebra system (``9^{9^{9^9}}``) in ways no exception and no thread can stop. So the
-comparison runs in a worker process: a profiling timer without a handler ends it after so many seconds of *computing*,
-inside C code too, and whether it gets there does not depend on how busy the machine is. The next question gets a fresh
-worker. This file is both sides: run as a script, it is the worker, and then it imports nothing of ours.
+Model-written LaTeX can hang the algebra system (``9^{9^{9^9}}``) in ways that no exception and no thread can stop. The
+comparison therefore runs in a worker process, which a profiling timer without a handler kills after a given *CPU* time,
+even inside C code, so that a timeout does not depend on the machine's load. The next comparison gets a fresh worker.
+This file contains both sides: run as a script, it is the worker and imports nothing from this package.
 
-It does not protect against code execution: math-verify parses by grammar and is trusted not to call ``eval``.
+This does not protect against code execution: math-verify parses by grammar and is trusted not to call ``eval``.
 """
 
 import json
@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 4 << 30
-"""Bytes of address space a worker may take; more counts as an error, which is "not equivalent"."""
+"""A worker's address space limit in bytes; exceeding it counts as an error, which means "not equivalent"."""
 
 _START_SECONDS = 120.0
 
 
 class SymbolicChecker:
-    """Asks one worker, which starts at the first question and is replaced when it dies. Threads may share it.
+    """Queries one worker, which starts with the first comparison and is replaced if it dies. Thread-safe.
 
     Attributes:
-        timeouts: questions that used up ``timeout`` seconds of computing (answered "not equivalent").
-        errors: questions that math-verify could not read or that took too much memory (likewise).
+        timeouts: comparisons that exceeded ``timeout`` seconds of CPU time ("not equivalent").
+        errors: comparisons that math-verify could not parse or that took too much memory (likewise).
     """
 
     def __init__(self, timeout: float) -> None:
@@ -45,12 +45,12 @@ class SymbolicChecker:
         self._answers = lru_cache(maxsize=1 << 16)(self._ask)
 
     def equivalent(self, gold: str, answer: str) -> bool:
-        """Whether math-verify holds ``answer`` equal to ``gold``. An answer once given is remembered."""
+        """Whether math-verify considers ``answer`` equal to ``gold``. Results are cached."""
         with self._lock:
             return self._answers(gold, answer)
 
     def close(self) -> None:
-        """End the worker. Another question would start a new one."""
+        """Stop the worker. Another comparison would start a new one."""
         with self._lock:
             self._stop()
 
@@ -60,10 +60,10 @@ class SymbolicChecker:
         try:
             worker.stdin.write(json.dumps([gold, answer, self._timeout]) + "\n")
             worker.stdin.flush()
-        except BrokenPipeError:  # it was killed from outside between two questions
+        except BrokenPipeError:  # it was killed from outside between two comparisons
             self._stop()
             return self._ask(gold, answer)
-        # The kernel's timer counts computing; this longer limit only guards against a worker that sleeps.
+        # The kernel's timer measures CPU time; this longer limit only guards against a worker that sleeps.
         line = _read_line(worker, 20 * self._timeout + 10)
         if not line:
             self.timeouts += 1
@@ -77,7 +77,7 @@ class SymbolicChecker:
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
         self._stop()
-        # -P: this file's folder, which has a math.py, must not come before the standard library.
+        # -P keeps this file's folder out of sys.path, so that no module in it can shadow the standard library.
         self._worker = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).resolve())],
             stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ def _end(worker: subprocess.Popen[str]) -> None:
 
 
 def _read_line(worker: subprocess.Popen[str], seconds: float) -> str:
-    """One line from the worker; empty if it died or stayed silent that long."""
+    """One line from the worker; empty if it died or did not answer in time."""
     assert worker.stdout is not None
     ready, _, _ = select.select([worker.stdout], [], [], seconds)
     return worker.stdout.readline() if ready else ""
@@ -134,7 +134,7 @@ def _compare(gold: str, answer: str) -> bool:
 
 
 def _serve() -> None:
-    """The worker: a line [gold, answer, seconds] in, a line true, false or null (an error) out."""
+    """The worker: reads lines [gold, answer, seconds], writes a line true, false or null (an error) for each."""
     import logging
     import os
 
@@ -142,7 +142,7 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not pass for a reply
+    os.dup2(2, 1)  # a library's output must not be mistaken for a reply
     _compare("1", "1")
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     print("ready", file=replies, flush=True)
@@ -151,7 +151,7 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             verdict: bool | None = _compare(gold, answer)
-        except Exception:  # an algebra system fails on strange input in every way there is; MemoryError too
+        except Exception:  # an algebra system may raise anything on unusual input, even MemoryError
             verdict = None
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=replies, flush=True)

@@ -1,4 +1,4 @@
-"""Word problems and competition mathematics, by the names that the ``env`` params give."""
+"""The ``env`` section of word problems (gsm8k) and competition mathematics (math)."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from selfimprove.envs.params import AnswerParams
 
 
 class MathParams(AnswerParams):
-    """How an attempt is graded: by its number (gsm8k) or its formula (math)."""
+    """How attempts are graded: by a number (gsm8k) or a formula (math)."""
 
     name: Literal["gsm8k", "math"] = "gsm8k"
     extraction: Literal["robust", "strict"] = "robust"
@@ -22,7 +22,7 @@ class MathParams(AnswerParams):
 
 
 def make_env(name: str, extraction: str = "robust", equiv: str = "hendrycks", grade_timeout: float = 5.0) -> AnswerEnv:
-    """The environment that the ``env`` section of the params describes.
+    """Create the environment that the ``env`` section describes.
 
     Raises:
         UserError: no such environment, or an option that it does not have.

@@ -1,11 +1,11 @@
-"""Bamboogle: 125 two-hop questions that no search engine answers at once (Press et al. 2023, MIT).
+"""Bamboogle: 125 two-hop questions that search engines do not answer directly (Press et al. 2023, MIT).
 
 A question::
 
     question  What rocket was the first spacecraft that ever approached Uranus launched on?
     gold      Titan IIIE
 
-Scored as HotpotQA; there is a test split only.
+Scored like HotpotQA; there is only a test split.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ FILES = {"test": "bamboogle_test.csv"}
 
 
 def load(split: str, folder: Path) -> list[Question]:
-    """The questions of the CSV file (columns Question, Answer), in its order.
+    """The questions in the CSV file (columns Question, Answer), in file order.
 
     Raises:
         UserError: no such split, or the file is missing or malformed.

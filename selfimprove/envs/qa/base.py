@@ -1,4 +1,4 @@
-"""Question answering with tools: what a question is, how an answer is scored, and which tasks there are.
+"""Question answering with tools: the types of questions and scores, and the names of the tasks.
 
 A question of the embedded encyclopedia, and a score::
 
@@ -7,8 +7,8 @@ A question of the embedded encyclopedia, and a score::
 
     score("the town of Tolma", question)  ->  Score(reward=0.0, em=False, f1=0.5, pred="town of tolma", gt="tolma")
 
-Tasks and metrics: docs/spin.md, S24 to S28. Answers come from an episode's ``finish[...]``; how they are found is up to
-the method.
+Tasks and metrics: docs/spin.md, S24 to S28. The answer is the argument of an episode's ``finish[...]``; how it is found
+is up to the method.
 """
 
 import csv
@@ -29,7 +29,7 @@ TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 
 class Question(Record):
-    """One question. ``titles``: the paragraphs that hold the answer's facts, in the order in which they are needed."""
+    """One question. ``titles``: the paragraphs with the facts for the answer, in the order in which they are needed."""
 
     id: str
     task: str
@@ -42,7 +42,7 @@ class Question(Record):
 
 
 class Paragraph(Record):
-    """One entry of a corpus to search."""
+    """One entry of a searchable corpus."""
 
     title: str
     text: str
@@ -50,7 +50,7 @@ class Paragraph(Record):
 
 @dataclass(frozen=True)
 class Score:
-    """An answer's scores: ``reward`` 1 or 0 (the task's own rule), exact match, F1 in [0, 1], and what was compared."""
+    """An answer's scores: ``reward`` 1 or 0 (by the task's rule), exact match, F1 in [0, 1], and the texts compared."""
 
     reward: float
     em: bool
@@ -66,7 +66,7 @@ def pick_split(task: str, split: str, files: Mapping[str, str], folder: Path) ->
     """The file of a split.
 
     Raises:
-        UserError: the task has no such split with answers, or the file is not there.
+        UserError: the task has no such split with answers, or the file is missing.
     """
     if split not in files:
         raise UserError(f"{task} has no split {split!r} with answers; choose {' or '.join(files)}.")
@@ -80,7 +80,7 @@ def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
     """(place, cells) of a CSV file.
 
     Raises:
-        UserError: the file is missing or is no UTF-8 CSV.
+        UserError: the file is missing or is not UTF-8 CSV.
     """
     only_regular(path)
     try:
@@ -96,17 +96,17 @@ def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
 
 
 def content_id(task: str, *parts: str) -> str:
-    """An id made from content, so that it survives reordering."""
+    """An id derived from content, so that it survives reordering."""
     return f"{task}-{blake2b(chr(31).join(parts).encode(), digest_size=6).hexdigest()}"
 
 
 def folded(question: str) -> str:
-    """A question's text by which it is known again: case and spaces aside."""
+    """A question's text with case and spaces normalised, to find duplicates."""
     return " ".join(question.lower().split())
 
 
 def duplicates(splits: Mapping[str, Sequence[Question]]) -> dict[str, list[str]]:
-    """Questions that stand in two splits, or twice in one: {question's text: splits}, case and spaces aside."""
+    """Questions that occur more than once, in one split or several: {text: splits}, ignoring case and spaces."""
     places: dict[str, list[str]] = {}
     for name, questions in splits.items():
         for question in questions:

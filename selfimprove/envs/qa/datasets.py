@@ -1,4 +1,4 @@
-"""The data sets of questions by name: how each is read, and how an answer to one of its questions is scored."""
+"""The question data sets by name: how each is read, and how answers to its questions are scored."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,21 +15,21 @@ LOADERS: Mapping[str, Callable[[str, Path], list[Question]]] = {
     "mmlu": mmlu.load,
 }
 GRADES: Mapping[str, Callable[[str, str], Score]] = {"strategyqa": strategyqa.grade, "mmlu": mmlu.grade}
-"""The metrics of their own; every other task is scored as HotpotQA is."""
+"""Task-specific metrics; all other tasks are scored like HotpotQA."""
 
 
 def score(answer: str, question: Question) -> Score:
-    """The score of ``answer`` under the metric of the question's task; an empty answer is never rewarded."""
+    """The score of ``answer`` by the metric of the question's task; an empty answer is never rewarded."""
     return GRADES.get(question.task, hotpotqa.grade)(answer, question.gold)
 
 
 def load_questions(name: str, split: str, folder: Path) -> list[Question]:
-    """The split's questions in the data set's order, so that a place in the list is the task index.
+    """The split's questions in the data set's order, so that the list index is the task index.
 
-    ``folder`` holds the data set's files (``core.sources``); the encyclopedia's questions are made, not read.
+    ``folder`` contains the data set's files (``core.sources``); the encyclopedia's questions are generated, not read.
 
     Raises:
-        UserError: no such task or split, a file that is missing or malformed, or a split without answers.
+        UserError: no such task or split, a missing or malformed file, or a split without answers.
     """
     if name not in LOADERS:
         raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(LOADERS)}.")
@@ -37,7 +37,7 @@ def load_questions(name: str, split: str, folder: Path) -> list[Question]:
 
 
 def own_ids(questions: list[Question]) -> list[Question]:
-    """A question that a file repeats gets ``-2``, ``-3``, … behind its id, in the order of the file."""
+    """Append ``-2``, ``-3``, … to the ids of repeated questions, in file order."""
     seen: Counter[str] = Counter()
     own = []
     for question in questions:

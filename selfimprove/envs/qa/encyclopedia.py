@@ -1,6 +1,6 @@
-"""The embedded encyclopedia: a fictional world to search, and questions that take one to three paragraphs to answer.
+"""The embedded encyclopedia: a fictional world to search, and questions that need one to three paragraphs.
 
-Two questions of a default world, with the paragraphs that answer them::
+Two questions about a default world, with the paragraphs that answer the first::
 
     In which town was the author of The Silver Gate born?                                       (bridge, two hops)
         The Silver Gate is a novel by Mara Venn. It appeared in 1745 and was first shown in Kesby.
@@ -9,9 +9,9 @@ Two questions of a default world, with the paragraphs that answer them::
     Who was born first, Mara Venn or Ilo Frost?                                                 (comparison)
         -> Ilo Frost
 
-Every relation has one value, so every answer is unique. Splits are disjoint by content: people, works, organisations
-and events belong to one split each. Scored as HotpotQA. The scripted expert of a question looks up every paragraph in
-turn by its title; what it thinks is drawn by the question's id.
+Every relation has one value, so answers are unique. Splits are disjoint by content: people, works, organisations and
+events belong to one split each. Questions are scored like HotpotQA. A question's scripted expert looks up each
+paragraph in turn by its title; the wording of its thoughts is drawn by the question's id.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from selfimprove.envs.qa.encyclopedia_words import Comparison, Relation
 from selfimprove.envs.qa.encyclopedia_world import SHARES, Entry, FictionalWorld, build_world, most_people, named
 from selfimprove.envs.qa.experts import Lookup, Quest
 
-_PATIENCE = 500  # draws for one question, before the world counts as used up
+_PATIENCE = 500  # draws for one question before the world counts as exhausted
 
 
 class EncyclopediaParams(Section):
-    """How large the world is and how hard its questions are."""
+    """The size of the world and the difficulty of its questions."""
 
     people: int = Field(
         default=900,
@@ -68,9 +68,9 @@ class EncyclopediaParams(Section):
 
 @dataclass(frozen=True)
 class Encyclopedia:
-    """The corpus, and the splits' questions with the plans of their scripted experts.
+    """The corpus, and the splits' questions with their scripted experts' plans.
 
-    ``names``: of entries and of what is said of them, so all that an answer may be but yes and no.
+    ``names``: the entries' titles and the values of all facts, i.e. every possible answer except yes and no.
     """
 
     paragraphs: tuple[Paragraph, ...]
@@ -79,12 +79,12 @@ class Encyclopedia:
 
 
 def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *, seed: int) -> Encyclopedia:
-    """A world and ``counts`` questions about it, the same for the same arguments.
+    """A world and ``counts`` questions about it; a deterministic function of the arguments.
 
-    Questions of a split are drawn one after the other: with a smaller count a split keeps its first questions.
+    The questions of a split are drawn one after the other, so a smaller count yields a prefix.
 
     Raises:
-        UserError: the world is too small for so many different questions.
+        UserError: the world is too small for that many distinct questions.
     """
     world = build_world(params.people, params.distractors, rng("encyclopedia", seed))
     splits: dict[Split, tuple[Quest, ...]] = {}
@@ -106,11 +106,11 @@ class _Writer:
         self._paths = _paths()
 
     def write(self, count: int) -> list[Quest]:
-        """``count`` questions, no two in the same words."""
+        """``count`` questions with distinct texts."""
         quests: dict[str, Quest] = {}
         shares = self._params.hops
         for _ in range(count):
-            # The kind is settled before the tries, so that kinds that succeed less often are not the rarer for it.
+            # The kind is fixed before the attempts, so that kinds that fail more often do not become rarer.
             compares = self._draws.random() < self._params.comparisons
             hops = self._draws.choices(list(shares), weights=list(shares.values()))[0]
             for _ in range(_PATIENCE):
@@ -126,13 +126,13 @@ class _Writer:
         return list(quests.values())
 
     def _bridge(self, hops: int) -> Quest | None:
-        """A question along relations: the first entry is named, each next one is to be found."""
+        """A question along a chain of relations: it names the first entry, and each following one must be found."""
         path = self._draws.choice(self._paths[hops])
         entry = self._draws.choice(self._of[path[0].of])
         chain, subject = [entry], named(entry)
         hard = self._draws.random() < self._params.hard_wordings
         for number, relation in enumerate(path):
-            if relation.name not in chain[-1].facts:  # a novel has an author, no composer
+            if relation.name not in chain[-1].facts:  # a novel has an author but no composer
                 return None
             found = chain[-1].facts[relation.name]
             if number + 1 < len(path):
@@ -158,7 +158,7 @@ class _Writer:
         comparison = self._draws.choice(words.COMPARISONS)
         pool = self._of[comparison.of]
         a, b = self._draws.sample(pool, 2)
-        if comparison.pick is None and self._draws.random() < 0.5:  # two in the same town are rare: look for them
+        if comparison.pick is None and self._draws.random() < 0.5:  # equal facts are rare, so choose among such entries
             fact = a.facts[comparison.fact]
             alike = [entry for entry in pool if entry is not a and entry.facts[comparison.fact] == fact]
             if not alike:

@@ -1,7 +1,7 @@
-"""What the embedded encyclopedia is made of: names, crafts, sentences and ways to ask. Words only, no logic.
+"""Vocabulary of the embedded encyclopedia: names, crafts, sentences and question forms. Data only, no logic.
 
-Names are short and made of recurring words, since a model trained from scratch must learn to copy names that it has
-never seen whole; sentences are regular for the same reason. ``{x}`` stands for the subject, other braces for facts.
+Names are short and consist of recurring words, because a model trained from scratch must learn to copy names that it
+has never seen in full; sentences are regular for the same reason. ``{x}`` is the subject, other braces are facts.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ WORKS = {
     "opera": "composer", "ballet": "composer", "song": "composer",
     "statue": "maker", "mural": "maker", "clock": "maker",
 }  # fmt: skip
-"""Kinds of works, and what the person behind one is called: also the name of the relation."""
+"""Kind of work -> role of its creator, which is also the name of the relation."""
 
 
 # --- paragraphs ------------------------------------------------------------------------------------------------------
@@ -100,10 +100,10 @@ PARAGRAPHS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Relation:
-    """What a paragraph says of its subject.
+    """A fact that a paragraph states about its subject.
 
-    ``of`` and ``to`` are kinds of entries; ``to`` None: no entry of its own. ``noun`` names the thing inside a longer
-    question, ``asks`` asks for it; the ``hard_`` ones say the same in other words.
+    ``of`` and ``to`` are kinds of entries; ``to`` None: the value is not an entry. ``noun`` denotes the value inside a
+    longer question, ``asks`` are questions for it; the ``hard_`` variants are paraphrases.
     """
 
     name: str
@@ -158,9 +158,9 @@ RELATIONS: tuple[Relation, ...] = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A question about two entries of one kind, by what ``fact`` says of both.
+    """A question that compares two entries of one kind by ``fact``.
 
-    ``pick``: the answer is the entry that comes first, or last; None: whether both say the same, yes or no.
+    ``pick``: the answer is the entry that comes first, or last; None: whether both facts are equal, yes or no.
     """
 
     of: str

@@ -1,4 +1,4 @@
-"""The world that the embedded encyclopedia describes: seeded people, works, organisations, events and places.
+"""Generates the world of the embedded encyclopedia from a seed: people, works, organisations, events and places.
 
 An entry and its paragraph::
 
@@ -6,8 +6,8 @@ An entry and its paragraph::
                                           "teacher": "Ilo Frost"})
     Mara Venn was a painter from Tolma, born in 1712. The teacher of Mara Venn was Ilo Frost.
 
-People, works, organisations and events belong to one split each, and what one says of another stays within it; towns,
-rivers and lands are common to all, as countries are in a real encyclopedia.
+People, works, organisations and events belong to one split each and refer only to others of the same split. Towns,
+rivers and lands are common to all splits, like countries in a real encyclopedia.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import Paragraph, Split
 
 SHARES: dict[Split, float] = {"train": 0.6, "dev": 0.15, "test": 0.25}
-"""Parts of the people, and of what they made, that belong to each split."""
+"""Each split's share of the people, works, organisations and events."""
 
 YEARS = (1501, 1899)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one paragraph is about. ``facts``: relation -> title of another entry, or a word. ``split`` None: common."""
+    """The subject of a paragraph. ``facts``: relation -> title of another entry, or a word. ``split`` None: common."""
 
     title: str
     kind: str
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FictionalWorld:
-    """All entries by title, those nobody is asked about (distractors) too, and the paragraphs in the corpus's order."""
+    """All entries by title, including distractors, the paragraphs in corpus order, and the entries of each split."""
 
     entries: dict[str, Entry]
     paragraphs: tuple[Paragraph, ...]
@@ -44,15 +44,15 @@ class FictionalWorld:
 
 
 def most_people() -> int:
-    """How many people there are names for, with room for works and distractors."""
+    """The maximum number of people, including distractors, for which there are enough names and titles."""
     return len(words.ADJECTIVES) * len(words.NOUNS) * 3 // 4
 
 
 def build_world(people: int, distractors: int, draws: Random) -> FictionalWorld:
-    """A world of ``people`` people, as many works, a third as many organisations and, as names suffice, events.
+    """A world of ``people`` people, as many works, and up to a third as many organisations and as many events.
 
-    ``distractors``: so many more people, with their works, whose names are of the same words and whom no question is
-    about.
+    ``distractors``: the number of additional people, with their works, whose names consist of the same words and about
+    whom there are no questions.
     """
     towns = [stem + end for stem, end in product(words.TOWN_STEMS, words.TOWN_ENDS)]
     entries = [*_places(draws, towns)]
@@ -78,7 +78,7 @@ def build_world(people: int, distractors: int, draws: Random) -> FictionalWorld:
 
 
 def _names(draws: Random, firsts: Sequence[str], lasts: Sequence[str], count: int) -> list[str]:
-    """``count`` different names of two words, or as many as there are."""
+    """``count`` distinct names of two words, or all if there are fewer."""
     names = [f"{first} {last}" for first, last in product(firsts, lasts)]
     return draws.sample(names, min(count, len(names)))
 
@@ -110,9 +110,9 @@ def _made(
     clubs: Sequence[str],
     fairs: Sequence[str],
 ) -> Iterator[Entry]:
-    """People, and what they made."""
+    """People, and the works, organisations and events that they created."""
     for place, name in enumerate(names):
-        # Nobody is his own teacher; the draw leaves the own place out.
+        # The offset is never 0, so nobody is their own teacher.
         teacher = names[(place + draws.randrange(1, len(names))) % len(names)]
         facts = {
             "birthplace": draws.choice(towns),
@@ -143,5 +143,5 @@ def _sentence(draws: Random, entry: Entry) -> str:
 
 
 def named(entry: Entry) -> str:
-    """How a sentence names the entry: organisations and events with an article."""
+    """The entry's name in a sentence: organisations and events have an article."""
     return f"the {entry.title}" if entry.kind in ("organisation", "event") else entry.title

@@ -1,6 +1,6 @@
-"""Questions that take look-ups, acted in by text: a search in a corpus, a look at what was found, an answer.
+"""The environment of look-up questions: search a corpus, look up words in the paragraph found, answer.
 
-An episode (a question of the embedded encyclopedia, played by the expert)::
+An episode (a question about the embedded encyclopedia, played by the expert)::
 
     In which town was the author of The Silver Gate born?
     Thought: I need the author of The Silver Gate.
@@ -13,8 +13,8 @@ An episode (a question of the embedded encyclopedia, played by the expert)::
     Action: finish[Tolma]
     The answer is right.
 
-``lookup[words]`` gives the next sentence with these words of the paragraph that was found last. ``finish[...]`` ends
-the episode; the reward is the question's own (``datasets.score``).
+``lookup[words]`` returns the next sentence with these words in the paragraph found last. ``finish[...]`` ends the
+episode; the reward is that of the question's task (``datasets.score``).
 """
 
 import re
@@ -44,11 +44,11 @@ _ACTION = re.compile(r"\s*(search|lookup|finish)\[(.*)\]\s*", re.DOTALL | re.IGN
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
 _LONGEST = 6
-"""Words of a name that a text is searched for, at most."""
+"""The maximum number of words in a name when texts are searched for names."""
 
 
 class Asked(NamedTuple):
-    """A snapshot: the task, the searches so far and the paragraphs that they found, look-ups of the last one."""
+    """A snapshot: the task, the searches so far, the paragraphs found, and the look-ups since the last search."""
 
     task: int
     queries: tuple[str, ...] = ()
@@ -59,10 +59,10 @@ class Asked(NamedTuple):
 
 
 class Questions:
-    """Implements ``AgentEnv``. Copies share the questions and the corpus's index, which never change.
+    """Implements ``AgentEnv``. Copies share the questions and the corpus's index, which are immutable.
 
-    ``names``: what an answer may be; those that the text so far holds are listed as answers. None: answers cannot be
-    listed, so no actions are. ``ids``: the places of ``quests``, where some are held out; None: none are.
+    ``names``: the possible answers; those that occur in the text so far are listed as actions. None: answers, and
+    therefore actions, cannot be listed. ``ids``: the indices of ``quests`` if some are held out, else None.
     """
 
     instruction = INSTRUCTION
@@ -85,7 +85,7 @@ class Questions:
         self._now = Asked(0)
 
     def task_ids(self) -> Sequence[int]:
-        """Places in the list of questions."""
+        """Indices into the list of questions."""
         return self._ids
 
     def reset(self, task_id: int) -> str:
@@ -100,7 +100,7 @@ class Questions:
         return self._quests[self._now.task]
 
     def step(self, action: str) -> Step:
-        """See ``AgentEnv``; after the end nothing happens any more."""
+        """See ``AgentEnv``; actions after the end have no effect."""
         read = _ACTION.fullmatch(action)
         if self._now.answer is not None or read is None:
             said = self._verdict() if self._now.answer is not None else UNKNOWN
@@ -128,7 +128,7 @@ class Questions:
         return None if place is None else self._search(query)
 
     def _look_up(self, words: str) -> str | None:
-        """The next sentence that holds the words, as many further on as they were looked up before."""
+        """The n-th sentence with these words, if they are looked up for the n-th time since the last search."""
         now = self._now
         text = self._search.paragraphs[now.found[-1]].text if now.found and words else ""
         holding = [sentence for sentence in _SENTENCE.split(text) if text and words.lower() in sentence.lower()]
@@ -137,14 +137,14 @@ class Questions:
         return holding[before] if before < len(holding) else None
 
     def snapshot(self) -> Asked:
-        """Words and numbers only, hashable."""
+        """Only strings and numbers; hashable."""
         return self._now
 
     def restore(self, snapshot: Asked) -> None:
         self._now = snapshot
 
     def valid_actions(self) -> list[str] | None:
-        """Searches for what the text so far names, answers that it holds, and the expert's next action."""
+        """Searches for titles and answers that occur in the text so far, yes and no, and the expert's next action."""
         if self._names is None:
             return None
         if self._now.answer is not None:
@@ -155,7 +155,7 @@ class Questions:
         return sorted(asked | {f"finish[{name}]" for name in {*held, "yes", "no"}} | {self.expert()[0].action})
 
     def expert(self) -> list[Move]:
-        """See ``AgentEnv``: the plan's searches that were not made yet, and the answer."""
+        """See ``AgentEnv``: the plan's remaining searches, and the answer."""
         if self._now.answer is not None:
             return []
         quest = self._quest
@@ -166,7 +166,7 @@ class Questions:
 
 
 def _held(text: str, names: Collection[str]) -> Iterator[str]:
-    """The names that a text holds, as whole words."""
+    """The names that occur in a text as whole words."""
     words = [(word.start(), word.end()) for word in _WORD.finditer(text)]
     for first, (start, _) in enumerate(words):
         for _, end in words[first : first + _LONGEST]:

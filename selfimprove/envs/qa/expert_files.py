@@ -1,14 +1,14 @@
-"""Expert files as FireAct publishes them: rows are repaired, filtered and counted (docs/spin.md, S29).
+"""Reads FireAct's expert files: repairs, filters and counts their rows (docs/spin.md, S29).
 
-An Alpaca row (``alpaca_format/hotpotqa.json``); chat rows (``gpt_format/``) hold the same as messages::
+An Alpaca row (``alpaca_format/hotpotqa.json``); chat rows (``gpt_format/``) contain the same as messages::
 
     {"instruction": "In which American football game was Malcolm Smith named Most Valuable player?", "input": "",
      "output": "Thought: I need to search …\\nAction: search[Malcolm Smith …]\\nObservation: Smith was named …\\n"
                "Thought: …\\nAction: finish[Super Bowl XLVIII]\\nObservation: Episode finished, reward = True\\n"}
 
-Repaired: questions whose later lines (MMLU's options) slipped into the output. Dropped: rows of another shape, rounds
-without a thought or an action, no end, a failed end (40 of the released 734), and questions that had an expert before.
-The terminal line is always removed.
+Repaired: questions whose last lines (MMLU's options) were moved to the output. Dropped: malformed rows, rows with a
+round that lacks a thought or an action, rows without an end or with a failed end (40 of the released 734), and
+questions that already have an expert. The terminal line is always removed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
 SHOWN = 20
-"""Places named for each reason in an audit, at most."""
+"""The maximum number of row numbers listed for each reason in an audit."""
 
 _PART = re.compile(r"^(Thought|Action|Observation):", re.MULTILINE)
 _END = re.compile(r"Episode finished, reward = (\w+)")
-_SEARCH = re.compile(r"search *\[.+\]", re.IGNORECASE)  # a tool's name is read as a policy's is
+_SEARCH = re.compile(r"search *\[.+\]", re.IGNORECASE)  # tool names are case-insensitive, as for a policy
 _FINISH = re.compile(r"finish *\[.*\]", re.IGNORECASE)
 _OPTIONS = re.compile(r"\s*A\. .*\nB\. .*\nC\. ", re.DOTALL)
 
 
 class ExpertAudit(Record):
-    """What became of a file's rows. ``repaired`` and ``dropped``: reason -> how many rows."""
+    """What happened to a file's rows. ``repaired`` and ``dropped``: reason -> number of rows."""
 
     file: str
     read: int = 0
@@ -54,7 +54,7 @@ class ExpertAudit(Record):
     )
 
     def joined(self, other: ExpertAudit) -> ExpertAudit:
-        """Both files' rows; a reason of ``other`` is named with its file."""
+        """The audit of both files; reasons of ``other`` are prefixed with its file name."""
         theirs = {f"{other.file}: {reason}": count for reason, count in other.dropped.items()}
         where = {f"{other.file}: {reason}": rows for reason, rows in other.places.items()}
         return ExpertAudit(
@@ -69,22 +69,22 @@ class ExpertAudit(Record):
 
 
 class _Dropped(Exception):
-    """Why a row is no expert trajectory."""
+    """The reason why a row is not an expert trajectory."""
 
 
 def read_experts(
     path: Path, *, task: TaskName = "hotpotqa", searching: bool = False
 ) -> tuple[list[Expert], ExpertAudit]:
-    """The usable trajectories of a file, in its order, and what became of all rows.
+    """The usable trajectories of a file, in file order, and an audit of all rows.
 
     Args:
         path: a JSON list or JSONL of Alpaca rows or of chats.
-        task: of the questions without options; those with options are MMLU's. The gold answer is the expert's own,
-            since rows that did not earn the reward are dropped.
+        task: the task of questions without options; those with options are MMLU's. The gold answer is the expert's
+            answer, because rows that did not earn the reward are dropped.
         searching: also drop rows that answer without a search.
 
     Raises:
-        UserError: the file is missing, is no such file, or not one row is usable.
+        UserError: the file is missing or has another format, or no row is usable.
     """
     experts: list[Expert] = []
     read = 0
@@ -120,10 +120,10 @@ def read_experts(
 
 
 def hotpotqa_experts(questions: Sequence[Question], search: LocalSearch) -> tuple[list[Expert], ExpertAudit]:
-    """Scripted experts of questions that name their paragraphs, and what became of all.
+    """Scripted experts for questions with known paragraphs, and an audit of all questions.
 
-    Left out are those for which a paragraph is not the search's best for its own title: an expert that finishes with
-    what it never read would teach guessing.
+    A question is dropped if the search does not rank one of its paragraphs first for that paragraph's title: an expert
+    that gives an answer which it never read would teach guessing.
     """
     experts, places = [], []
     for number, question in enumerate(questions):
@@ -143,12 +143,12 @@ def hotpotqa_experts(questions: Sequence[Question], search: LocalSearch) -> tupl
 
 
 def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
-    """The trajectory of a row, and what was repaired."""
+    """A row's trajectory, and the repair that was made ("": none)."""
     asked, written = _chat(row) if "messages" in row else _alpaca(row)
     first = _PART.search(written)
     if first is None:
         raise _Dropped("no rounds")
-    # What stands before the first round belongs to the question.
+    # Text before the first round belongs to the question.
     head, repair = written[: first.start()].strip("\n"), ""
     if head.strip():
         repair = "options moved back to the question" if _OPTIONS.match(head) else "question continued in the output"
@@ -159,7 +159,7 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
     if not gold:
         raise _Dropped("empty answer")
     if task == "mmlu":
-        gold = letter_of(gold) or gold  # of "B. eagle" the letter: what an answer is compared with
+        gold = letter_of(gold) or gold  # the letter of "B. eagle", with which answers are compared
     question = Question(id=content_id(task, asked), task=task, question=asked, gold=gold)
     return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="gpt-4"), repair
 

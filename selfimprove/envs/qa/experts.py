@@ -1,6 +1,6 @@
-"""Expert trajectories, which SPIN imitates. Scripted ones, whose questions say what to look up, are made here.
+"""Expert trajectories, which SPIN imitates, and the scripted experts of questions that specify their look-ups.
 
-One of the encyclopedia, as a policy's text would read (docs/spin.md, S30)::
+A trajectory in the encyclopedia, in the form of a policy's text (docs/spin.md, S30)::
 
     Thought: I need the author of The Silver Gate.
     Action: search[The Silver Gate]
@@ -11,8 +11,8 @@ One of the encyclopedia, as a policy's text would read (docs/spin.md, S30)::
     Thought: Mara Venn was born in Tolma.
     Action: finish[Tolma]
 
-The terminal line ``Observation: Episode finished, …`` is no part of a trajectory: an expert's always says True, so a
-model could win on that word alone.
+The terminal line ``Observation: Episode finished, …`` is not part of a trajectory: it always contains True for experts,
+so a model could win by that word alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Source = Literal["scripted", "gpt-4", "data"]
 
 
 class Round(Record):
-    """One round: what the policy wrote, and the observation. The last round, ``finish[...]``, has none."""
+    """One round: the policy's text, and the observation. The last round, ``finish[...]``, has no observation."""
 
     thought: str
     action: str
@@ -47,7 +47,7 @@ class Round(Record):
 
 
 class Expert(Record):
-    """One expert trajectory; it ends with ``finish[<answer>]``. ``source`` declares who wrote it."""
+    """One expert trajectory, which ends with ``finish[<answer>]``. ``source``: its author."""
 
     id: str
     question: Question
@@ -62,7 +62,7 @@ class Expert(Record):
 
 @dataclass(frozen=True)
 class Lookup:
-    """A search of a plan: why, for what, and the paragraph that it is meant to find."""
+    """One search in a plan: the reason, the query, and the title of the paragraph that it should find."""
 
     thought: str
     query: str
@@ -71,7 +71,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Quest:
-    """A question with the plan of its scripted expert."""
+    """A question with its scripted expert's plan."""
 
     question: Question
     lookups: tuple[Lookup, ...]
@@ -79,20 +79,20 @@ class Quest:
 
 
 class QuestSource(Protocol):
-    """Questions of a person's own, with the plans of their experts, and what can be searched for the answers."""
+    """User-defined questions with their experts' plans, and the corpus in which the answers are found."""
 
     def quests(self, split: Split, count: int) -> Sequence[Quest]:
-        """So many of a split; no question stands in two splits, and each call gives the same ones."""
+        """``count`` questions of a split, the same in every call; no question occurs in two splits."""
 
     def paragraphs(self) -> Sequence[Paragraph]:
-        """What the tool ``local`` searches."""
+        """The corpus that the tool ``local`` searches."""
 
 
 def demonstrate(quest: Quest, search: Tool) -> Expert:
-    """The scripted expert's trajectory; its observations are the search's own.
+    """The scripted expert's trajectory, with observations from ``search``.
 
     Raises:
-        UserError: a search finds nothing, or the answer is not the gold one.
+        UserError: a search finds nothing, or the gold answer earns no reward.
     """
     question = quest.question
     rounds = []
@@ -116,13 +116,13 @@ _LAST = ("So the answer is {gold}.", "The answer is {gold}.", "This tells me tha
 
 
 def hotpotqa_quest(question: Question) -> Quest:
-    """The plan for a question that names its gold paragraphs: search each title, finish with the answer.
+    """The plan for a question with known gold paragraphs: search each title, finish with the answer.
 
-    The paragraph that holds the answer comes last only where the data set lists it last; the words of the thoughts are
-    drawn by the question's id.
+    The paragraph with the answer comes last only if the data set lists it last; the wording of the thoughts is drawn by
+    the question's id.
 
     Raises:
-        UserError: the question names no paragraph.
+        UserError: the question has no gold paragraph.
     """
     if not question.titles:
         raise UserError(f"question {question.id} names no paragraphs; a scripted expert needs supporting_facts.")

@@ -11,8 +11,8 @@ An episode (the third row of FireAct's experts)::
     Action:      finish[Nevada]
     gold         Nevada
 
-Reward: exact match after the normaliser; F1 is reported beside it (docs/spin.md, S25 and S26). The test split has no
-answers and is refused.
+Reward: exact match after normalisation; F1 is also reported (docs/spin.md, S25 and S26). The test split has no answers
+and is refused.
 """
 
 import random
@@ -30,7 +30,7 @@ SHUFFLE_SEED = 233
 
 
 def load(split: str, folder: Path) -> list[Question]:
-    """The questions of a split, in the file's order: a place in the list is the task index.
+    """The questions of a split in file order; the list index is the task index.
 
     Raises:
         UserError: no such split, or its file is missing or malformed.
@@ -40,7 +40,7 @@ def load(split: str, folder: Path) -> list[Question]:
 
 
 def read_question(row: Mapping[str, Any], place: str) -> Question:
-    """A question of any of the data set's files: {question, answer, type?, id?, gold_titles? or supporting_facts?}.
+    """A row of any of the data set's files: {question, answer, type?, id?, gold_titles? or supporting_facts?}.
 
     Raises:
         UserError: a field is missing or wrong.
@@ -59,7 +59,7 @@ def read_question(row: Mapping[str, Any], place: str) -> Question:
 
 
 def gold_titles(row: Mapping[str, Any]) -> list[str]:
-    """The titles of the paragraphs that hold the facts, each once, in the row's order; [] where it names none."""
+    """The distinct titles of the paragraphs with the supporting facts, in the row's order; [] if the row has none."""
     titles = row.get("gold_titles")
     if isinstance(titles, list):
         return [str(title) for title in titles]
@@ -70,7 +70,7 @@ def gold_titles(row: Mapping[str, Any]) -> list[str]:
 
 
 def context_paragraphs(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paragraph]:
-    """A corpus of the rows' contexts, [[title, [sentence, …]], …]: each title once, in the order of the rows.
+    """A corpus from the rows' contexts, [[title, [sentence, …]], …]: each title once, in row order.
 
     ``rows``: (place, row) pairs.
 
@@ -89,7 +89,7 @@ def context_paragraphs(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Pa
 
 
 def task_order(count: int, *, shuffled: bool = True) -> list[int]:
-    """Task indices in the order in which FireAct plays them: by ``random.Random(233)``, or as they are."""
+    """Task indices in FireAct's order: shuffled by ``random.Random(233)``, or ascending."""
     order = list(range(count))
     if shuffled:
         random.Random(SHUFFLE_SEED).shuffle(order)

@@ -8,8 +8,8 @@ A question of ``<folder>/test/astronomy_test.csv`` (no header: question, four op
     gold      D
     "D", "(D)", "D. Because …"  ->  reward 1        "Both A and D"  ->  reward 0
 
-A leading letter that stands alone decides (docs/spin.md, S28). The original reads "Both…" as B, and the order of its
-tasks is the file system's.
+A leading, separate letter is the answer (docs/spin.md, S28). The original reads "Both…" as B, and its task order is the
+file system's.
 """
 
 import re
@@ -20,15 +20,15 @@ from selfimprove.envs.qa.base import Question, Score, content_id, read_table
 
 LETTERS = "ABCD"
 SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}
-# A letter by itself: "D-Day" and "D's" are words.
+# A separate letter: "D-Day" and "D's" are words.
 _LEADING = re.compile(r"[\W_]*([A-D])(?!_*[^\W_]|['’/–-]\w)", re.IGNORECASE)
 
 
 def load(split: str, folder: Path) -> list[Question]:
-    """The questions of every CSV file of the split's folder, files sorted by name, in their order.
+    """The questions in all CSV files of the split's folder, in file order, with files sorted by name.
 
     Raises:
-        UserError: no such split or folder, no file, or a line that is no question with four options and a letter.
+        UserError: no such split or folder, no file, or a line that is not a question with four options and a letter.
     """
     if split not in SPLITS:
         raise UserError(f"mmlu has no split {split!r}; choose one of {', '.join(SPLITS)}.")
@@ -55,17 +55,17 @@ def load(split: str, folder: Path) -> list[Question]:
 
 
 def letter_of(answer: str) -> str:
-    """The option letter that the answer opens with, in upper case; empty if it opens with none.
+    """The option letter at the start of the answer, in upper case; "" if there is none.
 
-    "D-Day" opens with a word. What follows the letter does not matter, as in the original, which rewards "A, D" and "A
-    cat" for A.
+    "D-Day" starts with a word. The text after the letter is ignored, as in the original, which rewards "A, D" and
+    "A cat" for A.
     """
     match = _LEADING.match(answer)
     return match[1].upper() if match else ""
 
 
 def grade(answer: str, gold: str) -> Score:
-    """Right if the answer opens with the gold letter; F1 is 1 or 0 with it."""
+    """Right if the answer starts with the gold letter; F1 is 1 if right, else 0."""
     pred = letter_of(answer)
     right = pred == gold
     return Score(float(right), right, float(right), pred, gold)

@@ -1,10 +1,10 @@
-"""HotpotQA's answer normaliser, exact match and F1, which Bamboogle shares (docs/spin.md, S25 and S26).
+"""HotpotQA's answer normaliser, exact match and F1, also used for Bamboogle (docs/spin.md, S25 and S26).
 
 ::
 
     normalise("The  Cat, a hat!")          "cat hat"
     f1("Tolma town", "Tolma")              0.667
-    f1("yes, it is", "yes")                0.0      the guard: a yes or no is right or wrong, never half right
+    f1("yes, it is", "yes")                0.0      the guard: yes and no get no partial score
 """
 
 import re
@@ -17,12 +17,12 @@ GUARDED = frozenset({"yes", "no", "noanswer"})
 
 
 def normalise(answer: str) -> str:
-    """Lower case, ASCII punctuation deleted, whole words a, an, the replaced by a space, white space collapsed."""
+    """Lower-case, delete ASCII punctuation, replace the words a, an, the by a space, collapse white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def compared(answer: str, gold: str) -> tuple[str, str]:
-    """The two texts that are compared: normalised, or, where nothing is left of either, lower-cased as they are."""
+    """The two texts to compare: normalised or, if normalisation leaves nothing of either, only lower-cased."""
     pred, gt = normalise(answer), normalise(gold)
     if not pred and not gt:
         return answer.lower().strip(), gold.lower().strip()
@@ -38,7 +38,7 @@ def exact_match(answer: str, gold: str) -> bool:
 
 
 def f1(answer: str, gold: str) -> float:
-    """Overlap of the two multisets of words, in [0, 1]; 0 where the guard forbids a partial score."""
+    """F1 of the two multisets of words, in [0, 1]; 0 if the guard forbids a partial score."""
     if not answer.strip():
         return 0.0
     if not normalise(answer) and not normalise(gold):

@@ -1,4 +1,4 @@
-"""A base class for questions of a person's own that one paragraph answers (SPIN; docs/environments.md)."""
+"""A base class for user-defined questions that one paragraph answers (SPIN; docs/environments.md)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from selfimprove.envs.qa.base import Paragraph, Question, Split, content_id
 from selfimprove.envs.qa.experts import Lookup, Quest
 
 SHARES: dict[Split, range] = {"train": range(8), "dev": range(8, 9), "test": range(9, 10)}
-"""Of every ten facts in their order, the places that go to a split."""
+"""Each split's positions within every ten consecutive facts."""
 
 
 class Fact(NamedTuple):
@@ -24,22 +24,22 @@ class Fact(NamedTuple):
 class Facts(ABC):
     """Implements ``QuestSource``: the expert looks up the paragraph's title and answers.
 
-    Questions that need several paragraphs are ``Quest``s with several look-ups: override ``quests``.
+    For questions that need several paragraphs, override ``quests`` and return ``Quest``s with several look-ups.
     """
 
     @abstractmethod
     def facts(self) -> Sequence[Fact]:
-        """All facts, each time the same ones in the same order."""
+        """All facts, the same ones in the same order in every call."""
 
     def paragraphs(self) -> Sequence[Paragraph]:
         """See ``QuestSource``."""
         return [Paragraph(title=fact.title, text=fact.text) for fact in self.facts()]
 
     def quests(self, split: Split, count: int) -> Sequence[Quest]:
-        """See ``QuestSource``: eight facts of ten train, one is of dev, one of test.
+        """See ``QuestSource``: of every ten facts, eight are for train, one for dev, one for test.
 
         Raises:
-            UserError: there are fewer.
+            UserError: there are too few questions.
         """
         facts = [fact for i, fact in enumerate(self.facts()) if i % 10 in SHARES[split]]
         if len(facts) < count:

@@ -1,4 +1,4 @@
-"""Text of encyclopedias for pretraining: paragraphs of worlds that no method searches, and one fact asked of one.
+"""Text of encyclopedias for pretraining: paragraphs of worlds that no method searches, and questions about them.
 
 A page::
 
@@ -8,8 +8,8 @@ A page::
     search[Mara Venn]                                       Mara Venn was a painter from Tolma, born in 1712. …
     Which is before, 1712 or 1745?                          1712 is before 1745.
 
-Every page draws its world's facts anew, so what it says has to be read there. These questions take one paragraph;
-a second kind of page holds a whole search of other worlds, from the question to the answer.
+Pages are from many worlds with different facts, so that the answers must be read from the page. These questions need
+one paragraph; a second kind of page contains complete searches in other worlds, from the question to the answer.
 """
 
 from functools import lru_cache
@@ -49,7 +49,7 @@ def paragraphs(draws: Random) -> list[Passage]:
 
 
 def searches(draws: Random) -> list[Passage]:
-    """One or two questions of one to three paragraphs, and what their expert searches and finds."""
+    """One or two questions that need one to three paragraphs, with the expert's searches and their results."""
     encyclopedia = _encyclopedia(draws.randrange(_WORLDS))
     found = {paragraph.title: paragraph.text for paragraph in encyclopedia.paragraphs}
     page = []

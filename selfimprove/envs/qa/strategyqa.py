@@ -1,13 +1,13 @@
-"""StrategyQA: yes-or-no questions whose steps are not said (Geva et al. 2021, MIT).
+"""StrategyQA: yes-or-no questions with implicit reasoning steps (Geva et al. 2021, MIT).
 
-A question, as prompts put it (the prefix is the method's ``question_prefix``)::
+A question in the form of prompts (the prefix is the method's ``question_prefix``)::
 
     question  Yes or no: Will the Albany in Georgia reach a hundred thousand occupants before the one in New York?
     gold      no
     "No, it will not."  ->  reward 1        "Not sure"  ->  reward 0
 
-The first word decides, without its punctuation (docs/spin.md, S27). The original compares prefixes, so that "not sure"
-counts as "no".
+The first word, without punctuation, is the answer (docs/spin.md, S27). The original compares prefixes, so that
+"not sure" counts as "no".
 """
 
 import re
@@ -22,7 +22,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’/_-][^\W_]+)*")
 
 
 def load(split: str, folder: Path) -> list[Question]:
-    """The questions of a split, in the file's order; gold answers are written ``yes`` and ``no``.
+    """The questions of a split, in file order; gold answers are ``yes`` and ``no``.
 
     Raises:
         UserError: no such split (the test split has no answers), or its file is missing or malformed.
@@ -46,16 +46,16 @@ def load(split: str, folder: Path) -> list[Question]:
 
 
 def first_word(answer: str) -> str:
-    """The first word, lower-cased, without the punctuation around it; empty if there is none.
+    """The first word, lower-cased, without surrounding punctuation; "" if there is none.
 
-    A hyphen, apostrophe, slash or underscore inside belongs to it: "no-one" is no "no", nor is "yes/no" or "no_answer".
+    Inner hyphens, apostrophes, slashes and underscores belong to it: "no-one", "yes/no" and "no_answer" are not "no".
     """
     found = _WORD.search(answer.lower())
     return found[0] if found else ""
 
 
 def grade(answer: str, gold: str) -> Score:
-    """Right if the first word is the gold yes or no; F1 is 1 or 0 with it."""
+    """Right if the first word is the gold yes or no; F1 is 1 if right, else 0."""
     pred = first_word(answer)
     right = pred == gold
     return Score(float(right), right, float(right), pred, gold)

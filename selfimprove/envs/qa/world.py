@@ -1,6 +1,6 @@
-"""Questions with look-ups as params.yaml names them: environments that are acted in by searching and answering.
+"""The ``env`` sections of look-up questions: environments whose actions are searches and answers.
 
-SPIN has sources of its own for the same questions (``spin.tasks``), in the form of its paper.
+SPIN has its own sources of the same questions (``spin.tasks``), in the form of its paper.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
 __all__ = ["EncyclopediaWorldParams", "HotpotQAParams", "OwnQuestionParams", "load_questions", "score"]
-"""The sections, and what this module held before it had any (docs/reference.md)."""
+"""The sections, and older names that stay importable from here (docs/reference.md)."""
 
 _JUDGED = Judged("a collection of paragraphs, in which the answer to a question is to be found", "search")
 
 
 class QuestionParams(TextParams):
-    """Questions whose answers are looked up."""
+    """Questions whose answers must be looked up."""
 
     paper: ClassVar[str] = "spin"
     judged: ClassVar[Judged] = _JUDGED
@@ -41,7 +41,7 @@ class QuestionParams(TextParams):
 
 
 class EncyclopediaWorldParams(QuestionParams, EncyclopediaParams):
-    """The embedded encyclopedia: a fictional world to search, and questions that take up to three paragraphs."""
+    """The embedded encyclopedia: a fictional world to search, and questions that need up to three paragraphs."""
 
     name: Literal["encyclopedia"] = "encyclopedia"
     questions: int = Field(
@@ -54,7 +54,7 @@ class EncyclopediaWorldParams(QuestionParams, EncyclopediaParams):
     seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="seed of the encyclopedia and its questions")
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``. Raises: UserError: the world is too small for so many questions."""
+        """See ``TextParams``. Raises: UserError: the world is too small for this number of questions."""
         from selfimprove.envs.qa.env import Questions
         from selfimprove.envs.splits import HeldOut
 
@@ -68,7 +68,7 @@ class EncyclopediaWorldParams(QuestionParams, EncyclopediaParams):
 
 
 class HotpotQAParams(QuestionParams):
-    """HotpotQA: real questions that need two paragraphs, searched in those of all questions of the file."""
+    """HotpotQA: real questions that need two paragraphs; the corpus contains those of all questions in the file."""
 
     name: Literal["hotpotqa"] = "hotpotqa"
     file: str = Field(description="questions with contexts, in HotpotQA's own format (JSON or JSON Lines)")
@@ -89,7 +89,7 @@ class HotpotQAParams(QuestionParams):
 
 
 class OwnQuestionParams(OwnParams, QuestionParams):
-    """Your own questions that are looked up (docs/environments.md)."""
+    """User-defined questions whose answers must be looked up (docs/environments.md)."""
 
     questions: int = Field(default=1000, ge=1, le=1_000_000, description="number of training questions")
 
@@ -97,11 +97,11 @@ class OwnQuestionParams(OwnParams, QuestionParams):
 
     @property
     def world_name(self) -> str:
-        """The class's, in small letters."""
+        """The class's name in lower case."""
         return str(own_class(self.name, self.needs).__name__.lower())
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``. Raises: UserError: the class cannot be made so, or has fewer questions."""
+        """See ``TextParams``. Raises: UserError: the class rejects the options, or has too few questions."""
         from selfimprove.envs.qa.env import Questions
         from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
@@ -113,7 +113,7 @@ class OwnQuestionParams(OwnParams, QuestionParams):
 
 @lru_cache(maxsize=2)
 def _encyclopedia(size: str, questions: int, seed: int) -> tuple[Encyclopedia, LocalSearch]:
-    """Made once, shared by every copy. A split has as many questions for its entries as every other."""
+    """Created once, shared by all copies. A split's number of questions is proportional to its number of entries."""
     from selfimprove.envs.qa.encyclopedia import make_encyclopedia
     from selfimprove.envs.qa.encyclopedia_world import SHARES
     from selfimprove.envs.qa.tools.bm25 import LocalSearch

@@ -1,4 +1,4 @@
-"""ScienceWorld's actions as text: mapping a model's wording to a valid action, and saying why the gold path acts so.
+"""ScienceWorld's actions as text: maps a model's wording to a valid action, and generates thoughts for the gold path.
 
 Mapping (docs/agent-r.md, A40; optional, off by default)::
 
@@ -8,10 +8,10 @@ Mapping (docs/agent-r.md, A40; optional, off by default)::
     "open door to green house" ->  open door to greenhouse  always allowed
     "dance"                    ->  dance                    no shared word: unchanged
 
-The original mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal ``focus on``, and
-nobody could see it. Here a prediction that is valid itself stays, and so does one whose best match would
-reverse what was said (``turn off`` is the opposite of ``activate``), would do something where the agent only wanted to
-look, or would focus on what was not named. Every mapping is reported in ``Step.info``.
+The original silently mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal
+``focus on``. Here a prediction is left unchanged if it is itself valid, or if its best match would reverse it
+(``turn off`` is the opposite of ``activate``), would act when the agent only wanted to look, or would focus on a thing
+that was not mentioned. Every mapping is reported in ``Step.info``.
 """
 
 import re
@@ -39,16 +39,16 @@ _OPPOSITES = tuple(
 )
 _LOOKS = frozenset({"look", "examine", "read", "inventory"})
 _SWITCHES = {"on": "activate", "off": "deactivate"}
-# Whatever is no letter, digit or space, except a hyphen within a word ("blue-violet paint" is a thing's name).
+# All characters but letters, digits, spaces and hyphens within words ("blue-violet paint" is a thing's name).
 _PUNCTUATION = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z0-9])|[^A-Za-z0-9 -]+")
 
 
 def candidates(valid: Iterable[str], look: str, inventory: str) -> list[str]:
-    """The actions that a prediction may be mapped to, shortest first, then by the alphabet.
+    """The actions to which a prediction may be mapped, shortest first, then alphabetically.
 
-    All valid ones, less those on doors that open nothing, and ``focus on`` the agent, the air, a room, or something
-    of which a word stands neither in ``look`` (what the agent sees) nor in ``inventory``; and ``open door to`` every
-    room.
+    These are ``open door to`` every room, and all valid actions except actions on doors other than opening them, and
+    ``focus on`` the agent, the air, a room, or a thing with a word that is neither in ``look`` (what the agent sees)
+    nor in ``inventory``.
     """
     seen = f"{look} {inventory}".lower()
     kept = {f"open door to {room}" for room in ROOMS}
@@ -62,13 +62,13 @@ def candidates(valid: Iterable[str], look: str, inventory: str) -> list[str]:
 
 
 def map_action(prediction: str, among: Iterable[str], valid: Iterable[str] = ()) -> str:
-    """The action of ``among`` that ``prediction`` means; ``prediction`` itself where there is no match.
+    """The action in ``among`` that matches ``prediction`` best; ``prediction`` itself if there is no match.
 
-    A prediction in ``among`` or in ``valid`` (all valid actions, those that are no candidates included) stays. Else the
-    action with most distinct words in common is meant; of several, the shorter, then the first by the alphabet. If that
-    one is refused (see the file's head), the prediction stays as it is: the second best would be a guess. Punctuation
-    is stripped. Shared words are counted as they are written, capitals included, as in the original; what is refused
-    does not depend on capitals.
+    A prediction in ``among`` or ``valid`` (all valid actions, including those that are not candidates) is unchanged.
+    Otherwise the match is the action with the most distinct words in common; ties go to the shorter, then to the
+    alphabetically first one. If that action is refused (see the module docstring), the prediction is unchanged, because
+    the second best would be a guess. Punctuation is removed. Matching is case-sensitive, as in the original; refusal
+    is not.
     """
     wanted = prediction.replace("green house", "greenhouse").strip()
     among, valid = set(among), set(valid)
@@ -94,7 +94,7 @@ def _plain(action: str) -> str:
 
 
 def _refused(prediction: str, action: str) -> bool:
-    """Whether the mapping would reverse the prediction, act where it only looks, or focus on what it did not name."""
+    """Whether the mapping would reverse the prediction, act when it only looks, or focus on something not mentioned."""
     said, words = _plain(prediction).lower().split(), _plain(action).lower().split()
     if words[0] == "focus":
         return "focus" not in said or not set(said) & set(words[2:])
@@ -106,7 +106,7 @@ def _refused(prediction: str, action: str) -> bool:
     return frozenset((verb, words[0])) in _OPPOSITES
 
 
-# The first that matches the whole action gives the thought; {0}, {1} are its groups.
+# The first pattern that matches the entire action determines the thought; {0}, {1} are its groups.
 _THOUGHTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), thought)
     for pattern, thought in (
@@ -135,7 +135,7 @@ _THOUGHTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def gold_move(action: str) -> Move:
-    """An action of the gold path with a short thought, made from the kind of action."""
+    """An action of the gold path with a short thought, determined by the kind of action."""
     for pattern, thought in _THOUGHTS:
         match = pattern.fullmatch(action)
         if match is not None:

@@ -1,6 +1,6 @@
-"""ScienceWorld in AgentGym's HTTP protocol: what our server answers, and how a server is played on.
+"""ScienceWorld in AgentGym's HTTP protocol: our server's endpoints, and the client for any such server.
 
-The embedded environment's ``simulator`` tells what is not part of ``AgentEnv``.
+The embedded environment's ``simulator`` provides what is not part of ``AgentEnv``.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _sciworld_reset(held: Open, asked: Begin) -> dict[str, Any]:
 
 
 def _playing(answer: Callable[[Open, Any], Any]) -> Callable[[Open, Any], Any]:
-    """As the original, refuse everything but ``/reset`` and ``/close`` before the first reset and after the end."""
+    """Refuse everything but ``/reset`` and ``/close`` before the first reset and after the end, as in the original."""
 
     def checked(held: Open, asked: Any) -> Any:
         if not held.detail:
@@ -61,7 +61,7 @@ def _sciworld_step(held: Open, asked: Act) -> dict[str, Any]:
 
 
 def _sciworld_tells(tell: Callable[[Any], Any]) -> Callable[[Open, Any], Any]:
-    """A call that the simulator answers, at no cost in moves."""
+    """An endpoint that queries the simulator, at no cost in moves."""
 
     def answer(held: Open, asked: Which) -> Any:
         env: Any = held.env
@@ -71,11 +71,11 @@ def _sciworld_tells(tell: Callable[[Any], Any]) -> Callable[[Open, Any], Any]:
 
 
 MOST_LISTED = 10
-"""Actions and things that ``/state`` lists, as the original does."""
+"""The number of actions and of things that ``/state`` lists, as in the original."""
 
 
 def _sciworld_state(held: Open, asked: Which) -> dict[str, Any]:
-    """What a viewer shows beside an episode."""
+    """Additional information that a viewer shows next to an episode."""
     env: Any = held.env
     simulator = env.simulator
     return {
@@ -91,9 +91,9 @@ def _sciworld_state(held: Open, asked: Which) -> dict[str, Any]:
 
 
 def _sciworld_step_visual(held: Open, asked: Act) -> dict[str, Any]:
-    """A step for viewers: a model's whole reply may be sent, and everything that can be seen comes back.
+    """A step for viewers: accepts a model's entire reply, and returns everything that can be seen.
 
-    ``info`` is what the package tells after a step; its list of valid actions makes the call take 0.2 s.
+    ``info`` contains what the package reports after a step; the call takes 0.2 s because of the list of valid actions.
     """
     reply = asked.action.removesuffix("</s>")
     answer = _sciworld_step(held, asked.model_copy(update={"action": reply.rpartition("Action:")[2].strip()}))
@@ -154,10 +154,10 @@ class _SciWorldStepped(Answer):
 
 
 class RemoteSciWorldSlot(RemoteSlot):
-    """ScienceWorld's dialect. ``score`` (0 to 100, -100 after a fatal mistake) counts, ``reward`` is its change."""
+    """A client for ScienceWorld's dialect. It uses ``score`` (0 to 100, -100 after a fatal mistake), not ``reward``."""
 
     async def reset(self, task_id: int) -> str:
-        """See ``Slot``. The first observation opens with the task's description."""
+        """See ``Slot``. The first observation begins with the task's description."""
         answer = await self._reset(_SciWorldBegun, data_idx=task_id)
         return plain_text(f"{answer.task_description}\n{answer.observation}")
 

@@ -1,4 +1,4 @@
-"""ScienceWorld: experiments of elementary school in a house with ten rooms (Wang et al. 2022), as AgentGym serves it.
+"""ScienceWorld: elementary-school experiments in a house with ten rooms (Wang et al. 2022), as served by AgentGym.
 
 An episode (game 3245, ``find-non-living-thing``, variation 9; the gold path)::
 
@@ -16,10 +16,10 @@ An episode (game 3245, ``find-non-living-thing``, variation 9; the gold path)::
     > move painting to orange box
     You move the painting to the orange box.                   (score 1.0, done)
 
-Optional: needs Java and ``make env-sciworld``. Nothing is simplified, 100 moves are allowed; looking is free, an action
-that isn't understood too. The score is cumulative, 0 to 100, here 0 to 1. Focusing on a wrong thing is fatal: -100 in
-the original, here reward 0, the end, and ``info["disaster"]``. ``wait`` is ten ticks of time and 11 moves; Agent-R's
-driver answers it in the environment's place (docs/agent-r.md, A4 and A39).
+Optional: needs Java and ``make env-sciworld``. No simplifications are enabled, and 100 moves are allowed; looking and
+actions that are not understood are free. The score is cumulative, 0 to 100, here scaled to 0 to 1. Focusing on a wrong
+thing is fatal: -100 in the original; here the reward is 0, the episode ends, and ``info["disaster"]`` is set. ``wait``
+takes ten ticks and 11 moves; Agent-R's driver responds to it instead of the environment (docs/agent-r.md, A4 and A39).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from selfimprove.envs.sciworld.jvm import JavaProcess, JvmPool, Simulator
 T = TypeVar("T")
 
 MOVES = 100
-PLACES = 16  # environments in one Java process: 12 MB each of its heap
+PLACES = 16  # environments per Java process, each of which takes 12 MB of its heap
 _NOT_UNDERSTOOD = ("No known action", "Unknown action", "Ambiguous request")
 
 INSTRUCTION = """\
@@ -80,27 +80,27 @@ Thought: what you think
 Action: one action"""
 
 _log = logging.getLogger(__name__)
-_gold: dict[int, tuple[str, ...]] = {}  # task id -> its gold path, once made in this process
+_gold: dict[int, tuple[str, ...]] = {}  # task id -> its gold path, cached in this process
 
 
 class SciWorldSnapshot(NamedTuple):
-    """A snapshot: the simulator can't be copied, so restoring plays the actions again."""
+    """A snapshot. The simulator can't be copied, so restoring replays the actions."""
 
     task_id: int
     actions: tuple[str, ...]
 
 
 def outcome(observation: str, score: float, completed: bool, moves: int) -> Step:
-    """A step as the package judges it, on our scale.
+    """The package's result of a step, converted to our scale.
 
     Args:
-        observation: the simulator's answer.
-        score: the simulator's, in [0, 1]; negative after a fatal mistake.
-        completed: the task is done, or failed.
-        moves: made so far.
+        observation: the simulator's response.
+        score: the simulator's score, in [0, 1]; negative after a fatal mistake.
+        completed: whether the task is completed or failed.
+        moves: the number of moves so far.
 
     Returns:
-        reward: the whole percents of the score, divided by 100; 0 if they are negative (``info["disaster"]``).
+        reward: the score, rounded to whole percents; 0 if it is negative (``info["disaster"]``).
         done: completed, failed, or out of moves.
         info: ``raw_score`` (-100 to 100), ``disaster``, ``valid`` (False: not understood, or ambiguous), ``moves``.
     """
@@ -115,10 +115,10 @@ def outcome(observation: str, score: float, completed: bool, moves: int) -> Step
 
 
 class SciWorld:
-    """The environment (``AgentEnv``). Java starts with the first ``reset``; copies share processes, and nothing else.
+    """The environment (``AgentEnv``). Java starts with the first ``reset``; copies share only processes.
 
-    ``map_actions``: an action is first mapped to the nearest valid one (``actions``); what was said is then in
-    ``info["mapped_from"]``, what was done in ``info["mapped_to"]``. Costs 0.1 to 0.2 s a step.
+    ``map_actions``: actions are first mapped to the closest valid ones (``actions``); ``info["mapped_from"]`` is then
+    the original action, ``info["mapped_to"]`` the one performed. This costs 0.1 to 0.2 s per step.
     """
 
     name = "sciworld"
@@ -134,17 +134,17 @@ class SciWorld:
 
     @property
     def simulator(self) -> Simulator:
-        """The one that this environment lives in, for what goes beyond ``AgentEnv``.
+        """This environment's simulator, for functions beyond ``AgentEnv``.
 
         Raises:
-            EnvError: there is none before the first ``reset``.
+            EnvError: ``reset`` has not been called yet.
         """
         if self._simulator is None:
             raise EnvError("sciworld: no episode has begun; reset first")
         return self._simulator
 
     def start(self) -> Simulator:
-        """The simulator, a new one where there is none or its process is gone; ``reset`` does it by itself.
+        """The simulator; a new one if there is none or its process is gone. ``reset`` calls this.
 
         Raises:
             UserError: Java or the packages are missing.
@@ -155,7 +155,7 @@ class SciWorld:
         return self._simulator
 
     def task_ids(self) -> range:
-        """Flat indices of all games."""
+        """The flat indices of all games."""
         return range(len(GAMES))
 
     def ids_of_games(self, start: int, stop: int | None, variations: int, among: Sequence[int] | None) -> list[int]:
@@ -163,7 +163,7 @@ class SciWorld:
         return ids_of_games(start, stop, variations, among)
 
     def reset(self, task_id: int) -> str:
-        """The task's text, a newline, and what is to be seen.
+        """The task's text, a newline, and a description of the room.
 
         Raises:
             UserError: no such task; Java or the packages are missing.
@@ -181,7 +181,7 @@ class SciWorld:
         """See ``AgentEnv``.
 
         Raises:
-            EnvError: the process failed; ``reset`` begins anew.
+            EnvError: the process failed; ``reset`` starts a new one.
         """
         simulator = self.simulator
         said, action = action, self._mapped(action)
@@ -192,11 +192,11 @@ class SciWorld:
         return step
 
     def snapshot(self) -> SciWorldSnapshot:
-        """Task and actions so far."""
+        """The task and the actions so far."""
         return SciWorldSnapshot(self._task_id, self._actions)
 
     def restore(self, snapshot: SciWorldSnapshot) -> None:
-        """Play the episode again up to there; at once if this copy is in that state or an earlier one."""
+        """Replay the episode up to the snapshot; without a reset if this copy is in that state or an earlier one."""
         task_id, actions = snapshot
         done = len(self._actions)
         if task_id != self._task_id or self._actions != actions[:done]:
@@ -206,15 +206,15 @@ class SciWorld:
             self.step(action)
 
     def valid_actions(self) -> list[str]:
-        """Every action that would do something, sorted; 60 to 200 ms."""
+        """All actions that would have an effect, sorted; takes 60 to 200 ms."""
         return sorted(self.simulator.valid_actions())
 
     def expert(self) -> list[Move]:
-        """The package's gold path: right after ``reset``, and as long as it has been followed; else [].
+        """The rest of the package's gold path, as long as it has been followed since ``reset``; otherwise [].
 
-        It is made once a process (0.2 to 12 s), and played once, to cut what follows the last point. [] also for games
-        whose gold path does not reach score 1 within the moves that are allowed, such as most of ``freeze``. ``wait``
-        is written as ``wait1`` six times, since the driver keeps ``wait`` from the environment.
+        It is generated once per process (0.2 to 12 s) and played once, to cut it off at score 1. It is also [] for
+        games whose gold path does not reach score 1 within the allowed moves, such as most of ``freeze``. ``wait`` is
+        replaced by six ``wait1``, because the driver does not pass ``wait`` to the environment.
 
         Raises:
             EnvError: the process failed.
@@ -226,7 +226,7 @@ class SciWorld:
         return [gold_move(action) for action in gold[done:]] if gold[:done] == self._actions else []
 
     def close(self) -> None:
-        """Let go of the simulator; the process stays until the pool is closed. May be called again."""
+        """Release the simulator; the process runs until the pool is closed. Idempotent."""
         if self._simulator is not None:
             self._simulator.close()
             self._simulator = None
@@ -254,7 +254,7 @@ class SciWorld:
 
 
 def _winning(simulator: Simulator, task: str, variation: int, gold: list[str]) -> tuple[str, ...]:
-    """The actions of ``gold`` up to score 1; () if it isn't reached."""
+    """The actions of ``gold`` up to score 1; () if score 1 isn't reached."""
     simulator.load(task, variation)
     simulator.step("look around")
     for i, action in enumerate(gold):
@@ -265,7 +265,7 @@ def _winning(simulator: Simulator, task: str, variation: int, gold: list[str]) -
 
 
 class SciWorldSlot:
-    """One copy for a world by replay (``envs.replay.Slot``). Calls block in a thread that belongs to its process."""
+    """One copy for a replay world (``envs.replay.Slot``). Calls run in a thread that belongs to its Java process."""
 
     def __init__(self, env: SciWorld, thread: ThreadPoolExecutor) -> None:
         self._env = env
@@ -278,7 +278,7 @@ class SciWorldSlot:
         return await self._in_thread(lambda: self._env.step(action))
 
     async def close(self) -> None:
-        """After a call that is under way."""
+        """Release the copy after any call in progress."""
         await self._in_thread(self._env.close)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -286,7 +286,7 @@ class SciWorldSlot:
 
 
 class SciWorldWorld(ReplayWorld):
-    """ScienceWorld as a ``World``: 16 live environments in each of ``jvms`` processes, states reached by replay."""
+    """ScienceWorld as a ``World``: 16 live environments in each of ``jvms`` processes; states are reached by replay."""
 
     def __init__(self, jvms: int, map_actions: bool) -> None:
         super().__init__(SciWorld.name, INSTRUCTION, self._slot, slots=jvms * PLACES)
@@ -302,7 +302,7 @@ class SciWorldWorld(ReplayWorld):
         return SciWorldSlot(env, self._threads[jvm])
 
     async def close(self) -> None:
-        """See ``World``; no Java process is left. May be called again."""
+        """See ``World``; also ends all Java processes. Idempotent."""
         try:
             await super().close()
         finally:

@@ -1,14 +1,14 @@
-"""ScienceWorld's games: which there are, and under which numbers AgentGym and Agent-R know them (no Java needed).
+"""ScienceWorld's games and their numbers in AgentGym and Agent-R (needs no Java).
 
-A task such as ``boil`` has variations (boil water, boil lead, …); a game is one variation of one task. AgentGym counts
-the games flat, over the tasks in the package's order without seven long ones: 4,639 games ::
+A task such as ``boil`` has variations (boil water, boil lead, …); a game is one variation of one task. AgentGym uses a
+flat index over the tasks in the package's order, without seven long ones: 4,639 games ::
 
     0..29    boil          task number 0
     30..59   melt          task number 22
     60..89   freeze        task number 9
     …
 
-Agent-R's collection names a task by its place in the alphabet among all thirty, the task number.
+Agent-R's collection uses task numbers: a task's alphabetical position among all thirty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 
-# Task id in the paper's table, name, number of variations: scienceworld 1.2.3, in its order.
+# Task id in the paper's table, name, number of variations; order and numbers as in scienceworld 1.2.3.
 TASKS: tuple[tuple[str, str, int], ...] = (
     ("1-1", "boil", 30),
     ("1-2", "melt", 30),
@@ -73,7 +73,7 @@ def _index() -> tuple[dict[int, range], tuple[TaskVariation, ...]]:
 
 IDS_OF_NUMBER, GAMES = _index()
 
-# In the order of Agent-R's collection: by the alphabet, with number 0 last. `--min` and `--max` cut a slice of it.
+# In the order of Agent-R's collection: alphabetical, with number 0 last. `--min` and `--max` select a slice.
 TASK_NUMBERS: tuple[int, ...] = (*(number for number in sorted(IDS_OF_NUMBER) if number), 0)
 
 
@@ -81,7 +81,7 @@ def game(task_id: int) -> TaskVariation:
     """The game with this flat index.
 
     Raises:
-        UserError: there is none.
+        UserError: no such game.
     """
     if not 0 <= task_id < len(GAMES):
         raise UserError(f"sciworld has no task {task_id}; its ids are 0 to {len(GAMES) - 1}, choose one of those.")
@@ -94,14 +94,14 @@ def ids_of_task_numbers(
     """Agent-R's loop over task numbers: flat ids of the first ``task_iteration`` variations of each.
 
     Args:
-        start, stop: a slice of ``TASK_NUMBERS``, as the original's ``--min`` and ``--max``.
-        task_iteration: variations of each task, fewer where a task has fewer.
-        ids: task number (as text) -> flat ids to take from, a training list; None: all variations of the task.
+        start, stop: a slice of ``TASK_NUMBERS``, like the original's ``--min`` and ``--max``.
+        task_iteration: the number of variations of each task; fewer if a task has fewer.
+        ids: task number (as text) -> flat ids to select from, a training list; None: all variations of the task.
 
-    The original left out the first variation of every task; this does not.
+    Unlike the original, this includes the first variation of every task.
 
     Raises:
-        UserError: ``ids`` lacks one of the task numbers, or holds an id that there is not.
+        UserError: ``ids`` lacks one of the task numbers, or contains an id that does not exist.
     """
     chosen: list[int] = []
     for number in TASK_NUMBERS[start:stop]:
@@ -118,7 +118,7 @@ def ids_of_task_numbers(
 
 
 def ids_of_games(start: int, stop: int | None, variations: int, among: Sequence[int] | None) -> list[int]:
-    """``ids_of_task_numbers``, of the ids in ``among`` only; None: of all. Raises: UserError: as there."""
+    """``ids_of_task_numbers``, restricted to the ids in ``among`` (None: all). Raises: UserError: as there."""
     listed = None
     if among is not None:
         given = {str(number): [i for i in among if i in ids] for number, ids in IDS_OF_NUMBER.items()}

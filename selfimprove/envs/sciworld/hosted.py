@@ -1,4 +1,4 @@
-"""ScienceWorld's Java processes on the nodes of a Ray cluster: each in an actor, asked as one on this machine is."""
+"""ScienceWorld's Java processes on the nodes of a Ray cluster: each in an actor, with the interface of a local one."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from selfimprove.envs.sciworld.jvm import Jvm, JvmPool, Simulator
 
 
 class JvmHost:
-    """In the actor: a Java process, and its simulators by number."""
+    """The object in the actor: a Java process, and its simulators by number."""
 
     def __init__(self) -> None:
         """Raises: UserError: see ``Jvm``."""
@@ -22,21 +22,21 @@ class JvmHost:
         self._made = 0
 
     def alive(self) -> int:
-        """The process's id; 0 if it has ended."""
+        """The process id; 0 if the process has ended."""
         return self._jvm.pid if self._jvm.alive() else 0
 
     def make(self) -> int:
-        """A new simulator's number. Raises: EnvError: the process failed."""
+        """Create a simulator and return its number. Raises: EnvError: the process failed."""
         self._made += 1
         self._simulators[self._made] = Simulator(self._jvm)
         return self._made
 
     def ask(self, number: int, method: str, *arguments: Any) -> Any:
-        """Call a method of ``Simulator``."""
+        """Call a method of a ``Simulator``."""
         return getattr(self._simulators[number], method)(*arguments)
 
     def release(self, number: int) -> None:
-        """Forget a simulator."""
+        """Close and remove a simulator."""
         self._simulators.pop(number).close()
 
 
@@ -44,11 +44,11 @@ class HostedJvm:
     """A Java process on some node (``JavaProcess``)."""
 
     def __init__(self, cluster: ClusterParams) -> None:
-        """Start it; some seconds.
+        """Start the process; takes several seconds.
 
         Raises:
-            UserError: no cluster there, or as ``Jvm`` on the node.
-            EnvError: the node was lost meanwhile.
+            UserError: no cluster, or raised by ``Jvm`` on the node.
+            EnvError: the node was lost in the meantime.
         """
         self.host = Hosted(cluster, "sciworld", JvmHost)
         self.pid: int = self.host.call("alive")
@@ -73,7 +73,7 @@ class HostedJvm:
 
 
 class HostedSimulator(Simulator):
-    """A simulator there: what it is asked, the one in the actor is asked."""
+    """A proxy for a simulator in the actor, to which all method calls are forwarded."""
 
     def __init__(self, jvm: HostedJvm) -> None:
         """Raises: EnvError: the process failed."""
@@ -104,6 +104,6 @@ for _name, _member in vars(Simulator).items():
 
 
 def make_pool(jvms: int) -> JvmPool:
-    """A pool on this machine, or over the nodes of the stage's Ray cluster."""
+    """A pool on this machine, or on the nodes of the stage's Ray cluster."""
     cluster = in_use()
     return JvmPool(jvms, lambda: HostedJvm(cluster)) if cluster.kind == "ray" else JvmPool(jvms)

@@ -1,18 +1,18 @@
-"""Java processes that run ScienceWorld's simulator: a pool, many environments in each process, none left behind.
+"""Java processes that run ScienceWorld's simulator: a pool of processes with many environments each.
 
-The package ``scienceworld`` starts one process for each environment (1.7 s, 300 MB) and asks it, after every step, for
-all valid actions (0.2 s). We start ``py4j``'s gateway on the package's archive ourselves and make as many simulators in
-it as are needed (12 MB each); a step is one raw call, a reset one ``load`` (30 ms: the package resets twice).
+The package ``scienceworld`` starts one process per environment (1.7 s, 300 MB) and queries all valid actions after each
+step (0.2 s). Instead, this module starts ``py4j``'s gateway on the package's archive and creates any number of
+simulators in it (12 MB each); a step is one raw call, a reset one ``load`` (30 ms; the package resets twice).
 
-Two things have to be done so that an episode depends on nothing but its task and its actions:
+Two measures make an episode depend only on its task and its actions:
 
-- Simulators in one process share a random generator and a counter of objects (static fields). Each ``Simulator`` keeps
-  its own of both, which are put in place before it acts.
-- The order in which things are listed, and even scores, follow the addresses of Java objects. ``-XX:hashCode=2`` gives
-  all objects the same hash, so that the order is the order in which things were made.
+- Simulators in one process share a random generator and an object counter (static fields). Each ``Simulator`` has its
+  own generator and counter, which are installed before it acts.
+- The order in which things are listed, and even scores, depend on the addresses of Java objects. ``-XX:hashCode=2``
+  gives all objects the same hash, so that things are listed in the order of their creation.
 
-A process ends when its standard input closes, and so with the Python process, however that ends. The gateway listens
-on the loopback address, at a free port, and wants a secret that only we know.
+A process exits when its standard input closes, and therefore whenever the Python process ends. The gateway listens on a
+free port of the loopback address and requires a secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from selfimprove.envs.interface import EnvError
 
 T = TypeVar("T")
 
-CALL_SECONDS = 180.0  # gold paths take up to 15 s where the machine is busy; more means that the process hangs
+CALL_SECONDS = 180.0  # gold paths take up to 15 s on a loaded machine; beyond this limit the process is considered hung
 HEAP = "-Xmx1g"
 OPTIONS = (
     HEAP,
@@ -49,13 +49,13 @@ OPTIONS = (
     "-Djava.awt.headless=true",
 )
 
-# What goes wrong is raised; py4j would print it, too, some of it by way of the root logger.
+# Errors are raised as exceptions; py4j would also log them, partly through the root logger.
 logging.getLogger("py4j").setLevel(logging.CRITICAL)
 logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
 
 
 def find_java() -> str:
-    """Java's path: of JAVA_HOME if that is set, else from the PATH.
+    """The path of Java: from JAVA_HOME if it is set, else from the PATH.
 
     Raises:
         UserError: there is no Java, or the two Python packages are missing.
@@ -85,7 +85,7 @@ def _archive() -> Path:
 
 
 class JavaProcess(Protocol):
-    """What a pool holds: a ``Jvm`` of this machine, or one on a cluster's node (``hosted``)."""
+    """A process in a pool: a ``Jvm`` on this machine, or one on a cluster's node (``hosted``)."""
 
     lock: threading.RLock
     simulators: int
@@ -93,29 +93,29 @@ class JavaProcess(Protocol):
 
     @property
     def scratch(self) -> Simulator:
-        """A simulator apart from all episodes, to make gold paths in."""
+        """A simulator that no episode uses, for generating gold paths."""
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
 
     def simulator(self) -> Simulator:
-        """A new environment in it. Raises: EnvError: the process failed."""
+        """A new environment in the process. Raises: EnvError: the process failed."""
 
     def close(self) -> None:
-        """End the process, also in mid-call. May be called again."""
+        """End the process, even during a call. Idempotent."""
 
 
 class Simulator:
-    """One environment in a process. Threads may share it; calls into one process happen one at a time."""
+    """One environment in a process. Thread-safe; calls into one process are serialised."""
 
     def __init__(self, jvm: Jvm) -> None:
         self.jvm: Any = jvm
         self._interface, self.random = jvm.make()
-        self.made = 0  # the counter of objects, while another simulator acts
+        self.made = 0  # the value of the object counter while another simulator acts
         self._closed = False
 
     def load(self, task: str, variation: int) -> None:
-        """Begin a game, without simplifications.
+        """Start a game, without simplifications.
 
         Raises:
             EnvError: the simulator doesn't know the game, or the process failed.
@@ -126,56 +126,56 @@ class Simulator:
 
     def step(self, action: str) -> tuple[str, float, bool, int]:
         """(observation, score in [-1, 1], whether the task is completed or failed, moves made). Any text is allowed."""
-        # A lone surrogate can't be sent; it can't be part of an action either.
+        # Lone surrogates can't be sent, and are not part of any action.
         text = action.encode("utf-8", "replace").decode("utf-8")
         return self._act(lambda it: (it.step(text), it.getScore(), it.getCompleted(), it.getNumMoves()))
 
     def description(self) -> str:
-        """The task's text; free, as are all that follow: no time passes."""
+        """The task's text; like all following methods, this takes no simulated time."""
         return self._act(lambda it: it.getTaskDescription())
 
     def look(self) -> str:
-        """What the agent sees."""
+        """A description of what the agent sees."""
         return self._act(lambda it: it.freeActionLook())
 
     def inventory(self) -> str:
-        """What the agent carries."""
+        """A description of what the agent carries."""
         return self._act(lambda it: it.freeActionInventory())
 
     def goal_progress(self) -> str:
-        """The simulator's report on the goals reached, for people."""
+        """The simulator's human-readable report on the goals reached."""
         return self._act(lambda it: it.getGoalProgressStr())
 
     def valid_actions(self) -> list[str]:
-        """Every action that would do something, in the simulator's order; 60 to 200 ms."""
+        """All actions that would have an effect, in the simulator's order; takes 60 to 200 ms."""
         return self._act(lambda it: self.jvm.strings(it.getValidActionObjectCombinations()))
 
     def templates(self) -> list[str]:
-        """Kinds of actions, with OBJ in the place of things."""
+        """Kinds of actions, with OBJ as a placeholder for things."""
         return self._act(lambda it: self.jvm.strings(it.getPossibleActions()))
 
     def objects(self) -> list[str]:
-        """What may stand in the place of OBJ."""
+        """The things that may replace OBJ."""
         return self._act(lambda it: self.jvm.strings(it.getPossibleObjects()))
 
     def moves(self) -> int:
-        """Made so far."""
+        """The number of moves so far."""
         return self._act(lambda it: it.getNumMoves())
 
     def object_tree(self) -> dict[str, Any]:
-        """The whole world: every thing with its properties and, below ``contents``, what is in it; 200 kB, 50 ms.
+        """The entire world: every thing with its properties and, under ``contents``, what is in it; 200 kB, 50 ms.
 
         Raises:
             EnvError: no game has been loaded, or the process failed.
         """
-        with TemporaryDirectory() as folder:  # the simulator only writes it to a file
+        with TemporaryDirectory() as folder:  # the simulator can only write it to a file
             error = self._act(lambda it: it.getObjectTree(folder))
             if error:
                 raise EnvError(f"sciworld: {error}")
             return json.loads((Path(folder) / "objectTree.json").read_text(encoding="utf-8"))
 
     def gold(self, task: str, variation: int) -> list[str]:
-        """The package's way to solve a game; loads that game; 0.2 to 12 s."""
+        """The package's solution of a game; loads that game; takes 0.2 to 12 s."""
 
         def make(it: Any) -> list[str]:
             it.load(task, variation, "", True)
@@ -184,7 +184,7 @@ class Simulator:
         return self._act(make)
 
     def close(self) -> None:
-        """Let go of the environment; the process stays. May be called again."""
+        """Release the environment; the process keeps running. Idempotent."""
         if not self._closed:
             self._closed = True
             self.jvm.release(self, self._interface)
@@ -197,7 +197,7 @@ class Jvm:
     """One Java process."""
 
     def __init__(self) -> None:
-        """Start it; 0.5 to 2 s.
+        """Start the process; takes 0.5 to 2 s.
 
         Raises:
             UserError: Java or the packages are missing, or Java doesn't start.
@@ -208,10 +208,10 @@ class Jvm:
 
         try:
             port, token, process = launch_gateway(
-                classpath=str(archive),  # behind py4j's own archive: the one in here is older and knows no secret
+                classpath=str(archive),  # after py4j's own archive: the copy in here is older and has no authentication
                 java_path=java,
                 javaopts=list(OPTIONS),
-                cwd=str(archive.parent),  # the simulator reads a table of types beside its archive
+                cwd=str(archive.parent),  # the simulator reads a table of types next to its archive
                 die_on_exit=True,
                 enable_auth=True,
                 return_proc=True,
@@ -231,7 +231,7 @@ class Jvm:
                 gateway_parameters=GatewayParameters(port=port, auth_token=token, read_timeout=CALL_SECONDS)
             )
             self._java = self._gateway.jvm
-            # The simulator prints pages at every step. Before its first class is loaded, nobody holds the old stream.
+            # The simulator prints a lot at every step. Its classes keep the stream that is set when they are loaded.
             self._java.java.lang.System.setOut(self._java.java.io.PrintStream(os.devnull))
             find = self._java.java.lang.Class.forName
             self._generator = find("scala.util.Random$").getField("MODULE$").get(None)
@@ -246,7 +246,7 @@ class Jvm:
             ) from None
 
     def alive(self) -> bool:
-        """See ``JavaProcess``, here and below."""
+        """See ``JavaProcess``, also for the following methods."""
         return self.process.poll() is None
 
     @cached_property
@@ -257,7 +257,7 @@ class Jvm:
         return Simulator(self)
 
     def make(self) -> tuple[Any, Any]:
-        """(the package's interface to a new environment, a random generator for it)."""
+        """Create (the package's interface to a new environment, a random generator for it)."""
 
         def create() -> tuple[Any, Any]:
             made = self._java.scienceworld.runtime.pythonapi.PythonInterface(), self._java.java.util.Random(0)
@@ -267,7 +267,7 @@ class Jvm:
         return self.act(None, create)
 
     def act(self, simulator: Simulator | None, call: Callable[[], T]) -> T:
-        """Run ``call``, which speaks to ``simulator``, with that one's random generator and counter in place.
+        """Run ``call``, which uses ``simulator``, with that simulator's random generator and counter installed.
 
         Raises:
             EnvError: the process ended, hung, or the simulator failed.
@@ -290,19 +290,19 @@ class Jvm:
                     what = str(error.java_exception)
                 raise EnvError(f"sciworld: the simulator failed: {what}") from None
             except (self._failures, OSError) as error:
-                # Gone, or still at a call that takes for ever: nothing in this process can be trusted any more. Without
-                # the wait it would pass for alive a moment longer.
+                # The process is gone or stuck in a call, so nothing in it can be trusted any more. Without the wait,
+                # ``alive`` would still be true for a moment.
                 self.process.kill()
                 self.process.wait()
                 raise EnvError(f"sciworld: the Java process is gone ({error or type(error).__name__})") from None
 
     def strings(self, java_list: Any) -> list[str]:
-        """A Java list of one-line texts, in one call instead of one for each."""
+        """Convert a Java list of one-line texts in one call, instead of one call per item."""
         joined = self._java.java.lang.String.join("\n", java_list)
         return joined.split("\n") if joined else []
 
     def release(self, simulator: Simulator, interface: Any) -> None:
-        """Forget a simulator, so that Java can reclaim it."""
+        """Drop the references to a simulator, so that Java can reclaim it."""
         with self.lock:
             self.simulators -= 1
             if self._acting is simulator:
@@ -312,7 +312,7 @@ class Jvm:
                     self._gateway.detach(interface)
 
     def close(self) -> None:
-        """On return it is gone."""
+        """End the process and wait for its end."""
         self.process.kill()
         self.process.wait()
         if self.process.stdin is not None:
@@ -324,19 +324,19 @@ class Jvm:
 
 
 class JvmPool:
-    """Up to ``jvms`` processes, started when needed; one that ended is replaced. Threads may share it."""
+    """Up to ``jvms`` processes, started when needed and replaced when they end. Thread-safe."""
 
     def __init__(self, jvms: int = 1, start: Callable[[], JavaProcess] = Jvm) -> None:
-        """``start``: starts one; by default on this machine."""
+        """``start``: starts a process; by default on this machine."""
         self._most, self._start = jvms, start
         self._jvms: list[JavaProcess] = []
         self._lock = threading.Lock()
         self._closed = False
-        # Nobody has to remember to close a pool: it is closed when it is dropped, and when Python ends in good order.
+        # Also closes the pool when it is garbage-collected, and when Python exits normally.
         weakref.finalize(self, _end, self._jvms)
 
     def simulator(self) -> Simulator:
-        """A new environment, in the process that has fewest.
+        """A new environment in the process with the fewest environments.
 
         Raises:
             UserError: see ``Jvm``.
@@ -353,12 +353,12 @@ class JvmPool:
             return min(self._jvms, key=lambda jvm: jvm.simulators).simulator()
 
     def processes(self) -> list[int]:
-        """Ids of the processes that run."""
+        """The ids of the running processes."""
         with self._lock:
             return [jvm.pid for jvm in self._jvms if jvm.alive()]
 
     def close(self) -> None:
-        """End all processes. May be called again."""
+        """End all processes. Idempotent."""
         with self._lock:
             self._closed = True
             _end(self._jvms)

@@ -1,4 +1,4 @@
-"""ScienceWorld as params.yaml names it."""
+"""The ``env`` section of ScienceWorld."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class SciWorldParams(TextParams):
         return SciWorld(_pool(self.jvms), map_actions=self.map_actions)
 
     def embedded_world(self) -> World:
-        """See ``TextParams``: by replay, as simulators cannot be snapshotted. Missing Java is said at once."""
+        """See ``TextParams``: a replay world, as simulators can't be snapshotted. Missing Java is reported at once."""
         from selfimprove.envs.sciworld.env import SciWorldWorld
         from selfimprove.envs.sciworld.jvm import find_java
 
-        if in_use().kind != "ray":  # its nodes have Java
+        if in_use().kind != "ray":  # otherwise Java is needed only on the nodes
             find_java()
         return SciWorldWorld(self.jvms, self.map_actions)
 
@@ -57,7 +57,7 @@ class SciWorldParams(TextParams):
 
 @lru_cache(maxsize=1)
 def _pool(jvms: int) -> JvmPool:
-    """The Java processes that all copies made here share; they end with this process."""
+    """The Java processes shared by all copies created here; they end with this process."""
     from selfimprove.envs.sciworld.hosted import make_pool
 
     return make_pool(jvms)

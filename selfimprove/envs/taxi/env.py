@@ -1,6 +1,6 @@
 """DangerousTaxi: fetch the passenger, bring them to the destination, never hit a wall (docs/reflect-rl.md, L39, L40).
 
-An episode (start 61 in the mode ``full``, played by the expert; of the observations only the first and the last)::
+An episode (start 61 in mode ``full``, played by the expert; only the first and the last observation are shown)::
 
     You have already completed the following actions:
 
@@ -49,9 +49,9 @@ An episode (start 61 in the mode ``full``, played by the expert; of the observat
 
 Actions are the labels 0 to 5 or the words of ``ACTIONS``. Each costs 0.05; the first pickup pays 1 in the modes
 ``pickup`` and ``full``, the delivery pays 1. *Danger*: an action that changes nothing (a wall, nobody to pick up,
-nowhere to drop off) costs 0.5 and ends the episode, from the very first action on: the original compared only what
-followed an action with what followed the one before, so its first action was never dangerous. To drop the passenger
-at a landmark that is not the destination is legal: they wait there.
+nowhere to drop off) costs 0.5 and ends the episode, even if it is the first one. (The original compared the states
+after two consecutive actions, so that its first action was never dangerous.) Dropping the passenger at a landmark other
+than the destination is legal: they wait there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,9 +79,9 @@ Answer each time with a thought and one action:
 Thought: why
 Action: the action's number or words"""
 RULES = INSTRUCTION.partition("\nAnswer each time")[0]
-"""Without the form of the answers."""
+"""The instruction without the answer format."""
 
-ACTION_HEADING = "\nThe actions you can take now is:"  # the original's, grammar included
+ACTION_HEADING = "\nThe actions you can take now is:"  # verbatim from the original, including the grammar
 ACTION_LIST = (
     ACTION_HEADING + "\n" + "".join(f"Action {label}: {words}\n" for label, words in zip(LABELS, ACTIONS, strict=True))
 )
@@ -90,16 +90,16 @@ SUCCESS_BELOW: Mapping[Mode, float] = {"pickup": 0.0, "dropoff": 0.0, "full": -1
 
 
 def succeeded(mode: Mode, q0: float, delivered: bool) -> bool:
-    """Success as the original judges it, by the episode's cost ``q0`` = Q₀: below 0, in ``full`` below −1.
+    """Success by the original's criterion: the episode's cost ``q0`` = Q₀ is below 0, or in ``full`` below −1.
 
-    Without a curriculum (``none``) the original's threshold of −1 cannot be reached, since the best return is 1: here,
-    success is the delivery. In episodes of at most 20 actions this equals what ``Step.reward`` says.
+    Without a curriculum (``none``), the original's threshold of −1 is unreachable, because the best return is 1; here,
+    success is the delivery. In episodes of at most 20 actions, the result equals ``Step.reward``.
     """
     return delivered if mode == "none" else q0 < SUCCESS_BELOW[mode]
 
 
 def read_action(text: str) -> int | None:
-    """The action that a text names: a label (``3``, `` 3. ``, ``3. move west``) or its words, nothing else; or None."""
+    """The action given by a label (``3``, `` 3. ``, ``3. move west``) or exactly by its words; None for other texts."""
     text = text.strip()
     label = text.partition(".")[0]
     if label in LABELS:
@@ -108,13 +108,13 @@ def read_action(text: str) -> int | None:
 
 
 def state_text(done: Sequence[int], state: int) -> str:
-    """What the models read, up to the list of actions: the completed actions, one a line, then the map."""
+    """The models' input up to the list of actions: the completed actions, one per line, then the map."""
     words = "\n".join(ACTIONS[action] for action in done)
     return f"You have already completed the following actions:\n{words}\n\n--- Current State ---\n\n{picture(state)}"
 
 
 def history_text(done: Sequence[int], states: Sequence[int]) -> str:
-    """The same with the map after every action. ``states``: the first one, then one for each of ``done``."""
+    """As ``state_text``, with the map after every action. ``states``: the first, then one after each of ``done``."""
     steps = "".join(
         f"--- Step: {i} ---\nAction: {ACTIONS[action]}\nObservation:\n{picture(state)}\n\n"
         for i, (action, state) in enumerate(zip(done, states[1:], strict=True))
@@ -126,7 +126,7 @@ def history_text(done: Sequence[int], states: Sequence[int]) -> str:
 
 
 class TaxiSnapshot(NamedTuple):
-    """A snapshot. ``states``: the first and one after each of ``actions``; ``score``: the return so far."""
+    """A snapshot. ``states``: the first, then one after each of ``actions``; ``score``: the return so far."""
 
     task: int
     states: tuple[int, ...]
@@ -137,23 +137,23 @@ class TaxiSnapshot(NamedTuple):
 
 
 class Taxi:
-    """The environment; copies share tables, which never change, and nothing else.
+    """The environment; copies share only immutable tables.
 
-    ``mode``: ``pickup`` ends with the first pickup; ``dropoff`` begins after the oracle's pickup; ``full`` rewards
-    both; ``none`` only the delivery. The episode is cut after ``max_turns`` actions. ``with_history`` shows the map
-    after every action (``history_text``).
+    ``mode``: ``pickup`` ends with the first pickup; ``dropoff`` starts after the oracle's pickup; ``full`` rewards
+    both; ``none`` rewards only the delivery. The episode is cut off after ``max_turns`` actions. ``with_history`` shows
+    the map after every action (``history_text``).
 
-    Rewards of the original may be negative, ``Step.reward`` may not: it is the normalised score, 1 on success (the
-    pickup in ``pickup``, else the delivery) and 0 otherwise. The original's numbers are in ``Step.info``:
-    ``raw_reward`` of this action, ``cost`` = −``raw_reward``, ``raw_score`` = their sum so far (−Q₀ at the end),
-    ``terminated`` and ``truncated`` as Gym means them, ``delivered``. ``disaster`` is the danger.
+    The original's rewards may be negative, but ``Step.reward`` may not: it is the normalised score, 1 on success (the
+    pickup in ``pickup``, else the delivery) and 0 otherwise. The original's values are in ``Step.info``:
+    ``raw_reward`` of this action, ``cost`` = −``raw_reward``, ``raw_score`` = the sum of raw rewards so far (−Q₀ at the
+    end), ``terminated`` and ``truncated`` as in Gym, ``delivered``. ``disaster`` means danger.
     """
 
     name = "taxi"
     instruction = INSTRUCTION
 
     def __init__(self, mode: Mode = "full", max_turns: int = MAX_TURNS, with_history: bool = False) -> None:
-        """Raises: UserError: no such mode, or no step to take."""
+        """Raises: UserError: no such mode, or ``max_turns`` is below 1."""
         if mode not in get_args(Mode):
             raise UserError(f"taxi: there is no mode {mode!r}; choose one of {', '.join(get_args(Mode))}.")
         if max_turns < 1:
@@ -162,11 +162,11 @@ class Taxi:
         self.reset(0)
 
     def task_ids(self) -> Sequence[int]:
-        """Indices into the 300 starts, which are ordered by Gym's number of the state."""
+        """Indices into the 300 starts, which are ordered by Gym's state number."""
         return range(len(starts()))
 
     def reset(self, task_id: int) -> str:
-        """Begin at a start; in the mode ``dropoff`` the oracle has driven to the passenger and picked them up.
+        """Begin at a start; in mode ``dropoff``, the oracle has already driven to the passenger and picked them up.
 
         Raises:
             UserError: no such start.
@@ -182,16 +182,16 @@ class Taxi:
 
     @property
     def observation(self) -> str:
-        """What the models read now, up to the list of actions (``ACTION_LIST``)."""
+        """The models' current input, up to the list of actions (``ACTION_LIST``)."""
         now = self._now
         if self._with_history:
             return history_text(now.actions, now.states)
         return state_text(now.actions, now.states[-1])
 
     def step(self, action: str) -> Step:
-        """Act. A text that names no action changes nothing either, and so is as dangerous as a wall.
+        """Act. A text that is not an action changes nothing either, and is therefore as dangerous as a wall.
 
-        After the end nothing happens any more: the same observation and score, at no cost.
+        After the end of the episode, every action returns the same observation and score, at no cost.
         """
         if self._now.ending:
             return self._answer(0.0, valid=False)
@@ -203,7 +203,7 @@ class Taxi:
         return self._answer(reward, valid=True)
 
     def _act(self, action: int) -> float:
-        """Do a legal or a dangerous action; its reward."""
+        """Perform a legal or dangerous action and return its reward."""
         now = self._now
         state, base, delivered = moves()[now.states[-1]][action]
         reward, picked_up, ending = base / 20, now.picked_up, now.ending
@@ -236,24 +236,24 @@ class Taxi:
         return Step(self.observation, float(success), bool(now.ending), info)
 
     def snapshot(self) -> TaxiSnapshot:
-        """Numbers only, hashable."""
+        """Only numbers and strings; hashable."""
         return self._now
 
     def restore(self, snapshot: TaxiSnapshot) -> None:
         self._now = snapshot
 
     def valid_actions(self) -> list[str]:
-        """All six in the order of their labels, for which are dangerous is the driver's to see; [] at the end."""
+        """All six in the order of their labels, because the driver must recognise dangerous ones; [] at the end."""
         return [] if self._now.ending else list(ACTIONS)
 
     def oracle(self) -> list[int]:
-        """A shortest path to success from here, whether or not max_turns allows it; [] at the end."""
+        """A shortest path to success from here, even if longer than max_turns allows; [] at the end."""
         if self._now.ending:
             return []
         return best_actions(self._now.states[-1], until_aboard=self._mode == "pickup")
 
     def expert(self) -> list[Move]:
-        """``oracle`` with a reason for each action; [] if it takes more actions than are left."""
+        """``oracle`` with a reason for each action; [] if it needs more actions than are left."""
         actions, state, plan = self.oracle(), self._now.states[-1], []
         if len(actions) > self._max_turns - len(self._now.actions):
             return []

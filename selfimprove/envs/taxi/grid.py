@@ -1,8 +1,8 @@
-"""The Taxi problem's grid (Dietterich 2000; the tables are those of Gym's Taxi-v3 and v4): states, moves, map, way.
+"""The Taxi problem's grid (Dietterich 2000; tables as in Gym's Taxi-v3 and v4): states, moves, map, shortest paths.
 
-A state is one number below 500: ``((row * 5 + column) * 5 + passenger) * 4 + destination``. The passenger waits at a
-landmark (0 to 3: red, green, yellow, blue) or is aboard (4). Everything here is a table or a pure function of it;
-nothing knows of episodes, which are in ``taxi.py``.
+A state is a number below 500: ``((row * 5 + column) * 5 + passenger) * 4 + destination``. The passenger waits at a
+landmark (0 to 3: red, green, yellow, blue) or is aboard (4). This module contains only tables and pure functions of
+them; episodes are in ``env.py``.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ ABOARD = 4
 STATES = 500
 STEP, ILLEGAL, DELIVERY = -1, -10, 20  # Gym's rewards
 
-# The walls: between two cells of a row, ":" can be passed and "|" can't. The letters are the landmarks.
+# Between two cells of a row, ":" is open and "|" is a wall. The letters are the landmarks.
 _PLAN = (
     "+---------+",
     "|R: | : :G|",
@@ -28,7 +28,7 @@ _PLAN = (
 
 
 class Place(NamedTuple):
-    """A state in parts: the taxi's cell, the passenger's landmark or ``ABOARD``, the landmark to go to."""
+    """A decoded state: the taxi's cell, the passenger's landmark or ``ABOARD``, the destination's landmark."""
 
     row: int
     column: int
@@ -37,17 +37,17 @@ class Place(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The state."""
+        """The state's number."""
         return ((self.row * 5 + self.column) * 5 + self.passenger) * 4 + self.destination
 
     @property
     def target(self) -> tuple[int, int]:
-        """The cell to go to next: the passenger's, or with the passenger aboard the destination."""
+        """The next cell to reach: the passenger's, or the destination if the passenger is aboard."""
         return LANDMARKS[self.destination if self.passenger == ABOARD else self.passenger]
 
 
 class Effect(NamedTuple):
-    """What an action does: the next state, Gym's reward, and whether the passenger was delivered."""
+    """The effect of an action: the next state, Gym's reward, and whether the passenger was delivered."""
 
     state: int
     reward: int
@@ -55,14 +55,14 @@ class Effect(NamedTuple):
 
 
 def place(state: int) -> Place:
-    """The parts of a state."""
+    """Decode a state."""
     rest, destination = divmod(state, 4)
     rest, passenger = divmod(rest, 5)
     return Place(*divmod(rest, 5), passenger, destination)
 
 
 def is_open(row: int, column: int, action: int) -> bool:
-    """Whether a taxi in this cell can make this move: no wall and no edge in its way."""
+    """Whether a taxi in this cell can make this move: no wall or edge blocks it."""
     if action in (SOUTH, NORTH):
         return row < 4 if action == SOUTH else row > 0
     return _PLAN[row + 1][2 * column + (2 if action == EAST else 0)] == ":"
@@ -70,7 +70,7 @@ def is_open(row: int, column: int, action: int) -> bool:
 
 @cache
 def moves() -> tuple[tuple[Effect, ...], ...]:
-    """What each of the 6 actions does in each of the 500 states."""
+    """The effect of each of the 6 actions in each of the 500 states."""
     return tuple(tuple(_move(place(state), action) for action in range(6)) for state in range(STATES))
 
 
@@ -84,7 +84,7 @@ def _move(here: Place, action: int) -> Effect:
     if action == DROP_OFF:
         if landmark is None or passenger != ABOARD:
             return Effect(here.number, ILLEGAL, False)
-        delivered = landmark == destination  # any landmark is a legal place to get off, not only the destination
+        delivered = landmark == destination  # dropping off is legal at any landmark, not only at the destination
         return Effect(here._replace(passenger=landmark).number, DELIVERY if delivered else STEP, delivered)
     if is_open(row, column, action):
         row += {SOUTH: 1, NORTH: -1}.get(action, 0)
@@ -94,7 +94,7 @@ def _move(here: Place, action: int) -> Effect:
 
 @cache
 def starts() -> tuple[int, ...]:
-    """The 300 states that an episode may begin in, ascending: the passenger waits, and not at the destination."""
+    """The 300 start states, ascending: the passenger waits at a landmark other than the destination."""
     return tuple(state for state in range(STATES) if ABOARD != place(state).passenger != place(state).destination)
 
 
@@ -102,7 +102,7 @@ def starts() -> tuple[int, ...]:
 def picture(state: int) -> str:
     """The 7-row map. Later symbols cover earlier ones: D, then P, then the taxi as T, O (on P) or X (with P aboard).
 
-    So the destination cannot be seen while the taxi stands on it.
+    The destination is therefore invisible while the taxi is on it.
     """
     row, column, passenger, destination = place(state)
     cells = {LANDMARKS[destination]: "D"}
@@ -120,7 +120,7 @@ def picture(state: int) -> str:
 
 @cache
 def distances() -> tuple[int, ...]:
-    """Actions from each state to the delivery, the last included; one breadth-first search backwards for all states."""
+    """The number of actions from each state to the delivery, inclusive, by one backward breadth-first search."""
     before: list[list[int]] = [[] for _ in range(STATES)]
     frontier: list[int] = []
     for state, row in enumerate(moves()):
@@ -140,7 +140,7 @@ def distances() -> tuple[int, ...]:
 
 
 def best_action(state: int) -> int:
-    """The first action of a shortest path to the delivery; of several, the lowest, as a search forwards finds it."""
+    """The first action of a shortest path to the delivery; ties go to the lowest action, as in a forward search."""
     table, distance = moves()[state], distances()
     if distance[state] == 1:
         return DROP_OFF
@@ -148,7 +148,7 @@ def best_action(state: int) -> int:
 
 
 def best_actions(state: int, *, until_aboard: bool = False) -> list[int]:
-    """A shortest path to the delivery; ``until_aboard``: its part up to the pickup ([] if the passenger is aboard)."""
+    """A shortest path to the delivery; ``until_aboard``: only up to the pickup ([] if the passenger is aboard)."""
     actions = []
     while not (until_aboard and place(state).passenger == ABOARD):
         action = best_action(state)

@@ -1,15 +1,15 @@
-"""DangerousTaxi with labels, levels and a teacher that explains without telling the action (docs/reflect-rl.md, L41).
+"""DangerousTaxi with labels, levels and a teacher that explains but never names the action (docs/reflect-rl.md, L41).
 
-What the teacher says of start 61 (in ``taxi.py``) after a first move to the south, which was wrong::
+The teacher's reflection at start 61 (see ``env.py``) after a first move to the south, which was wrong::
 
     The last step led away. Two rows north lies the passenger.
 
-and at start 15, had it been reached by a good move::
+and at start 15, if it had been reached by a good move::
 
     The last step helped. Three columns east lies the passenger, but a wall stands in the east; it ends two rows south.
 
-The sentences say where the target lies, what is blocked and where the wall ends. From that the next action follows,
-but none is named: the teacher's knowledge of it (the spoiler) never enters the training data.
+The sentences state where the target is, which directions are blocked and where the wall ends. The next action follows
+from this but is never named: the teacher's knowledge of it (the spoiler) does not enter the training data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the 
 
 
 _MARKS = re.compile(r"[*`\"'()\[\]]")
-"""What chat models put around words: **Action:** (1)."""
+"""Markup that chat models put around words: **Action:** (1)."""
 _VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*)(?: \w+){0,2}?"
 _NUMBER = r"(?:action|option|choice)(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
 _TELLS = [
@@ -62,9 +62,9 @@ class LevelSnapshot(NamedTuple):
 
 
 class EnumeratedTaxi:
-    """Implements ``EnumeratedEnv``. ``mode``: the level when none is asked for.
+    """Implements ``EnumeratedEnv``. ``mode``: the default level.
 
-    The labels are always 0 to 5, in order: shuffle_action is ignored here, as in the original.
+    The labels are always 0 to 5, in order: shuffle_action is ignored, as in the original.
     """
 
     name = "taxi"
@@ -74,7 +74,7 @@ class EnumeratedTaxi:
     labels = LABELS
 
     def __init__(self, mode: Mode = "full", max_turns: int = 15, with_history: bool = False, level: int = -1) -> None:
-        """``level``: only this one of the curriculum's; -1: all. Raises: UserError: bad mode, level or max_turns."""
+        """``level``: index of the curriculum's only level; -1: all. Raises: UserError: bad mode, level or max_turns."""
         if level >= len(LEVELS):
             raise UserError(f"reflect_rl.env.curriculum_index: taxi has the levels 0 to 2, not {level}; choose one.")
         self.levels: tuple[str, ...] = LEVELS if level < 0 else LEVELS[level : level + 1]
@@ -85,11 +85,11 @@ class EnumeratedTaxi:
         self._moment = self._games[mode].snapshot()
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """The 300 starts; there are no splits here, the method draws them."""
+        """The 300 starts; there are no splits here, because the method draws them."""
         return self._games["full"].task_ids()
 
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
-        """All: every start can be played at every level."""
+        """All tasks: every start can be played at every level."""
         self._mode(level)
         return list(tasks)
 
@@ -106,7 +106,7 @@ class EnumeratedTaxi:
         return game
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
-        """See ``EnumeratedEnv``; nothing here is drawn, so every ``episode`` begins alike."""
+        """See ``EnumeratedEnv``; nothing is random here, so ``episode`` has no effect."""
         self._level = self._mode(level)
         self._games[self._level].reset(task_id)
         self._moment = self._games[self._level].snapshot()
@@ -119,12 +119,12 @@ class EnumeratedTaxi:
         return {} if self._moment.ending else dict(zip(LABELS, ACTIONS, strict=True))
 
     def named(self, text: str) -> str | None:
-        """The command that ``step`` does at a text, None if it does none."""
+        """The command that ``step`` performs for a text; None if there is none."""
         action = None if self._moment.ending else read_action(text)
         return None if action is None else ACTIONS[action]
 
     def step(self, label: str) -> Played:
-        """See ``EnumeratedEnv``; success is judged by Q₀, and without a curriculum by the delivery."""
+        """See ``EnumeratedEnv``; success is determined by Q₀, or by the delivery if there is no curriculum."""
         if self._moment.ending:
             return Played(0.0, True, self._success(), False, "")
         game = self._game
@@ -141,7 +141,7 @@ class EnumeratedTaxi:
         return [ACTIONS[action] for action in self._game.oracle()]
 
     def explain(self, last: Last | None, *key: object) -> str:
-        """One sentence at the first step, two afterwards; where the target lies and what is in the way."""
+        """Where the target is and what is in the way; after the first step also whether the last action helped."""
         words = rng("taxi reflection", *key)
         said = [] if last is None else [words.choice(_HELPED if last.helped else _WRONG)]
         here = place(self._moment.states[-1])
@@ -155,20 +155,20 @@ class EnumeratedTaxi:
         return " ".join(said)
 
     def reveals(self, text: str) -> bool:
-        """See ``EnumeratedEnv``: by the action's words or number; where the target lies may be told."""
+        """See ``EnumeratedEnv``: by the action's words or its number; the target's position may be revealed."""
         way = self._game.oracle()
         plain = " ".join(_MARKS.sub("", text).split())
         return bool(way) and bool(_TELLS[way[0]].search(plain))
 
     def snapshot(self) -> LevelSnapshot:
-        """Numbers only, hashable."""
+        """Only numbers and strings; hashable."""
         return LevelSnapshot(self._level, self._moment)
 
     def restore(self, snapshot: LevelSnapshot) -> None:
         self._level, self._moment = snapshot
 
     def copy(self) -> EnumeratedTaxi:
-        """See ``EnumeratedEnv``; the games are put into the right state before each use, so they can be shared."""
+        """See ``EnumeratedEnv``; the games can be shared, because their state is restored before each use."""
         return copy.copy(self)
 
 
@@ -176,9 +176,9 @@ _COMPASS = {SOUTH: "south", NORTH: "north", EAST: "east", WEST: "west"}
 
 
 def obstacles(state: int) -> str:
-    """What keeps a taxi from going straight to its target: blocked ways, and ways that lead behind a wall; or "".
+    """What prevents a direct path to the target: blocked directions, and those that lead behind a wall; or "".
 
-    With ``where`` it tells a shortest path from the others, without naming it.
+    Together with ``where`` this determines a shortest path without naming it.
     """
     here = place(state)
     down, right = here.target[0] - here.row, here.target[1] - here.column
@@ -191,7 +191,7 @@ def obstacles(state: int) -> str:
     ]
     said = "".join(f", but a wall stands in the {_COMPASS[action]}" for action in blocked)
     said += "".join(f", but the {_COMPASS[action]} leads behind a wall" for action in astray)
-    if len(blocked) + len(astray) == len(nearer):  # no way but around: through the middle row, where no wall is
+    if len(blocked) + len(astray) == len(nearer):  # the only path is through the middle row, which has no walls
         rows = 2 - here.row
         said += f"; it ends {where(rows, 0)}" if rows else ""
     return said

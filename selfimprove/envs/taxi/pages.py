@@ -1,4 +1,4 @@
-"""Text about the taxi's grid for pretraining: maps with what can be seen on them, and the map after a move.
+"""Text about the taxi's grid for pretraining: maps with questions about them, and the map after a move.
 
 A page::
 
@@ -21,11 +21,11 @@ from selfimprove.envs.taxi.words import where
 
 _WAYS = ("south", "north", "east", "west")
 _SHOWN = [state for state in range(STATES) if place(state).passenger != place(state).destination]
-"""The passenger would hide the destination."""
+"""States in which the passenger does not hide the destination."""
 
 
 def maps(draws: Random) -> list[Passage]:
-    """One or two maps, each with questions; some with the map that a move leads to."""
+    """One or two maps, each with questions; some also with the map after a move."""
     page = []
     for _ in range(draws.randint(1, 2)):
         state = draws.choice(_SHOWN)

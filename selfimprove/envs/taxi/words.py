@@ -1,4 +1,4 @@
-"""Why a taxi driver does what they do: one short first-person sentence for a state and an action of a shortest path."""
+"""The taxi expert's thoughts: one short first-person sentence for a state and an action of a shortest path."""
 
 from selfimprove.core.seeds import rng
 from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, DROP_OFF, EAST, NORTH, PICK_UP, SOUTH, WEST, place
@@ -27,7 +27,7 @@ _NUMBERS = ("no", "one", "two", "three", "four")
 
 
 def thought(state: int, action: int) -> str:
-    """The sentence; which of several is decided by the state and the action alone."""
+    """The sentence, drawn by the state and the action alone."""
     here = place(state)
     down, right = here.target[0] - here.row, here.target[1] - here.column
     if action == PICK_UP:

@@ -1,4 +1,4 @@
-"""DangerousTaxi as params.yaml names it."""
+"""The ``env`` section of DangerousTaxi."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -30,7 +30,7 @@ class TaxiParams(ListedParams):
 
     @classmethod
     def rules(cls, max_turns: int) -> str:
-        """The rules that the environment gives to a model, without the form of its answers."""
+        """The rules given to a model, without the answer format."""
         from selfimprove.envs.taxi.env import RULES
 
         return f"{RULES}\nYou have {max_turns} actions. Type an action's number or its words."

@@ -1,4 +1,4 @@
-"""TextCraft in AgentGym's HTTP protocol: what our server answers, and how a server is played on."""
+"""TextCraft in AgentGym's HTTP protocol: our server's endpoints, and the client for any such server."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ TEXTCRAFT = Dialect(
 
 
 class TextCraftSlot(RemoteSlot):
-    """TextCraft's dialect. The reward is 1 when the goal is crafted."""
+    """A client for TextCraft's dialect. The reward is 1 once the goal is crafted."""
 
     async def reset(self, task_id: int) -> str:
         return plain_text((await self._reset(Begun, data_idx=task_id)).observation)

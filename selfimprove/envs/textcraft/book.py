@@ -2,13 +2,13 @@
 
 A line is a recipe for each material of its family (``{}``)::
 
-    cord: 2 hemp cord <- 3 hemp                    2 hemp cords, which bear the tag cord, are made of 3 hemp
-    1 {} ladder <- 4 {} pole, 2 #cord              #: any item that bears the tag
-    3 paper <- 2 pulp|rag                          |: alternatives; TextCraft takes the first
+    cord: 2 hemp cord <- 3 hemp                    2 hemp cords, which have the tag cord, are made from 3 hemp
+    1 {} ladder <- 4 {} pole, 2 #cord              #: any item with the tag
+    3 paper <- 2 pulp|rag                          |: alternatives; TextCraft uses the first
 
-What can be made of one material can be made of every other of its family, with the same numbers: who has understood
-ash ladders can make yew ladders. ``embedded_recipes`` writes the book as recipe files of the format of
-``files.py``, so that any TextCraft server can be given it.
+Whatever can be made from one material can be made from every other material of its family, with the same numbers, so
+that knowledge about ash ladders transfers to yew ladders. ``embedded_recipes`` returns the book as recipe files in the
+format of ``files.py``, which any TextCraft server can load.
 """
 
 import re
@@ -140,7 +140,7 @@ _INPUT = re.compile(r"(?P<count>[0-9]+) (?P<tag>#?)(?P<names>[\w |]+)")
 
 
 def embedded_recipes(families: Mapping[str, str] = FAMILIES) -> dict[str, Any]:
-    """{file name: recipe}, in the format of ``files.py``; of other families, if such are given."""
+    """{file name: recipe} for the given families, in the format of ``files.py``."""
     files: dict[str, Any] = {}
     for materials, lines in families.items():
         for line in lines.strip().splitlines():
@@ -152,7 +152,7 @@ def embedded_recipes(families: Mapping[str, str] = FAMILIES) -> dict[str, Any]:
 
 
 def _recipe(line: str) -> tuple[str, dict[str, Any]]:
-    """(file name, recipe) of a line without ``{}``: shapeless up to three pieces, else laid out in rows of three."""
+    """(file name, recipe) of a line without ``{}``: shapeless for up to three pieces, else in rows of three."""
     head = _LINE.fullmatch(line)
     assert head is not None, line
     output = _id(head["output"])

@@ -1,4 +1,4 @@
-"""TextCraft: make an item out of raw materials by the given crafting commands (Prasad et al. 2023, ADaPT; AgentGym).
+"""TextCraft: craft an item from raw materials with the given crafting commands (Prasad et al. 2023, ADaPT; AgentGym).
 
 An episode (goal 867 of the embedded book, played by the expert)::
 
@@ -33,8 +33,8 @@ An episode (goal 867 of the embedded book, played by the expert)::
     Action: craft 1 marble stair using 2 marble step
     Crafted 1 minecraft:marble_stair
 
-The last craft brings reward 1 and ends the episode; every other step brings 0 (docs/agent-r.md, A35). Replies are
-AgentGym's, word for word, its odd ones too; where it crashes or contradicts itself, the docstrings say what is done.
+The last craft earns reward 1 and ends the episode; every other step earns 0 (docs/agent-r.md, A35). Replies are
+AgentGym's verbatim, including odd ones; docstrings and comments note where it crashes or contradicts itself.
 """
 
 import re
@@ -62,11 +62,11 @@ _CRAFT = re.compile(r"craft (.*) using (.*)")
 _GET = re.compile(r"get ([0-9]+) (.*)")
 _INVENTORY = re.compile(r"inventory")
 _COUNTED = re.compile(r"([0-9]+) (.*)")
-_DIGITS = 4000  # longer numbers are not understood; int() and str() refuse 4,300 digits
+_DIGITS = 4000  # longer numbers are not accepted; int() and str() refuse more than 4,300 digits
 
 
 class _Failed(Exception):
-    """The action can't be done; the text is the reply."""
+    """The action is not possible; the text is the reply."""
 
 
 _GET_THOUGHTS = (
@@ -87,7 +87,7 @@ _GOAL_THOUGHTS = (
 
 
 class TextCraftSnapshot(NamedTuple):
-    """A snapshot: the task, what is carried (in the order in which it came), and whether the goal is reached."""
+    """A snapshot: the task, the inventory (in order of acquisition), and whether the goal is reached."""
 
     task: int
     inventory: tuple[tuple[str, int], ...]
@@ -95,9 +95,9 @@ class TextCraftSnapshot(NamedTuple):
 
 
 class TextCraft:
-    """The environment; copies share the book, which never changes, and nothing else.
+    """The environment; copies share only the book, which is immutable.
 
-    ``seed`` decides distractors and the order of the commands, the same for every task, as in the original.
+    ``seed`` determines the distractors and the order of the commands; all tasks use the same seed, as in the original.
     """
 
     name = "textcraft"
@@ -113,13 +113,13 @@ class TextCraft:
         return range(len(self._book.goals))
 
     def reset(self, task_id: int) -> str:
-        """Begin with an empty inventory; the goal is ``task_id`` modulo the number of goals."""
+        """Start with an empty inventory; the goal's index is ``task_id`` modulo the number of goals."""
         self.restore(TextCraftSnapshot(task_id % len(self._book.goals), (), False))
         lines = "\n".join(recipe.command for recipe in self._book.commands(self._goal, self._seed))
         return f"Crafting commands:\n{lines}\n\nGoal: craft {item_name(self._goal)}."
 
     def step(self, action: str) -> Step:
-        """Act; the replies are the original's, word for word."""
+        """Act; the replies are the original's verbatim."""
         valid = True
         try:
             observation = self._act(action)
@@ -129,7 +129,7 @@ class TextCraft:
         return Step(observation, score, self._done, {"raw_score": score, "valid": valid, "disaster": False})
 
     def snapshot(self) -> TextCraftSnapshot:
-        """A few strings and numbers, hashable."""
+        """A few strings and numbers; hashable."""
         return TextCraftSnapshot(self._task, tuple(self._inventory.items()), self._done)
 
     def restore(self, snapshot: TextCraftSnapshot) -> None:
@@ -138,9 +138,9 @@ class TextCraft:
         self._goal = self._book.goals[self._task][0]
 
     def valid_actions(self) -> list[str]:
-        """Crafts that the inventory allows, gets in the amounts that a command or the expert names, ``inventory``.
+        """Crafts that the inventory allows, gets in the amounts that a command or the expert uses, and ``inventory``.
 
-        Only what the task's commands mention; [] when done.
+        Only recipes and items that the task's commands mention; [] when done.
         """
         if self._done:
             return []
@@ -154,7 +154,7 @@ class TextCraft:
         return sorted(actions)
 
     def expert(self) -> list[Move]:
-        """The fewest actions to the goal from here, each with a short reason; [] when done or when there is no way."""
+        """The fewest actions to the goal from here, each with a short reason; [] if done or if there is no path."""
         acts = () if self._done else self._plan()
         return [Move(self._thought(act, len(acts) - i), act.text) for i, act in enumerate(acts)]
 
@@ -162,7 +162,7 @@ class TextCraft:
         return plan(self._book, self._goal, tuple(self._inventory.items()))
 
     def _thought(self, act: Act, left: int) -> str:
-        """A sentence for an action; which of them depends on the task, the action and how many are left to do."""
+        """A sentence for an action, drawn by the task, the action and the number of remaining actions."""
         item = item_name(act.item)
         if act.making is None:
             texts = _GET_THOUGHTS
@@ -181,14 +181,14 @@ class TextCraft:
         return [Making(recipe, way).command for way in ways if self._affords(way)]
 
     def _affords(self, inputs: Sequence[tuple[str, int]]) -> bool:
-        """Whether the inventory holds the inputs together."""
+        """Whether the inventory contains all inputs at once."""
         total: dict[str, int] = {}
         for item, count in inputs:
             total[item] = total.get(item, 0) + count
         return all(self._inventory.get(item, 0) >= count for item, count in total.items())
 
     def _act(self, action: str) -> str:
-        """Change the world; the reply. Raises ``_Failed`` with the reply where the action can't be done."""
+        """Perform the action and return the reply. Raises ``_Failed`` with the reply if the action is not possible."""
         if match := _CRAFT.match(action):
             return self._craft(match[1], match[2])
         if match := _GET.match(action):
@@ -199,7 +199,7 @@ class TextCraft:
         raise _Failed(f"Could not execute {action}")
 
     def _get(self, digits: str, name: str) -> str:
-        """Raw material without limit; a tag and what can be crafted are not found."""
+        """Add raw material, which is unlimited; tags and craftable items are not found."""
         count, item = _number(digits), item_id(name)
         if not self._book.is_raw(item):
             raise _Failed(f"Could not find {name}")
@@ -207,7 +207,7 @@ class TextCraft:
         return f"Got {count} {name}"
 
     def _craft(self, wanted: str, using: str) -> str:
-        """One use of a recipe; the requested number is ignored, the inputs' numbers must be the recipe's."""
+        """Apply a recipe once; the requested number is ignored, the inputs' numbers must match the recipe's."""
         counted = _COUNTED.match(wanted)
         count, name = (_number(counted[1]), counted[2]) if counted else (1, wanted)
         output, tag = self._item_or_tag(name)
@@ -221,10 +221,10 @@ class TextCraft:
         if len(given) < len(inputs):
             raise _Failed(f"Could not find enough items to craft {output}")
         recipe = self._book.match(output, inputs)
-        if recipe is None:  # the original prints its record of the output, and so do we
+        if recipe is None:  # the original prints the repr of its output object, so we do as well
             item_tag = f"ItemTag(tag={tag!r}, item_id={output!r})"
             raise _Failed(f"Could not find a valid recipe for ItemTagWithCount(item_tag={item_tag}, count={count})")
-        if not self._affords(given):  # the same item twice: the original looks at each mention alone, and crashes
+        if not self._affords(given):  # the same item twice: the original checks each mention separately, and crashes
             raise _Failed(f"Could not find enough items to craft {output}")
         for item, n in given:
             self._inventory[item] -= n
@@ -235,13 +235,13 @@ class TextCraft:
         return f"Crafted {recipe.count} {recipe.output}"
 
     def _item_or_tag(self, name: str) -> tuple[str | None, str | None]:
-        """(item, None) or (None, tag): a tag is no item, so that inputs must name items that bear it."""
+        """(item, None) or (None, tag): a tag is not an item, so inputs must name items that have the tag."""
         full = item_id(name)
         return (None, full) if full in self._book.tags else (full, None)
 
 
 def _number(digits: str) -> int:
-    """Raises ``_Failed``: a number that nobody can carry."""
+    """Parse a number. Raises ``_Failed`` if it has too many digits."""
     if len(digits) > _DIGITS:
         raise _Failed(f"Wrong item format: {digits}")
     return int(digits)

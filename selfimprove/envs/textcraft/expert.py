@@ -1,8 +1,8 @@
-"""TextCraft's expert: the fewest actions that make the goal out of what is in the inventory and what can be had.
+"""TextCraft's expert: the fewest actions that craft the goal from the inventory and obtainable raw materials.
 
-A plan settles, for every item that is missing, which recipe makes it and which items fill its tags (``Making``); the
-rest is arithmetic: how often each is crafted, how much raw material that takes. Making is branched over, cheapest
-look first, and a branch is cut when it can no longer beat the best plan known.
+For every missing item, a plan fixes the recipe and the items that fill its tags (``Making``); the rest is arithmetic:
+how often each item is crafted, and how much raw material that requires. The search branches over makings in order of
+estimated cost and prunes branches that cannot beat the best known plan.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from selfimprove.envs.textcraft.files import Ingredient, Recipe, item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 
-BRANCHES = 2000  # looked at before the best plan so far is taken; the books at hand need at most about 1,000
+BRANCHES = 2000  # after so many branches, the best plan so far is used; existing books need at most about 1,000
 
 
 class Act(NamedTuple):
-    """One action of a plan: ``get`` (no ``making``) or one craft of ``amount``. ``use``: what first needs the item."""
+    """One action of a plan: ``get`` (no ``making``) or a craft of ``amount``. ``use``: the first item that needs it."""
 
     item: str
     amount: int
@@ -29,27 +29,27 @@ class Act(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The action as ``step`` takes it."""
+        """The action in the form that ``step`` accepts."""
         return self.making.command if self.making else f"get {self.amount} {item_name(self.item)}"
 
 
 @dataclass(frozen=True)
 class Making:
-    """A recipe with an item for every slot."""
+    """A recipe with an item chosen for every slot."""
 
     recipe: Recipe
     inputs: tuple[tuple[str, int], ...]
 
     @property
     def command(self) -> str:
-        """The craft action, tags replaced by items."""
+        """The craft action, with tags replaced by items."""
         inputs = ", ".join(f"{count} {item_name(item)}" for item, count in self.inputs)
         return f"craft {self.recipe.count} {item_name(self.recipe.output)} using {inputs}"
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """What a set of makings comes to: actions known to be needed, and the first item that nobody makes yet."""
+    """The result of a set of makings: the actions known to be needed, and the first item that has no making yet."""
 
     cost: int
     order: list[str]
@@ -60,9 +60,9 @@ class _Draft:
 
 @lru_cache(maxsize=1 << 14)
 def plan(book: RecipeBook, goal: str, inventory: tuple[tuple[str, int], ...]) -> tuple[Act, ...]:
-    """The actions, raw material just before its first use; () when the goal can't be made.
+    """The actions, with raw material obtained just before its first use; () if the goal can't be crafted.
 
-    One item is made in one way and a slot is filled with one kind of item: plans that mix are not looked at.
+    Each item has a single making, and each slot is filled with one kind of item; mixed plans are not considered.
     """
     held = dict(inventory)
     best: tuple[_Draft, dict[str, Making]] | None = None
@@ -84,7 +84,7 @@ def plan(book: RecipeBook, goal: str, inventory: tuple[tuple[str, int], ...]) ->
 
 
 def _draft(book: RecipeBook, goal: str, made: dict[str, Making], held: dict[str, int]) -> _Draft | None:
-    """The arithmetic of ``made``; None if it runs in a circle or wants what can't be had."""
+    """Compute the actions for ``made``; None if it has a cycle or needs something unobtainable."""
     order = _post_order(goal, made)
     if order is None:
         return None
@@ -108,9 +108,9 @@ def _draft(book: RecipeBook, goal: str, made: dict[str, Making], held: dict[str,
 
 
 def _post_order(goal: str, made: dict[str, Making]) -> list[str] | None:
-    """Every item after the items it is made of; None if there is a circle."""
+    """Every item after the items it is made from; None if there is a cycle."""
     order: list[str] = []
-    state: dict[str, bool] = {}  # True: settled, False: under way
+    state: dict[str, bool] = {}  # True: finished, False: in progress
     stack: list[tuple[str, Iterator[tuple[str, int]]]] = []
 
     def enter(item: str) -> None:
@@ -133,7 +133,7 @@ def _post_order(goal: str, made: dict[str, Making]) -> list[str] | None:
 
 
 def _ways(book: RecipeBook, item: str) -> Iterator[Making]:
-    """Every recipe of the item with every filling of its slots that can be made or had."""
+    """Every recipe of the item, with every way to fill its slots with obtainable items."""
     for recipe in book.recipes[item]:
         for names in product(*(_fillings(book, slot) for slot in recipe.inputs)):
             making = Making(recipe, tuple(zip(names, (slot.count for slot in recipe.inputs), strict=True)))
@@ -147,7 +147,7 @@ def _fillings(book: RecipeBook, slot: Ingredient) -> list[str]:
 
 
 def _look(book: RecipeBook, making: Making, held: dict[str, int]) -> int:
-    """A guess at a making's actions, for the order of the search only."""
+    """An estimate of a making's cost in actions, used only to order the search."""
     return sum(0 if held.get(item, 0) >= count else 1 + book.depths[item] for item, count in making.inputs)
 
 

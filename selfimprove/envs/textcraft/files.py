@@ -1,6 +1,6 @@
-"""Recipe files for TextCraft: a recipe read from JSON, and the sentence that says what is wrong with a bad one.
+"""Recipe files for TextCraft: reads recipes from JSON and reports what is wrong with an invalid one.
 
-A recipe file, in the format of the game whose recipes the original uses, and the command it becomes::
+A recipe file, in the format of the game whose recipes the original uses, and the resulting command::
 
     {"type": "minecraft:crafting_shaped", "group": "ladder", "pattern": ["##", "##", "&&"],
      "key": {"#": {"item": "minecraft:ash_pole"}, "&": {"tag": "minecraft:cord"}},
@@ -21,18 +21,18 @@ _ID = re.compile(r"minecraft:[a-z0-9_./-]+")
 
 
 def item_name(item: str) -> str:
-    """How an id is written in commands and actions: ``minecraft:ash_pole`` -> ``ash pole``."""
+    """The name of an item in commands and actions: ``minecraft:ash_pole`` -> ``ash pole``."""
     return item.replace(NAMESPACE, "").replace("_", " ")
 
 
 def item_id(name: str) -> str:
-    """The id that a name stands for: ``ash pole`` -> ``minecraft:ash_pole``."""
+    """The id of the item with this name: ``ash pole`` -> ``minecraft:ash_pole``."""
     return NAMESPACE + name.replace(" ", "_")
 
 
 @dataclass(frozen=True)
 class Ingredient:
-    """``count`` of an item, or of any one item that bears a tag (``is_tag``)."""
+    """``count`` of an item, or of any one item with a tag (``is_tag``)."""
 
     name: str
     count: int
@@ -41,7 +41,7 @@ class Ingredient:
 
 @dataclass(frozen=True)
 class Recipe:
-    """``count`` of ``output``, which bears ``tag``, out of ``inputs``."""
+    """Makes ``count`` of ``output``, which has the tag ``tag``, from ``inputs``."""
 
     output: str
     count: int
@@ -50,23 +50,23 @@ class Recipe:
 
     @cached_property
     def command(self) -> str:
-        """The line that the player is shown."""
+        """The crafting command shown to the player."""
         inputs = ", ".join(f"{slot.count} {item_name(slot.name)}" for slot in self.inputs)
         return f"craft {self.count} {item_name(self.output)} using {inputs}"
 
 
 def read_recipe(row: Any, where: str) -> Recipe | None:
-    """The recipe of a file's content; None for what is no crafting recipe (smelting, …).
+    """The recipe in a file's content; None if it is not a crafting recipe (smelting, …).
 
     Raises:
-        UserError: a key is missing or wrong, or an item is unknown; the sentence begins with ``where``, the file.
+        UserError: a key is missing or wrong, or an item is unknown; the message begins with ``where``, the file.
     """
     return _Reader(where).read(row)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one recipe; ``where`` names book and file in errors."""
+    """Reads one recipe; ``where``: the book and file, for errors."""
 
     where: str
 
@@ -84,7 +84,7 @@ class _Reader:
         return Recipe(output, count, tuple(inputs), tag)
 
     def _shaped(self, row: Any) -> list[Ingredient]:
-        """One slot a symbol of the key, counted in the pattern."""
+        """One slot per symbol of the key, with its count in the pattern."""
         pattern = "".join(self._each(self._field(row, "pattern", list), str, "pattern"))
         key = self._field(row, "key", dict)
         for symbol in pattern:
@@ -99,7 +99,7 @@ class _Reader:
         return self._some(slots, "key")
 
     def _shapeless(self, row: Any) -> list[Ingredient]:
-        """One slot a name, counted, in the order of the first mention."""
+        """One slot per name, with its count, in the order of the first mention."""
         counts: dict[tuple[str, bool], int] = {}
         for choice in self._field(row, "ingredients", list):
             name, is_tag = self._ingredient(choice, "ingredients")
@@ -107,7 +107,7 @@ class _Reader:
         return self._some([Ingredient(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
 
     def _ingredient(self, choice: Any, key: str) -> tuple[str, bool]:
-        """(id, whether it is a tag); of alternatives the first is taken."""
+        """(id, whether it is a tag); the first one if there are alternatives."""
         if isinstance(choice, list) and choice:
             choice = choice[0]
         if isinstance(choice, dict):
@@ -128,7 +128,7 @@ class _Reader:
         return self._id(result["item"], "result"), count
 
     def _id(self, value: Any, key: str) -> str:
-        """A full id; a name without a namespace is in the game's own, no other can be written in an action."""
+        """The full id; the default namespace is the game's, the only one that actions can express."""
         full = self._full(value) if isinstance(value, str) else ""
         if not _ID.fullmatch(full):
             raise UserError(

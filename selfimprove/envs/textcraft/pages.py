@@ -1,4 +1,4 @@
-"""Text about crafting for pretraining: recipes to look up, what a craft gives, what is carried after a few actions.
+"""Text about crafting for pretraining: recipes to look up, the results of crafts, the inventory after a few actions.
 
 A page::
 
@@ -9,9 +9,9 @@ A page::
     2 times 3 marble rock is how much?                      6 marble rock
     get 4 ash branch                                        Got 4 ash branch
 
-Half of the numbers are drawn anew, so that a recipe has to be read where it stands, and cannot be known by heart.
-Whole episodes are of other books: the embedded one's words exchanged with one another, all numbers drawn anew. So no
-page shows a goal of the embedded book being reached.
+Half of the recipes have their numbers redrawn, so that a recipe must be looked up and cannot be memorised. Complete
+episodes are from other books: the embedded book with its words permuted and all numbers redrawn. No page therefore
+shows how a goal of the embedded book is reached.
 """
 
 import re
@@ -61,7 +61,7 @@ _MOST_ACTIONS = 14
 
 
 def episodes(draws: Random) -> list[Passage]:
-    """A goal of another book, and the expert's way to it."""
+    """A goal of another book, and the expert's path to it."""
     book = _other_book(draws.randrange(_BOOKS))
     goals_at: dict[int, list[int]] = {}
     for task, (_, depth) in enumerate(book.goals):
@@ -82,7 +82,7 @@ def episodes(draws: Random) -> list[Passage]:
 
 @lru_cache(maxsize=_BOOKS)
 def _other_book(number: int) -> RecipeBook:
-    """The embedded book, but materials and other words exchanged among themselves, and all numbers drawn anew."""
+    """The embedded book with its materials and its other words permuted separately, and all numbers redrawn."""
     draws = rng("crafting pages", number)
     materials = sorted({word for family in FAMILIES for word in family.split()})
     others = sorted({word for lines in FAMILIES.values() for word in re.findall("[a-z]+", lines)} - set(materials))
@@ -100,7 +100,7 @@ def _other_book(number: int) -> RecipeBook:
 
 
 def carrying(draws: Random) -> list[Passage]:
-    """A few actions with their replies, and what is carried then."""
+    """A few actions with their replies, and the resulting inventory."""
     book = RecipeBook.load(None)
     makers = [recipe for recipes in book.recipes.values() for recipe in recipes]
     known = [recipe for recipe in makers if all(book.is_raw(slot.name) for slot in recipe.inputs)]

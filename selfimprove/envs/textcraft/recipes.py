@@ -1,7 +1,7 @@
-"""Recipe books for TextCraft: what can be made of what, which goals there are, and what a player is shown.
+"""Recipe books for TextCraft: which items are made from which, the goals, and the commands shown to the player.
 
-A book is a folder of recipe files (``files.py``), one JSON object {file name: recipe}, or the embedded one
-(``book.py``). Files are read in sorted order, never in the directory's.
+A book is a folder of recipe files (``files.py``), one JSON object {file name: recipe}, or the embedded book
+(``book.py``). Files are read in sorted order, independent of the directory's order.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from selfimprove.core.records import load_json, only_regular
 from selfimprove.envs.textcraft.book import embedded_recipes
 from selfimprove.envs.textcraft.files import Ingredient, Recipe, read_recipe
 
-DISTRACTORS = 10  # lines shown that the goal does not need, at most
+DISTRACTORS = 10  # the maximum number of commands shown that the goal does not need
 
 
 class RecipeBook:
-    """What can be crafted, read once and shared by every copy of the environment; nothing in it changes.
+    """What can be crafted; read once, immutable, and shared by all copies of the environment.
 
-    ``recipes``: item -> its recipes. ``by_tag``: tag -> recipes of the items that bear it. ``items``, ``tags``: all
-    ids. ``tag_of``: item -> its tag. ``depths``: item or tag -> crafts from raw material, one after the other (0: raw).
-    ``goals``: the craftable items, sorted stably by depth; a task is an index into it.
+    ``recipes``: item -> its recipes. ``by_tag``: tag -> recipes of the items with this tag. ``items``, ``tags``: all
+    ids. ``tag_of``: item -> its tag. ``depths``: item or tag -> length of the chain of crafts from raw material (0:
+    raw). ``goals``: (craftable item, depth), sorted stably by depth; a task is an index into it.
     """
 
     def __init__(self, files: Mapping[str, Any], where: Path | str) -> None:
-        """Read {file name: recipe}; ``where`` names the book in errors.
+        """Read {file name: recipe}; ``where``: the book, for errors.
 
         Raises:
-            UserError: a recipe that can't be read (names the file and the key), or nothing to craft.
+            UserError: a recipe is invalid (names the file and the key), or nothing can be crafted.
         """
         self.recipes: dict[str, list[Recipe]] = {}
         self.by_tag: dict[str, list[Recipe]] = {}
@@ -58,10 +58,10 @@ class RecipeBook:
 
     @staticmethod
     def load(path: Path | None = None) -> RecipeBook:
-        """The book at ``path``: a folder of recipe files or a JSON object {file name: recipe}; None: the embedded one.
+        """The book at ``path``: a folder of recipe files or a JSON object {file name: recipe}; None: the embedded book.
 
         Raises:
-            UserError: no such file, not JSON, or a recipe that can't be read.
+            UserError: no such file, not JSON, or an invalid recipe.
         """
         if path is None:
             return _embedded()
@@ -77,13 +77,13 @@ class RecipeBook:
         return RecipeBook(merged, path)
 
     def _add(self, recipe: Recipe) -> None:
-        """Enter a recipe, unless an input already depends on its output: then only its names are known."""
+        """Add a recipe; if an input already depends on its output, only record its names."""
         for slot in recipe.inputs:
             (self.tags if slot.is_tag else self.items).add(slot.name)
         self.items.add(recipe.output)
         if len(recipe.inputs) == 1 and recipe.inputs[0].name.endswith("_block"):
             return
-        if recipe.tag is not None and recipe.tag != recipe.output:  # a group may be called as its item
+        if recipe.tag is not None and recipe.tag != recipe.output:  # a group may have the same name as its item
             self.tags.add(recipe.tag)
             self.tag_of[recipe.output] = recipe.tag
         if any(self._depends(slot.name, recipe.output) for slot in recipe.inputs):
@@ -93,7 +93,7 @@ class RecipeBook:
             self.by_tag.setdefault(recipe.tag, []).append(recipe)
 
     def _depends(self, name: str, output: str) -> bool:
-        """Whether ``output`` is ``name`` or an item that some recipe on the way to ``name`` uses."""
+        """Whether ``output`` is ``name`` or an input of some recipe on the way to ``name``."""
         seen, queue = {name}, [name]
         while queue:
             for recipe in self.recipes.get(queue.pop(), []):
@@ -116,15 +116,15 @@ class RecipeBook:
         self.by_tag = {tag: [as_item(recipe) for recipe in recipes] for tag, recipes in self.by_tag.items()}
         self.items |= lone
         self.tags -= lone
-        left_out = crafted - set(self.by_tag)  # those of the recipes by which their items got them
+        left_out = crafted - set(self.by_tag)  # tags whose own recipes were not added
         for item, tag in self.tag_of.items():
             if tag in left_out:
                 self.by_tag.setdefault(tag, []).extend(self.recipes.get(item, []))
 
     def _least_depths(self) -> dict[str, int]:
-        """Least fixed point; what leads only to itself (by a tag) or to nothing gets no depth and is no goal."""
+        """Least fixed point; items that need themselves (by a tag) or lack a recipe get no depth and are no goals."""
         depths = {item: 0 for item in sorted(self.items) if self.is_raw(item)}
-        # An item's own recipes come before those of a tag of the same name.
+        # An item's own recipes take precedence over those of a tag with the same name.
         makers = {**self.by_tag, **self.recipes}
         changed = True
         while changed:
@@ -145,7 +145,7 @@ class RecipeBook:
         return name in self.recipes or name in self.by_tag
 
     def is_raw(self, item: str) -> bool:
-        """Whether ``get`` finds the item."""
+        """Whether ``get`` can obtain the item."""
         return item in self.items and item not in self.tags and not self.is_craftable(item)
 
     def bears(self, item: str | None, slot: Ingredient) -> bool:
@@ -155,7 +155,7 @@ class RecipeBook:
         return self.tag_of.get(item) == slot.name if slot.is_tag else item == slot.name
 
     def match(self, output: str | None, inputs: Sequence[tuple[str | None, int]]) -> Recipe | None:
-        """The first recipe of ``output`` that takes exactly these inputs; each slot takes the first that fits it."""
+        """The first recipe of ``output`` with exactly these inputs; each slot takes the first input that fits."""
         for recipe in self.recipes.get(output, []) if output is not None else []:
             left = list(inputs)
             for slot in recipe.inputs:
@@ -169,7 +169,7 @@ class RecipeBook:
         return None
 
     def reachable(self, name: str, above: frozenset[str] = frozenset()) -> list[Recipe]:
-        """Every recipe on the way to an item or tag, the nearest first, as often as there are ways to it."""
+        """All recipes on the way to an item or tag, closest first, repeated once per path."""
         if name in above:
             return []
         own = self.recipes.get(name) or self.by_tag.get(name) or []
@@ -178,7 +178,7 @@ class RecipeBook:
 
     @cached_property
     def _uses(self) -> dict[str, list[Recipe]]:
-        """Item or tag -> recipes that use it; a recipe whose output bears a tag counts twice, as in the original."""
+        """Item or tag -> recipes that use it; a recipe whose output has a tag occurs twice, as in the original."""
         uses: dict[str, list[Recipe]] = {}
         for makers in (self.recipes, self.by_tag):
             for recipes in makers.values():
@@ -188,9 +188,9 @@ class RecipeBook:
         return uses
 
     def commands(self, goal: str, seed: int) -> tuple[Recipe, ...]:
-        """What the player is shown: the reachable recipes and up to ten others that use the same things, shuffled.
+        """The recipes shown to the player: the reachable ones and up to ten others that share an input, shuffled.
 
-        The draws are the original's (one ``random.Random(seed)`` a task), over sorted lists in place of sets.
+        The draws are the original's (one ``random.Random(seed)`` per task), but over sorted lists instead of sets.
         """
         if (goal, seed) not in self._shown:
             self._shown[goal, seed] = self._draw_commands(goal, random.Random(seed))

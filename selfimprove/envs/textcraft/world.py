@@ -1,4 +1,4 @@
-"""TextCraft as params.yaml names it."""
+"""The ``env`` section of TextCraft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TextCraftParams(TextParams):
-    """TextCraft: items are gathered and crafted by recipes."""
+    """TextCraft: gather raw materials and craft items by recipes."""
 
     name: Literal["textcraft"] = "textcraft"
     recipes: str | None = Field(default=None, description="a recipe file or folder; null: the embedded recipe book")
@@ -39,7 +39,7 @@ class TextCraftParams(TextParams):
         return TextCraft.instruction
 
     def layouts(self, count: int) -> list[AgentEnv]:
-        """See ``TextParams``: other distractors, another order of the commands."""
+        """See ``TextParams``: layouts differ in distractors and in the order of the commands."""
         return [self.model_copy(update={"seed": self.seed + i}).make() for i in range(count)]
 
     @classmethod
@@ -51,7 +51,7 @@ class TextCraftParams(TextParams):
 
 @lru_cache(maxsize=2)
 def _book(path: str | None) -> RecipeBook:
-    """Read once, shared by every copy."""
+    """The recipe book, read once and shared by all copies."""
     from selfimprove.envs.textcraft.recipes import RecipeBook
 
     return RecipeBook.load(None if path is None else Path(path))

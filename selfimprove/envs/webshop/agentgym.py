@@ -1,4 +1,4 @@
-"""WebShop in AgentGym's HTTP protocol: what our server answers, and how a server is played on."""
+"""WebShop in AgentGym's HTTP protocol: our server's endpoints, and the client for any such server."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from selfimprove.envs.webshop.session import parse_action
 
 
 def _webshop_begin(held: Open, session_id: int | None) -> list[Any]:
-    """Any task, if the client names none: not the original's unseeded choice, but one for each reset."""
+    """Begin a task; without ``session_id``, one drawn by environment and reset number (unseeded in the original)."""
     tasks = held.env.task_ids()
     task = rng("agentgym webshop", held.number, held.resets).choice(tasks) if session_id is None else session_id
     held.detail = {"observation": begin(held, task)}
@@ -28,7 +28,7 @@ def _webshop_created(held: Open) -> int:
 
 
 def _webshop_step(held: Open, asked: Act) -> dict[str, Any]:
-    """The last page goes out with its score, as in the original; our own client cuts it off."""
+    """The last page includes the score, as in the original; our own client removes it."""
     step = held.env.step(asked.action)
     state = step.info.get("final_page", step.observation)
     held.detail = {"observation": state}
@@ -36,7 +36,7 @@ def _webshop_step(held: Open, asked: Act) -> dict[str, Any]:
 
 
 def _webshop_tells(method: str) -> Callable[[Open, Which], Any]:
-    """A call that the environment itself answers."""
+    """An endpoint that calls a method of the environment."""
     return lambda held, asked: getattr(held.env, method)()
 
 
@@ -67,7 +67,7 @@ class _Actions(Answer):
 
 
 class WebShopSlot(RemoteSlot):
-    """WebShop's dialect: ids are plain numbers, a task is a ``session_id``, an observation a ``state``."""
+    """A client for WebShop's dialect: ids are numbers, a task is a ``session_id``, an observation a ``state``."""
 
     id_key = "env_idx"
     created = TypeAdapter(int)
@@ -81,7 +81,7 @@ class WebShopSlot(RemoteSlot):
         return self._page
 
     async def step(self, action: str) -> Step:
-        """See ``Slot``. The score is cut from the last page: no prompt may hold it."""
+        """See ``Slot``. The score is removed from the last page, because no prompt may contain it."""
         answer = await self._step(_WebShopStepped, action)
         page = re.split(r" \[SEP\] (?:Reward \[SEP\] )?Your score", answer.state)[0] if answer.done else answer.state
         valid = page != self._page or await self._offered(action)
@@ -89,7 +89,7 @@ class WebShopSlot(RemoteSlot):
         return outcome(page, answer.reward, 1.0, answer.done, valid)
 
     async def _offered(self, action: str) -> bool:
-        """Whether an action that left the page as it was made sense: the page looks alike with any option chosen."""
+        """Whether an action that left the page unchanged was valid: choosing an option does not change the page."""
         name, value = parse_action(action)
         if name != "click":
             return name == "search"

@@ -1,6 +1,6 @@
-"""A seeded catalogue: products in families of near-duplicates, so that a shopper has to look closely.
+"""Generates a seeded catalogue: products in families of near-duplicates, so that the shopper must compare details.
 
-One product of the default catalogue and its twin::
+A product of the default catalogue and its near-duplicates::
 
     id           B0653
     title        Kelda Classic Style Warm Lining Shirt
@@ -10,8 +10,8 @@ One product of the default catalogue and its twin::
     category     Clothing, Shoes & Jewelry › Clothing › Shirts
     near-twins   B0092, the same by Corvi; B2258, the same for $107.0; B9034, in green and brown only
 
-The original's 1,000 products are not obtainable, so these have ids and texts of their own, in the original's fields.
-Everything is drawn from the seed, ranged prices too (the original draws these unseeded).
+The original's 1,000 products are not obtainable, so these products have new ids and texts in the original's fields.
+Everything is drawn from the seed, including prices within a range (which the original draws unseeded).
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from selfimprove.envs.webshop.catalogue_words import BRANDS, DEPARTMENTS, OPTION
 
 @dataclass(frozen=True)
 class Review:
-    """What a buyer says: a title, 1 to 5 stars, a text."""
+    """A buyer's review: a title, 1 to 5 stars, a text."""
 
     title: str
     score: float
@@ -34,9 +34,9 @@ class Review:
 class Product:
     """One product, in the original's fields.
 
-    ``price`` is what is paid, in dollars; ``pricing`` what the page shows: that price, or lowest and highest.
-    ``options`` maps an option's name to its values, in the page's order. ``goal_attributes`` are those of
-    ``attributes`` that an instruction asks for.
+    ``price`` is the price paid, in dollars; ``pricing`` is what the page shows: that price, or the lowest and highest.
+    ``options`` contains each option's name and values, in the page's order. ``goal_attributes`` is the subset of
+    ``attributes`` that an instruction requests.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Product:
 
     @property
     def price_tag(self) -> str:
-        """As pages print it: ``$24.5`` or ``$24.5 to $31.0``."""
+        """The price as shown on pages: ``$24.5`` or ``$24.5 to $31.0``."""
         return " to ".join(f"${price}" for price in self.pricing)
 
     @property
@@ -67,10 +67,10 @@ class Product:
 
 
 def generate(products: int, seed: int) -> tuple[Product, ...]:
-    """``products`` different products, in the order in which the index holds them; the same for the same arguments."""
+    """``products`` distinct products, in index order; a deterministic function of the arguments."""
     draws = rng("webshop", "catalogue", seed)
     digits = max(4, len(str(products)))
-    ids = draws.sample(range(10**digits), products)  # so that an id says nothing of what stands beside it
+    ids = draws.sample(range(10**digits), products)  # random, so that an id reveals nothing about neighbouring products
     families: dict[tuple[object, ...], _Draft] = {}
     while len(families) < products:
         for draft in _family(draws):
@@ -85,7 +85,7 @@ def generate(products: int, seed: int) -> tuple[Product, ...]:
 
 @dataclass(frozen=True)
 class _Draft:
-    """What twins differ in. The first two ``attributes`` stand in the title, all of them in the features."""
+    """The fields in which near-duplicates differ. The title has the first two ``attributes``, the features all."""
 
     department: Department
     shelf: str
@@ -105,7 +105,7 @@ _SHELVES = [
 
 
 def _family(draws: Random) -> list[_Draft]:
-    """A product and one to three near-duplicates, each with one thing changed."""
+    """A product and one to three near-duplicates, each with one field changed."""
     department, shelf, kind = draws.choice(_SHELVES)
     first = _Draft(
         department=department,
@@ -132,7 +132,7 @@ def _other_brand(draws: Random, draft: _Draft) -> _Draft:
 
 
 def _other_attribute(draws: Random, draft: _Draft) -> _Draft:
-    """One of the two attributes in the title is another."""
+    """Replace one of the two attributes in the title."""
     attributes = list(draft.attributes)
     unused = [attribute for attribute in draft.department.attributes if attribute not in attributes]
     attributes[draws.randint(0, 1)] = draws.choice(unused)
@@ -140,7 +140,7 @@ def _other_attribute(draws: Random, draft: _Draft) -> _Draft:
 
 
 def _dearer(draws: Random, draft: _Draft) -> _Draft:
-    """Out of reach: 40 to 80 dollars more, where the twin's price limit leaves at most 40."""
+    """Raise the price by 40 to 80 dollars; a price limit is at most 40 dollars above the first product's price."""
     return replace(draft, price=draft.price + draws.randint(80, 160) / 2)
 
 
@@ -153,7 +153,7 @@ def _other_values(draws: Random, draft: _Draft) -> _Draft:
 
 def _finish(draws: Random, draft: _Draft, product_id: str) -> Product:
     kind, attributes = draft.kind, draft.attributes
-    # Three in ten goals ask for something that only the features tell.
+    # Three in ten goals request an attribute that is not in the title.
     asked = attributes[:2] if draws.random() < 0.7 else (attributes[draws.randint(0, 1)], attributes[2])
     pricing: tuple[float, ...] = (draft.price,)
     price = draft.price

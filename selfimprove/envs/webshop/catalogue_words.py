@@ -1,7 +1,7 @@
-"""What the generated catalogue is made of: departments, kinds of products, attributes, options. Words only, no logic.
+"""Vocabulary of the generated catalogue: departments, kinds of products, attributes, options. Data only, no logic.
 
-The vocabulary is small on purpose (a model trained from scratch must learn to shop in it), and chosen so that the
-reward's fuzzy comparisons never take one attribute or option value for another (a test checks every pair).
+The vocabulary is deliberately small (a model trained from scratch must learn to shop with it), and chosen so that the
+reward's fuzzy comparisons never confuse two attributes or option values (a test checks every pair).
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class Kind:
     """A kind of product.
 
-    ``query`` is what one would type to find it (the original's field), ``noun`` how a title names one, ``use`` what
-    it is for. ``options`` names entries of ``OPTIONS``; ``prices`` are the usual lowest and highest price in dollars.
+    ``query`` is a search query for it (the original's field), ``noun`` its name in titles, ``use`` its purpose.
+    ``options`` are keys of ``OPTIONS``; ``prices`` are the usual lowest and highest price in dollars.
     """
 
     query: str
@@ -43,7 +43,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scent": ("scent", ("citrus", "coconut", "lavender", "vanilla")),
     "flavor": ("flavor", ("honey", "cocoa", "berry", "ginger", "apple")),
 }
-"""Option groups: the name on the page, and the values a product may offer some of."""
+"""Option group -> the name on the page, and all values, of which each product offers some."""
 
 DEPARTMENTS: tuple[Department, ...] = (
     Department(
@@ -176,4 +176,4 @@ REVIEWS: tuple[tuple[str, float, str], ...] = (
     ("Not for me", 2.0, "I sent the {noun} back."),
     ("As expected", 3.0, "Nothing special, it works."),
 )
-"""Title, stars and text of what buyers say."""
+"""Title, stars and text of the possible reviews."""

@@ -1,4 +1,4 @@
-"""WebShop: find and buy what an instruction asks for (Yao et al. 2022; the text environment that AgentGym serves).
+"""WebShop: find and buy the product that an instruction describes (Yao et al. 2022; AgentGym's text environment).
 
 An episode (the default catalogue's task 0)::
 
@@ -17,9 +17,9 @@ An episode (the default catalogue's task 0)::
     > click[buy now]
     Thank you for shopping with us! [SEP] ... [SEP] Purchased [SEP] asin [SEP] B0092 [SEP] ...      (reward 1.0)
 
-Pages and reward are the original's (docs/agent-r.md, A36 to A38); the catalogue is generated (``catalogue``), since the
-original's is not obtainable. A task is an index into the goals. Everything but a shopper's ``ShopState`` is built once
-and shared read-only, so copies cost nothing and never touch each other.
+Pages and reward are the original's (docs/agent-r.md, A36 to A38). The catalogue is generated (``catalogue``), because
+the original's is not obtainable. A task is an index into the goals. Everything except a shopper's ``ShopState`` is
+built once and shared read-only, so copies cost nothing and are independent of each other.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ class WebShop:
         self._state = ShopState(0)
 
     def task_ids(self) -> range:
-        """Indices into the goals, 0 and up."""
+        """Indices into the goals, from 0."""
         return range(len(self._shop.goals))
 
     def reset(self, task_id: int) -> str:
@@ -80,10 +80,10 @@ class WebShop:
         return render(self._shop, self._state)
 
     def step(self, action: str) -> Step:
-        """Search, click, or do nothing (``valid`` is False then). The reward comes with ``buy now``.
+        """Search, click, or do nothing (then ``valid`` is False). The reward is given at ``buy now``.
 
-        ``info`` has, once bought: ``parts`` (a ``reward.Score`` as a dict) and ``final_page`` (the original's last
-        page, with the score). After that, nothing changes any more: done, with the same reward (the original: 0).
+        At the purchase, ``info`` also contains ``parts`` (a ``reward.Score`` as a dict) and ``final_page`` (the
+        original's last page, with the score). Later actions change nothing and return the same reward (original: 0).
         """
         name, argument = parse_action(action)
         before = self._state
@@ -102,15 +102,15 @@ class WebShop:
         return self._look(valid=True)
 
     def snapshot(self) -> ShopState:
-        """The state itself, which is immutable."""
+        """The state, which is immutable."""
         return self._state
 
     def restore(self, snapshot: ShopState) -> None:
-        """Any copy's state; the catalogue must be the same."""
+        """Restore any copy's state; the catalogue must be the same."""
         self._state = snapshot
 
     def valid_actions(self) -> list[str]:
-        """Every click that the page offers, and one search: the goal's keywords. Empty when done."""
+        """Every click possible on the page, and one search with the goal's keywords. Empty when done."""
         if self._state.place == "done":
             return []
         clicks = [f"click[{value}]" for value in clickables(self._shop, self._state)]
@@ -120,12 +120,12 @@ class WebShop:
         return expert.plan(self._shop, self._state)
 
     def available_actions(self) -> dict[str, Any]:
-        """What the original's server tells: ``has_search_bar`` (the index page) and the ``clickables``."""
+        """What the original's server reports: ``has_search_bar`` (True on the index page) and the ``clickables``."""
         index = self._state.place == "index"
         return {"has_search_bar": index, "clickables": ["search"] if index else [*clickables(self._shop, self._state)]}
 
     def instruction_text(self) -> str:
-        """The current task's instruction, as the original's server tells it."""
+        """The current task's instruction, in the original server's format."""
         return f"Instruction: {self._shop.goals[self._state.task].instruction}"
 
     def observation(self) -> str:

@@ -1,7 +1,7 @@
-"""The scripted shopper: the way to a purchase that scores 1, from wherever one stands.
+"""The scripted shopper: a path to a purchase that scores 1, from any state.
 
-It knows the goal and the reward: it opens the first result that can be bought for a full score, chooses what the goal
-names, and buys. From elsewhere it walks back or searches anew, whichever takes fewer actions.
+It uses the goal and the reward function: it opens the first result whose purchase earns a full score, chooses the
+goal's options, and buys. From other states it goes back or searches again, whichever takes fewer actions.
 """
 
 from selfimprove.envs.interface import Move
@@ -11,7 +11,7 @@ from selfimprove.envs.webshop.session import PAGE_SIZE, Shop, ShopState, hits, s
 
 
 def plan(shop: Shop, state: ShopState) -> list[Move]:
-    """The moves that are left; [] when the purchase is made, or when no search that it knows finds what fits."""
+    """The remaining moves; [] after the purchase, or if no search finds a product that fits."""
     if state.place == "done":
         return []
     ways = [way for way in (_stay(shop, state), _walk(shop, state), _search(shop, state)) if way is not None]
@@ -19,25 +19,25 @@ def plan(shop: Shop, state: ShopState) -> list[Move]:
 
 
 def keywords(shop: Shop, task: int) -> str:
-    """What to search for: the goal's own keywords if they find what fits, else the title of the product meant."""
+    """What to search for: the goal's keywords if they find a product that fits, else the goal product's title."""
     own = shop.goals[task].keywords
     found = hits(shop, search(ShopState(task), own))
     return own if any(fits(shop, task, product) for product in found) else shop.goals[task].title.lower()
 
 
 def fits(shop: Shop, task: int, product: Product) -> bool:
-    """Whether ``product``, bought with the options that the goal names, scores 1."""
+    """Whether ``product`` scores 1 if bought with the goal's options."""
     return score(shop.goals[task], product, dict(_choices(shop, task, product))).reward == 1.0
 
 
 def _choices(shop: Shop, task: int, product: Product) -> list[tuple[str, str]]:
-    """Those of the goal's options that the product has, in the page's order."""
+    """The goal's options that the product has, in the page's order."""
     wanted = dict(option for option in shop.goals[task].options if not isinstance(option, str))
     return [(name, wanted[name]) for name, values in product.options if wanted.get(name) in values]
 
 
 def _stay(shop: Shop, state: ShopState) -> list[Move] | None:
-    """Buy what one is looking at."""
+    """Buy the current product, if it fits."""
     if state.place not in ("item", "sub") or not fits(shop, state.task, shop.by_id[state.product]):
         return None
     back = [Move("I have read enough and go back to the product.", "click[< prev]")] if state.place == "sub" else []
@@ -45,7 +45,7 @@ def _stay(shop: Shop, state: ShopState) -> list[Move] | None:
 
 
 def _walk(shop: Shop, state: ShopState) -> list[Move] | None:
-    """Go to the nearest result of the last search that fits."""
+    """Go to the closest fitting result of the last search."""
     if state.place == "index":
         return None
     back = {"results": 0, "item": 1, "sub": 2}[state.place]
@@ -59,7 +59,7 @@ def _walk(shop: Shop, state: ShopState) -> list[Move] | None:
 
 
 def _search(shop: Shop, state: ShopState) -> list[Move] | None:
-    """Search anew and open the first result that fits."""
+    """Search again and open the first result that fits."""
     words = keywords(shop, state.task)
     first = Move("I search for the product with the words of the instruction.", f"search[{words}]")
     for rank, product in enumerate(hits(shop, search(state, words))):
@@ -69,7 +69,7 @@ def _search(shop: Shop, state: ShopState) -> list[Move] | None:
 
 
 def _turn(pages: int) -> list[Move]:
-    """Turn so many pages of results, back if negative."""
+    """Turn ``pages`` pages of results, back if negative."""
     if pages < 0:
         return [Move("It was on an earlier page, so I go back.", "click[< prev]")] * -pages
     return [Move("Nothing here fits, so I look at the next page.", "click[next >]")] * pages

@@ -1,4 +1,4 @@
-"""Goals: every product with every combination of its options is one thing to ask for.
+"""Goals: one for every product and combination of its options.
 
 A goal's instruction::
 
@@ -23,10 +23,10 @@ _STEPS = [10.0 * step for step in range(1, 100)]
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted, in the original's fields.
+    """The requested product, in the original's fields.
 
-    ``options`` holds (name, value) pairs in synthetic goals and plain values in human ones; the reward compares the
-    two differently. ``price_upper`` is in dollars.
+    ``options`` contains (name, value) pairs in synthetic goals and plain values in human ones; the reward compares them
+    differently. ``price_upper`` is in dollars.
     """
 
     id: str
@@ -41,27 +41,27 @@ class Goal:
 
     @property
     def keywords(self) -> str:
-        """What to type into the search box: the attributes and the kind of product."""
+        """The search keywords: the attributes and the kind of product."""
         return " ".join([*self.attributes, self.query])
 
 
 def make_goals(products: Sequence[Product], seed: int) -> tuple[Goal, ...]:
-    """The goals of all products, shuffled as the original shuffles them (its seed is 233); a task id is an index."""
+    """The goals of all products, shuffled as in the original (whose seed is 233); a task id is an index into them."""
     goals = [goal for product in products for goal in _goals_of(product, seed)]
     random.Random(seed).shuffle(goals)
     return tuple(goals)
 
 
 def price_limit(price: float, draws: random.Random) -> float:
-    """The larger of two drawn from the next four multiples of 10 above ``price``, up to 990; ``NO_LIMIT`` if there
-    are not two left.
+    """The larger of two values drawn from the next four multiples of 10 above ``price``, up to 990; ``NO_LIMIT`` if
+    fewer than two are left.
     """
     above = [step for step in _STEPS if step > price][:4]
     return max(draws.sample(above, 2)) if len(above) >= 2 else NO_LIMIT
 
 
 def instruction(wish: str, options: Sequence[tuple[str, str]], price_upper: float) -> str:
-    """``wish`` with its options and its price limit, worded as the original words them."""
+    """``wish`` with options and price limit, in the original's wording."""
     chosen = ", and ".join(f"{name}: {value}" for name, value in options)
     limit = "" if price_upper == NO_LIMIT else f", and price lower than {price_upper:.2f} dollars"
     return f"{wish}{' with ' if chosen else ''}{chosen}{limit}"

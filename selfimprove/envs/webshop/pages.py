@@ -1,4 +1,4 @@
-"""The text of every page: its visible strings, joined by `` [SEP] `` as the original joins them.
+"""The text of every page: its visible strings, joined by `` [SEP] `` as in the original.
 
 The results page::
 
@@ -17,7 +17,7 @@ SEPARATOR = " [SEP] "
 
 
 def render(shop: Shop, state: ShopState) -> str:
-    """The page that a shopper sees; the last one without the score, which no prompt may hold."""
+    """The page shown to the shopper; the last page omits the score, because no prompt may contain it."""
     if state.place == "done":
         return SEPARATOR.join(_receipt(state))
     head = ["Instruction:", shop.goals[state.task].instruction]
@@ -32,7 +32,7 @@ def render(shop: Shop, state: ShopState) -> str:
 
 
 def final_page(state: ShopState) -> str:
-    """The original's last page in full, with the score; for logs and for servers, not for prompts."""
+    """The original's complete last page, with the score; for logs and servers, not for prompts."""
     score = ["Reward", "Your score (min 0.0, max 1.0)", str(state.reward), "Reward Details", "None"]
     return SEPARATOR.join([*_receipt(state), *score])
 
@@ -60,7 +60,7 @@ def _sub_page(product: Product, sub: str) -> list[str]:
 
 
 def _receipt(state: ShopState) -> list[str]:
-    """The last page up to the score. The original fills in hardly any of its fields; "instuction" is its spelling."""
+    """The last page up to the score. The original leaves most fields empty; "instuction" is its spelling."""
     labels = ("attrs", "category", "query", "product category")
     bought = ["asin", state.product, "options", json.dumps(dict(state.options), sort_keys=True)]
     bought += [text for label in labels for text in (label, "None")]

@@ -5,9 +5,9 @@
     purchase  Kelda Classic Style Warm Lining Shirt, color green, size large, $107.0
     score     1 * (2 + 1 + 0) / (2 + 2 + 1) = 0.6
 
-See docs/agent-r.md, A38. Fuzzy comparisons are thefuzz's token-set ratio, rounded as it rounds. The original
-finds nouns with a part-of-speech tagger; here any function can do that, and a lexicon of what are no nouns is the
-default.
+See docs/agent-r.md, A38. Fuzzy comparisons use thefuzz's token-set ratio, with its rounding. The original finds nouns
+with a part-of-speech tagger; here the function is replaceable, and the default uses a lexicon of words that are not
+nouns.
 """
 
 import re
@@ -20,10 +20,10 @@ from selfimprove.envs.webshop.catalogue import Product
 from selfimprove.envs.webshop.goals import Goal
 
 Nouns = Callable[[str], Sequence[str]]
-"""The nouns and names of a title, lower-cased, with repetitions."""
+"""Returns the nouns and names in a title, lower-cased, with repetitions."""
 
 THRESHOLD = 85
-"""A token-set ratio above it is a match."""
+"""Token-set ratios above this value are matches."""
 
 COLORS = tuple(
     """
@@ -36,12 +36,12 @@ COLORS = tuple(
     wheat white wine yellow
     """.split()  # noqa: SIM905
 )
-"""What counts as a colour, in the order in which the original looks for them."""
+"""Words that count as colours, in the order of the original's search."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """``reward`` and what it is made of: counts of matched attributes and options, and the three checks of the type."""
+    """``reward`` and its components: the number of matched attributes and options, the price check, the type checks."""
 
     reward: float
     r_type: float
@@ -54,7 +54,7 @@ class Score:
 
 
 def score(goal: Goal, product: Product, options: Mapping[str, str], nouns: Nouns | None = None) -> Score:
-    """The purchase of ``product`` with the chosen ``options`` (name to value), judged by ``goal``."""
+    """Score the purchase of ``product`` with the chosen ``options`` (name -> value) against ``goal``."""
     query = product.query == goal.query
     category = len(_categories(product.product_category) & _categories(goal.product_category)) >= 2
     overlap = title_overlap(goal.title, product.title, nouns or lexicon_nouns)
@@ -69,7 +69,7 @@ def score(goal: Goal, product: Product, options: Mapping[str, str], nouns: Nouns
 
 
 def type_factor(query_match: bool, category_match: bool, title_score: float) -> float:
-    """How far the product is of the kind that was asked for: 1, 0.5, 0.1 or 0."""
+    """The degree to which the product is of the requested type: 1, 0.5, 0.1 or 0."""
     if title_score == 0:
         return 0.0
     if title_score < 0.1:
@@ -78,13 +78,13 @@ def type_factor(query_match: bool, category_match: bool, title_score: float) -> 
 
 
 def title_overlap(wanted: str, have: str, nouns: Nouns) -> float:
-    """Different nouns that both titles have, by the nouns of the wanted one; 0.2 when that has none."""
+    """The number of distinct nouns in both titles, divided by the wanted title's nouns; 0.2 if that title has none."""
     asked = list(nouns(wanted))
     return len(set(asked) & set(nouns(have))) / len(asked) if asked else 0.2
 
 
 def has_attribute(product: Product, wanted: str) -> bool:
-    """Whether one of the product's attributes is like the wanted one, or one of its texts contains it."""
+    """Whether one of the product's attributes is similar to the wanted one, or one of its texts contains it."""
     if any(similar(have, wanted) for have in product.attributes):
         return True
     texts = (product.title, " ".join(product.bullet_points), product.description)
@@ -92,17 +92,17 @@ def has_attribute(product: Product, wanted: str) -> bool:
 
 
 def similar(a: str, b: str) -> bool:
-    """Whether thefuzz's token-set ratio, a whole number, is above ``THRESHOLD``."""
+    """Whether thefuzz's token-set ratio, rounded to an integer, is above ``THRESHOLD``."""
     return round(fuzz.token_set_ratio(_plain(a), _plain(b))) > THRESHOLD
 
 
 def reduce_color(value: str) -> str:
-    """The first known colour that the text contains ("dark navy blue" -> "blue"), or the text itself."""
+    """The first colour in ``COLORS`` that the text contains ("dark navy blue" -> "blue"), or the text itself."""
     return next((color for color in COLORS if color in value), value)
 
 
 def lexicon_nouns(title: str) -> list[str]:
-    """Every word of two letters or more that is not known to be something else than a noun or a name."""
+    """All words of two or more letters that are not in ``NOT_NOUNS``."""
     return [word for word in re.findall(r"[^\W\d_]{2,}", title.lower()) if word not in NOT_NOUNS]
 
 
@@ -116,12 +116,12 @@ NOT_NOUNS = frozenset(
     waterproof wide
     """.split()  # noqa: SIM905
 )
-"""Function words, and the adjectives, adverbs and participles that titles of shops are full of."""
+"""Function words, and adjectives, adverbs and participles that are common in product titles."""
 
 
 def _wanted_option(option: tuple[str, str] | str) -> str:
-    """As the original compares it: a human goal's value is reduced to its colour if it contains one, a synthetic
-    goal's (name, value) pair only if the value is a colour's very name; else the pair is written out.
+    """The option in the original's form for comparison: a human goal's value is reduced to a colour that it contains, a
+    synthetic goal's (name, value) pair only if one of the two equals a colour; otherwise the pair becomes a string.
     """
     if isinstance(option, str):
         return reduce_color(option)
@@ -136,8 +136,8 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 
 
 def _plain(text: str) -> str:
-    """thefuzz's preparation: Latin-1's upper half dropped, lower case, all but letters, digits and ``_`` a space.
+    """thefuzz's preprocessing: remove Latin-1's upper half, lower-case, replace all but letters, digits and ``_``.
 
-    That is release 0.19, which the original pins; later ones make a space of ``_``, too.
+    This is that of release 0.19, which the original pins; later releases also replace ``_`` by a space.
     """
     return re.sub(r"\W", " ", text.translate(_LATIN_1)).lower().strip()

@@ -1,7 +1,7 @@
-"""The search engine: BM25 (k1 = 0.9, b = 0.4) over stemmed English words, as the original's Lucene is set.
+"""The search engine: BM25 (k1 = 0.9, b = 0.4) over stemmed English words, with the original's Lucene settings.
 
-Rankings are like Lucene's, not the same. Equal scores keep the catalogue's order, so the
-result is a function of the words alone.
+Rankings are similar to Lucene's, but not identical. Equal scores keep the catalogue's order, so the result depends only
+on the words.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ import Stemmer
 from selfimprove.envs.webshop.catalogue import Product
 
 HITS = 50
-"""At most so many results a search (the original's SEARCH_RETURN_N)."""
+"""The maximum number of results per search (the original's SEARCH_RETURN_N)."""
 
 
 class Index:
-    """Read-only once built; safe to share between any number of copies of the environment, in threads too."""
+    """Read-only once built; can be shared by any number of copies of the environment, also across threads."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self._stemmer = Stemmer.Stemmer("english")
-        self._one_at_a_time = Lock()  # a stemmer is not for two threads at once
+        self._one_at_a_time = Lock()  # the stemmer is not thread-safe
         self._bm25 = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
         self._bm25.index(self._tokens([document(product) for product in products]), show_progress=False)
         self._known = frozenset(self._bm25.vocab_dict)
         self.search = lru_cache(maxsize=4096)(self._search)
 
     def _search(self, keywords: str) -> tuple[int, ...]:
-        """The places in the catalogue of at most ``HITS`` products that share a word with ``keywords``, best first."""
+        """Catalogue indices of up to ``HITS`` products that share a word with ``keywords``, best first."""
         words = [word for word in self._tokens([keywords])[0] if word in self._known]
         if not words:
             return ()
@@ -51,6 +51,6 @@ class Index:
 
 
 def document(product: Product) -> str:
-    """What of a product is searched: title, description, first feature and options, lower-cased (as the original)."""
+    """A product's indexed text: title, description, first feature and options, lower-cased (as in the original)."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options)
     return " ".join([product.title, product.description, product.bullet_points[0], options]).lower()

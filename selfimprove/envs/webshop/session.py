@@ -1,12 +1,12 @@
-"""The shop and where a shopper stands in it: immutable states, and what a search or a click makes of them.
+"""The shop and a shopper's position in it: immutable states, and their transitions by searches and clicks.
 
-Pages lead to each other as in the original (docs/agent-r.md, A37)::
+Pages are linked as in the original (docs/agent-r.md, A37)::
 
     index --search--> results --click product--> item --click Description / Features / Reviews--> sub
                       (50 hits, 10 a page)       item --click Buy Now--> done
 
-``search[...]`` works on every page but the last. A new search, ``back to search`` and ``< prev`` on an item forget the
-chosen options; ``< prev`` on a sub page keeps them.
+``search[...]`` works on every page except the last. A new search, ``back to search`` and ``< prev`` on an item discard
+the chosen options; ``< prev`` on a sub page keeps them.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ Place = Literal["index", "results", "item", "sub", "done"]
 
 @dataclass(frozen=True)
 class Shop:
-    """Everything that all shoppers share. Built once a process for the same arguments, never changed."""
+    """The immutable data that all shoppers share, built once per process and arguments."""
 
     products: tuple[Product, ...]
     by_id: Mapping[str, Product]
@@ -47,7 +47,7 @@ class ShopState(NamedTuple):
     """A state of an episode.
 
     ``page`` is the page of results, from 1; ``product`` an id; ``options`` the chosen (name, value) pairs in the order
-    of their first choice; ``sub`` the sub page looked at; ``reward`` the score, once bought.
+    of their first choice; ``sub`` the current sub page; ``reward`` the score after the purchase.
     """
 
     task: int
@@ -61,7 +61,7 @@ class ShopState(NamedTuple):
 
 
 class Click(NamedTuple):
-    """Something that can be clicked: a button, a product (its id) or an option (its name and value)."""
+    """A clickable element: a button, a product (its id) or an option (its name and value)."""
 
     kind: Literal["button", "product", "option"]
     name: str
@@ -74,14 +74,14 @@ def hits(shop: Shop, state: ShopState) -> list[Product]:
 
 
 def shown(shop: Shop, state: ShopState) -> list[Product]:
-    """The results on the current page; none beyond the last one."""
+    """The results on the current page; none beyond the last page."""
     return hits(shop, state)[(state.page - 1) * PAGE_SIZE : state.page * PAGE_SIZE]
 
 
 def clickables(shop: Shop, state: ShopState) -> dict[str, Click]:
-    """What ``click[...]`` takes here, by its lower-cased text, in the original's order: buttons, products, options.
+    """Lower-cased text -> element accepted by ``click[...]``, in the original's order: buttons, products, options.
 
-    A text that stands for two things means the later one.
+    If a text is ambiguous, the later element takes precedence.
     """
     found: dict[str, Click] = {}
     if state.place in ("results", "item", "sub"):
@@ -89,7 +89,7 @@ def clickables(shop: Shop, state: ShopState) -> dict[str, Click]:
     if state.place in ("item", "sub") or (state.place == "results" and state.page > 1):
         found["< prev"] = Click("button", "< prev")
     if state.place == "results":
-        found["next >"] = Click("button", "next >")  # on the last page too, as in the original
+        found["next >"] = Click("button", "next >")  # also on the last page, as in the original
         found |= {product.id.lower(): Click("product", product.id) for product in shown(shop, state)}
     if state.place == "item":
         found |= {name.lower(): Click("button", name.lower()) for name in (*SUB_PAGES, "Buy Now")}
@@ -99,12 +99,12 @@ def clickables(shop: Shop, state: ShopState) -> dict[str, Click]:
 
 
 def search(state: ShopState, keywords: str) -> ShopState:
-    """The first page of results; the original's search box is within reach of any page."""
+    """The first page of results; as in the original, searching is possible from any page."""
     return ShopState(state.task, "results", keywords)
 
 
 def click(state: ShopState, target: Click) -> ShopState:
-    """Where a click leads; ``buy now`` leads to ``done``, without the score."""
+    """The state after a click; ``buy now`` leads to ``done``, without the score."""
     if target.kind == "product":
         return state._replace(place="item", product=target.name)
     if target.kind == "option":
@@ -125,11 +125,11 @@ def click(state: ShopState, target: Click) -> ShopState:
 
 
 def parse_action(action: str) -> tuple[str, str]:
-    """``search[Red shirt] please`` -> ("search", "red shirt"); ("", "") where no brackets hold anything.
+    """``search[Red shirt] please`` -> ("search", "red shirt"); ("", "") if there is no non-empty bracket.
 
-    Reads as the original's ``(.+)\\[(.+)\\]`` does, but in time that grows with the length alone: only the
-    first line counts, what follows its last closing bracket is ignored, and the argument, lower-cased, begins behind
-    the last opening bracket that leaves it a character.
+    Equivalent to the original's ``(.+)\\[(.+)\\]``, but in linear time: only the first line counts, text after its last
+    closing bracket is ignored, and the argument, lower-cased, starts after the last opening bracket that leaves it at
+    least one character.
     """
     line = action.strip().partition("\n")[0]
     end = line.rfind("]")

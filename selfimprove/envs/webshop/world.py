@@ -1,4 +1,4 @@
-"""WebShop as params.yaml names it."""
+"""The ``env`` section of WebShop."""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from selfimprove.envs.params import AgentGym, Judged, TextParams
 
 
 class WebShopParams(TextParams):
-    """WebShop: a product is searched, compared and bought."""
+    """WebShop: search for a product, compare and buy."""
 
     name: Literal["webshop"] = "webshop"
     products: int = Field(

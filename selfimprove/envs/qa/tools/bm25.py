@@ -1,12 +1,12 @@
 """Local search: BM25 over a corpus of paragraphs (docs/spin.md, S20).
 
-A paragraph's score for a query, summed over the query's words (one that stands twice counts twice)::
+A paragraph's score for a query, summed over the query's words (repeated words count repeatedly)::
 
     ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b * length / mean length))
 
-with k1 = 1.5, b = 0.75 and words ``\\w+``, lower-cased, of title + " . " + text. The usual factor k1 + 1,
-the same for all, is left out. Equal scores keep the corpus's order. For 95.0 % of HotpotQA's first 500 dev questions
-one of the two gold paragraphs is among the best five, in the plain set-up for 87.4 %.
+with k1 = 1.5, b = 0.75 and lower-cased words ``\\w+`` of title + " . " + text. The usual constant factor k1 + 1 is
+omitted. Equal scores keep the corpus's order. For 95.0 % of HotpotQA's first 500 dev questions, one of the two gold
+paragraphs is among the top five; with the plain set-up, for 87.4 %.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import bm25s
 
 Setup = Literal["title_text", "plain"]
-"""``title_text``: as above. ``plain``: the text alone, words between white space, the idf of Okapi BM25."""
+"""``title_text``: as above. ``plain``: only the text, words separated by white space, Okapi BM25's idf."""
 
 EPSILON = 0.25
-"""Okapi's idf is negative for words in more than half of the texts; libraries put this part of the mean idf there."""
+"""Okapi's idf is negative for words in more than half of the texts; libraries use this fraction of the mean idf."""
 
 REMEMBERED = 1 << 15
 _WORD = re.compile(r"\w+")
@@ -40,10 +40,10 @@ def words(text: str) -> list[str]:
 
 
 class Bm25:
-    """An index over texts; read-only once built, so it may be asked from any number of threads.
+    """An index over texts; read-only once built, and therefore thread-safe.
 
-    ``texts``: in the order that breaks ties. ``okapi``: words between white space and Okapi's idf instead of the
-    tokeniser and the idf above.
+    ``texts``: their order breaks ties. ``okapi``: words separated by white space and Okapi's idf, instead of the
+    tokeniser and idf above.
     """
 
     def __init__(self, texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75, okapi: bool = False) -> None:
@@ -52,8 +52,8 @@ class Bm25:
         self._known: frozenset[str] = frozenset()
         documents = [self._tokens(text) for text in texts]
         if any(documents):
-            # In single precision, scores that differ may come out equal, and equal ones may not.
-            import bm25s  # here, as the section of params is read where it is not installed
+            # float64, because single precision may make different scores equal, and equal scores different.
+            import bm25s  # imported here, because the params section is also read where it is not installed
 
             self._index = bm25s.BM25(method="lucene", k1=k1, b=b, dtype="float64")
             self._index.index(documents, show_progress=False)
@@ -62,7 +62,7 @@ class Bm25:
                 _exchange_idf(self._index, len(texts))
 
     def ranked(self, query: str, count: int) -> list[int]:
-        """Places of at most ``count`` texts that share a word with the query, best first."""
+        """Indices of up to ``count`` texts that share a word with the query, best first."""
         known = [word for word in self._tokens(query) if word in self._known]
         if self._index is None or not known:
             return []
@@ -72,8 +72,8 @@ class Bm25:
 
 
 def _exchange_idf(index: bm25s.BM25, count: int) -> None:
-    """Put Okapi's idf in the place of the smoothed one, in a fresh index over ``count`` texts."""
-    import numpy as np  # which bm25s has loaded by now
+    """Replace the smoothed idf by Okapi's in a fresh index over ``count`` texts."""
+    import numpy as np  # already loaded by bm25s
 
     frequency = np.diff(index.scores["indptr"])
     smoothed = np.log(1 + (count - frequency + 0.5) / (frequency + 0.5))
@@ -83,9 +83,9 @@ def _exchange_idf(index: bm25s.BM25, count: int) -> None:
 
 
 class LocalSearch:
-    """The tool: the best paragraph for a query, cut near ``cut`` characters; None if no paragraph shares a word."""
+    """The tool: the best paragraph for a query, cut to about ``cut`` characters; None if no paragraph shares a word."""
 
-    in_place = True  # answers at once and never blocks, so it needs no thread
+    in_place = True  # fast and never blocks, so it needs no thread
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LocalSearch:
         return None if place is None else cut_near(self.paragraphs[place].text, self._cut)
 
     def place(self, query: str) -> int | None:
-        """The place of the best paragraph in the corpus."""
+        """The index of the best paragraph in the corpus; None if no paragraph shares a word."""
         return self._found(query)
 
     def ranked(self, query: str, count: int) -> list[str]:
@@ -120,9 +120,9 @@ class LocalSearch:
 
 
 def read_corpus(path: Path) -> list[Paragraph]:
-    """A corpus file: JSONL rows {title, text}.
+    """Read a corpus file: JSONL rows {title, text}.
 
     Raises:
-        UserError: the file is missing or empty, or a row has another shape (names the line).
+        UserError: the file is missing or empty, or a row is malformed (names the line).
     """
     return read_jsonl(path, Paragraph)

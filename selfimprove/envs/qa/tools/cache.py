@@ -1,8 +1,8 @@
-"""Answers of a paid search, kept by exact query (docs/spin.md, S23).
+"""Caches the results of a paid search by exact query (docs/spin.md, S23).
 
-Every answer is written when it comes; the original saves at exit, so a crash loses what was paid for.
-A torn last line is dropped on reading. One file serves any number of runs, one after the other. A file of anything else
-is refused.
+Every result is written immediately; the original saves at exit, so that a crash loses paid results. A truncated last
+line is dropped on reading. Any number of runs can use the same file, one after the other. A file with other content is
+refused.
 """
 
 from pathlib import Path
@@ -15,16 +15,16 @@ from selfimprove.envs.qa.tools.search import Tool
 
 
 class CachedSearch:
-    """``search`` behind a file of its answers; also that nothing was found is kept. Failures are not.
+    """Wraps ``search`` with a file of its results, including empty ones, but not failures.
 
-    Threads may ask at once; one query that several ask for at the same time is asked of ``search`` once.
+    Thread-safe; if several threads request the same query at once, ``search`` is called only once.
     """
 
     def __init__(self, search: Tool, file: Path) -> None:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Raises:
-            UserError: it holds something else than answers, is no regular file, or can't be opened or made.
+            UserError: it has other content, is not a regular file, or can't be opened or created.
         """
         self._search = search
         self._journal = _opened(file)

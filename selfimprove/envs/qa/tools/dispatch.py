@@ -1,7 +1,7 @@
-"""Calls tools for a policy, by name without regard to case, with limits on concurrency and time (docs/spin.md, S19).
+"""Calls tools for a policy, by case-insensitive name, with limits on concurrency and time (docs/spin.md, S19).
 
-Whatever a tool does (raises, hangs, returns 10 MB or a number), the episode goes on: the call answers None, for which
-the method has a neutral text, and a counter says what happened. No exception's text ever enters a trajectory.
+Whatever a tool does, the episode continues. If it raises, hangs or returns no text, the call returns None, for which
+the method has a neutral text; long texts are cut. Counters record this. Exception texts never enter a trajectory.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.search import Tool
 
-_READ_AT_MOST = 1 << 16  # characters of an answer that are looked at before it is cut
+_READ_AT_MOST = 1 << 16  # the number of characters of a result that are processed before it is cut
 
 MOST_STUCK = 64
-"""Late calls whose threads still run, at most. Until one of them ends, further calls count as late at once."""
+"""The maximum number of late calls whose threads still run. At this limit, further calls count as late immediately."""
 
 
 class Tools:
     """The tools of a run.
 
-    ``stats`` counts: calls, empty (nothing found), failed (raised), late (timed out), unknown (no such tool), odd (no
-    text), cut (too long). ``faults`` counts the kinds of what was raised, by the exceptions' class names.
+    ``stats`` counts: calls, empty (nothing found), failed (raised), late (timed out), unknown (no such tool), odd (not
+    text), cut (too long). ``faults`` counts exceptions by class name.
     """
 
     def __init__(self, tools: Mapping[str, Tool], *, concurrency: int, timeout: float, longest: int) -> None:
@@ -48,10 +48,10 @@ class Tools:
         return name.strip().lower() in self._tools
 
     async def call(self, name: str, argument: str) -> str | None:
-        """The tool's answer on one line, cut; None if it found nothing, failed, was late, or there is no such tool.
+        """The tool's result on one line, cut; None if it found nothing, failed, was late, or there is no such tool.
 
         Raises:
-            UserError: only what would be as wrong for every other call, such as a key that is refused.
+            UserError: only for problems that affect every call, such as a refused key.
         """
         tool = self._tools.get(name.strip().lower())
         self.stats["calls"] += 1
@@ -76,10 +76,10 @@ class Tools:
         return self._clean(answer)
 
     async def _in_time(self, tool: Tool, argument: str) -> Any:
-        """The tool's answer. A thread cannot be ended, so there are at most ``MOST_STUCK`` that nobody waits for.
+        """The tool's result. Threads cannot be killed, so at most ``MOST_STUCK`` are abandoned at any time.
 
         Raises:
-            TimeoutError: it took too long, or too many calls before it still have not ended.
+            TimeoutError: the call took too long, or too many earlier calls have not ended yet.
         """
         self._stuck = {thread for thread in self._stuck if thread.is_alive()}
         if len(self._stuck) >= MOST_STUCK:
@@ -92,7 +92,7 @@ class Tools:
             raise
 
     def close(self) -> None:
-        """Close what the tools hold open."""
+        """Close the tools that have a ``close`` method."""
         for tool in self._tools.values():
             close = getattr(tool, "close", None)
             if callable(close):
@@ -103,7 +103,7 @@ class Tools:
             self.stats["odd"] += 1
             return None
         text = " ".join((answer or "")[: max(_READ_AT_MOST, self._longest)].split())
-        # A lone surrogate can't be written as UTF-8.
+        # Lone surrogates can't be encoded as UTF-8.
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if not text:
             self.stats["empty"] += 1
@@ -115,9 +115,9 @@ class Tools:
 
 
 def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Future[Any]]:
-    """A thread of its own for a call, which nobody waits for at the end of the process, and the tool's answer.
+    """Start a daemon thread for a call; returns the thread and a future of the tool's result.
 
-    A pool's threads would be: one call that hangs would keep the finished run from ending.
+    A thread pool is joined when the process ends, so that one hanging call would keep the finished run from exiting.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
@@ -132,12 +132,12 @@ def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Fut
             result = tool(argument)
         except Exception as error:
             failed = error
-        except BaseException as error:  # sys.exit() in a tool ends the call, not the run
+        except BaseException as error:  # sys.exit() in a tool ends only the call
             failed = RuntimeError(type(error).__name__)
         try:
             loop.call_soon_threadsafe(settle, result, failed)
         except RuntimeError:
-            return  # the loop has ended: nobody waits for this answer
+            return  # the loop is closed: nothing waits for this result
 
     thread = threading.Thread(target=work, daemon=True, name="tool")
     thread.start()
@@ -145,7 +145,7 @@ def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Fut
 
 
 def make_tools(params: ToolsParams, corpus: Path | None) -> Tools:
-    """The tools that ``params.use`` names. ``corpus``: the paragraphs that ``local`` searches.
+    """Create the tools in ``params.use``. ``corpus``: the paragraphs that ``local`` searches.
 
     Raises:
         UserError: a corpus, file, key, module or function is missing (names the param).
@@ -177,7 +177,7 @@ def _make(name: str, behind: str, params: ToolsParams, corpus: Path | None) -> T
 
 
 def own_tool(spec: str, place: str) -> Tool:
-    """The function that ``module:function`` names.
+    """The function ``module:function``.
 
     Raises:
         UserError: no such module or function, or it can't be called.
@@ -185,7 +185,7 @@ def own_tool(spec: str, place: str) -> Tool:
     module_name, _, function = spec.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a person's module does when it is read
+    except Exception as error:  # a user's module may raise anything at import
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{place}: module {module_name!r} can't be imported ({said}); fix it or the name.") from None
     tool = getattr(module, function, None)

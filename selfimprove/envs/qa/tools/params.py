@@ -4,7 +4,7 @@
 
     tools:
       use: {search: local}                      # local | replay | serpapi
-      use: {search: local, add: "mytools:add"}  # and a function of your own: (str) -> str or None
+      use: {search: local, add: "mytools:add"}  # and a user-defined function: (str) -> str or None
 """
 
 from pydantic import Field, field_validator
@@ -18,7 +18,7 @@ BUILT_IN = ("local", "replay", "serpapi")
 
 
 class ToolsParams(Section):
-    """Tools and their limits. What a policy writes reaches a tool as one plain text, never a shell."""
+    """Tools and their limits. A policy's text is passed to a tool as one string, and never to a shell."""
 
     use: dict[str, str] = Field(
         default={"search": "local"}, min_length=1, description="tool name -> local, replay, serpapi, or module:function"

@@ -1,10 +1,10 @@
-"""Replayed search: the answers that recorded queries got (docs/spin.md, S21).
+"""Replayed search: returns the recorded results of earlier queries (docs/spin.md, S21).
 
 A row of FireAct's file::
 
     {"query": "director of Beowulf 2007", "snippet": "Robert Zemeckis", "source": "train-hotpotqa"}
 
-A query that stands in the file gets its snippet; any other the snippet of the query that is nearest by BM25.
+A recorded query gets its snippet; any other query gets the snippet of the closest recorded query by BM25.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from selfimprove.envs.qa.tools.bm25 import REMEMBERED, Bm25
 
 
 class ReplaySearch:
-    """The tool over (query, snippet) pairs; of a query that stands twice the first snippet counts."""
+    """The tool over (query, snippet) pairs; the first snippet of a repeated query counts."""
 
     in_place = True
 
@@ -39,10 +39,10 @@ class ReplaySearch:
 
 
 def read_snippets(path: Path) -> list[tuple[str, str]]:
-    """(query, snippet) pairs of a JSONL file; rows without a snippet are left out.
+    """The (query, snippet) pairs in a JSONL file; rows without a snippet are skipped.
 
     Raises:
-        UserError: the file is missing, no row of it has a snippet, or a row has no query.
+        UserError: the file is missing, no row has a snippet, or a row has no query.
     """
     pairs = []
     for line, row in read_rows(path):

@@ -1,11 +1,11 @@
-"""What a tool is: one text in, one text or None out (docs/spin.md, S18).
+"""The interface of tools: a function from a string to a string or None (docs/spin.md, S18).
 
 ::
 
     search("Mara Venn")   ->  "Mara Venn was a painter from Tolma. She was born in 1712."
     search("Zzyx")        ->  None: nothing was found
 
-A tool of your own is a function like that, named in params.yaml as ``module:function``.
+A user-defined tool is such a function, specified in params.yaml as ``module:function``.
 """
 
 import re
@@ -14,15 +14,15 @@ from collections.abc import Callable
 Tool = Callable[[str], str | None]
 
 CUT = 400
-"""Characters of a paragraph that an answer has, near enough."""
+"""The approximate maximum length of a result in characters."""
 
 _ENDS = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
 def cut_near(text: str, length: int = CUT) -> str:
-    """At most ``length`` characters: whole sentences if the first fits into it and half of it is filled, else words.
+    """At most ``length`` characters: whole sentences if these fill at least half of it, else whole words.
 
-    A word that fills half of it is cut.
+    A word is cut only if whole words would fill less than half.
     """
     text = " ".join(text.split())
     if len(text) <= length:

@@ -1,10 +1,10 @@
-"""Google by SerpAPI, as the original searches (docs/spin.md, S22). Optional: it costs money and needs a key.
+"""Google search through SerpAPI, as in the original (docs/spin.md, S22). Optional: it costs money and needs a key.
 
-The answer is the answer box's ``answer``, else its ``snippet``, else its first highlighted phrase, else the snippet of
-the first organic hit that has one. A page with none of these gives None (the original looks at one hit only, and raises
-on a page without).
+The result is the answer box's ``answer``, else its ``snippet``, else its first highlighted phrase, else the snippet of
+the first organic hit that has one. A page with none of these gives None (the original uses only the first hit, and
+raises if there is none).
 
-The key is read from the environment when the tool is made; it goes into the request and nowhere else.
+The key is read from the environment when the tool is created, and is used only in the request.
 """
 
 import logging
@@ -19,7 +19,7 @@ from selfimprove.core.params import Section
 
 
 class SerpApiParams(Section):
-    """How the service is asked."""
+    """Settings of requests to the service."""
 
     url: str = Field(default="https://serpapi.com/search.json", pattern=r"^https?://")
     api_key_env: str = Field(
@@ -31,11 +31,11 @@ class SerpApiParams(Section):
 
 
 class SearchFailed(Exception):
-    """The service gave no answer this time: the tries are used up, or it refused. Never holds the key."""
+    """The service gave no result: the tries are exhausted, or the request was refused. Never contains the key."""
 
 
 class SerpApiSearch:
-    """The tool. Without a key its creation fails, so that a run ends before any search is made.
+    """The tool. Without a key its creation fails, so that a run ends before any search.
 
     Raises:
         UserError: the key is not set.
@@ -51,7 +51,7 @@ class SerpApiSearch:
                 "name local or replay instead of serpapi."
             )
         self._params = params
-        # The library logs addresses, and the service wants the key in there.
+        # httpx logs URLs, which contain the key.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._client = httpx.Client(timeout=params.timeout)
 
@@ -59,8 +59,8 @@ class SerpApiSearch:
         """See ``tools.search.Tool``.
 
         Raises:
-            SearchFailed: no answer after ``tries`` tries, or the request was refused.
-            UserError: the key is refused, and would be for every other query.
+            SearchFailed: no result after ``tries`` tries, or the request was refused.
+            UserError: the key is refused, which would affect every query.
         """
         import httpx
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
@@ -74,7 +74,7 @@ class SerpApiSearch:
         try:
             page = retrying(self._page, query)
         except (_Passing, httpx.HTTPError) as error:
-            # httpx's own words hold the address, and that the key.
+            # httpx's messages contain the URL, and hence the key.
             said = str(error) if isinstance(error, _Passing) else type(error).__name__
             raise SearchFailed(f"{self._params.url}: {said} ({self._params.tries} tries)") from None
         return pick(page)
@@ -104,7 +104,7 @@ class SerpApiSearch:
 
 
 def pick(page: Mapping[str, Any]) -> str | None:
-    """The text that answers, out of a result page; None if there is none."""
+    """The text in a result page that answers the query; None if there is none."""
     box = page.get("answer_box")
     boxes = box if isinstance(box, list) else [box]
     for part in boxes:
@@ -124,4 +124,4 @@ def pick(page: Mapping[str, Any]) -> str | None:
 
 
 class _Passing(Exception):
-    """A fault that may pass."""
+    """A temporary failure, which is retried."""
