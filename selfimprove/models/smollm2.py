@@ -123,7 +123,7 @@ def convert(gguf: Path, folder: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
     )
-    # The loaded model is still marked as quantised, which transformers refuses to save; its weights go into a plain one.
+    # The loaded model is still marked as quantised, which transformers refuses to save: copy its weights.
     config = read.config.to_dict()
     del config["quantization_config"], config["_model_name_or_path"]
     model = LlamaForCausalLM(LlamaConfig.from_dict(config))

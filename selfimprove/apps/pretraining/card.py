@@ -15,10 +15,10 @@ language: en
 # A pretrained base for the embedded worlds
 
 A decoder of {parameters:,} parameters (Llama architecture: {layers} layers, hidden size {hidden}, {heads} heads,
-{positions} positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi, text kitchens,
-AutoExplore and the encyclopedia. It can read and copy the worlds' text and solve similar tasks; it searches and crafts
-with thoughts and actions, as the worlds' experts do. It was not trained on any method's prompts, feedback, revisions or
-reflections. It is intended only for this repository's small runs.
+{positions} positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi,
+text kitchens, AutoExplore and the encyclopedia. It can read and copy the worlds' text and solve similar tasks; it
+searches and crafts with thoughts and actions, as the worlds' experts do. It was not trained on any method's prompts,
+feedback, revisions or reflections. It is intended only for this repository's small runs.
 
     base:
       rise: {{model: models/pretrained}}
