@@ -53,13 +53,13 @@ def refusal(error: BaseException) -> str | None:
     """The sentence on a file that the system would not read or write; None if the error is another one."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         _, target, reason = error.args[0][0]  # of a folder's copy: (source, target, what was said) of each file
-        return f"{target} can't be written ({reason}); make room, or name another place."
+        return f"{target} can't be written ({reason}); free some space, or use another path."
     if not isinstance(error, OSError):
         return None
     if error.errno in FULL:
         return f"{error.filename or 'a file'} can't be written ({error.strerror}); free some space and run it again."
     if error.errno in _REFUSED and error.filename:
-        remedy = "change that" if fixed(error.filename) else "change that, or name another place"
+        remedy = "fix that" if fixed(error.filename) else "fix that, or use another path"
         return f"{error.filename} can't be read or written ({error.strerror}); {remedy}."
     return None
 

@@ -385,7 +385,7 @@ def test_a_file_that_is_not_a_mapping_in_yaml_is_refused_with_its_line(tmp_path:
 
 def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    with pytest.raises(UserError, match="does not exist; run from the repository's root"):
+    with pytest.raises(UserError, match="does not exist; run this in the repository's root"):
         read_yaml(path)
     path.write_bytes(b"run: {seed: \xff}\n")
     with pytest.raises(UserError, match="not YAML"):
@@ -396,7 +396,7 @@ def test_a_pipe_or_a_device_that_params_name_is_refused_before_it_is_opened(tmp_
     pipe = tmp_path / "key"
     os.mkfifo(pipe)
     endpoint = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_file": str(pipe)}
-    said = f"params.yaml: rise: {pipe} is a pipe or a device; name a regular file."
+    said = f"params.yaml: rise: {pipe} is a pipe or a device; set a regular file."
     assert complaint(put("rise.engines.teacher", endpoint)) == said
     assert "spin: /dev/zero is a pipe or a device" in complaint(put("spin.prompt", {"few_shot": "/dev/zero"}))
 
