@@ -32,6 +32,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rize.tasks.train=5", "unknown section 'rize'; did you mean 'rise'?"),
         ("typo", "SET: 'typo' is not key=value"),
         ("run.seed=18,19", "SET: 'run.seed=18,19' is not key=value with a single value"),
+        ("run.seed=18 run.seed=19", "SET: run.seed occurs twice; give it one value"),
         ("run.max_blocked=0.1", "SET: params.yaml does not contain the key of 'run.max_blocked=0.1'; write +run"),
     ],
 )
