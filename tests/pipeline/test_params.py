@@ -191,7 +191,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.iterations.iter1.generate.models.0", None, "string"),
         ("rise.iterations.iter1.generate.tasks", 2.5, "integer"),
         ("rise.iterations.iter1.convert.criteria", "good", "got 'good'"),
-        ("rise.engines.student.engine", "vlm", "student.engine: 'vlm' is unknown; choose one of 'transformers', 'vllm'"),
+        ("rise.engines.student.engine", "vlm", "student.engine: 'vlm' is unknown; choose one of 'transformers'"),
         ("rise.engines.student.slots", 0, "a whole number from 1 to 8192, or auto, is expected, got 0"),
         ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
