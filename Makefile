@@ -31,7 +31,7 @@ VENV := .venv
 # and kernels. The accelerator that was installed last stays in use until the other is requested.
 ACCELERATOR ?= $(if $(wildcard $(VENV)/.ready-cuda-*),cuda,cpu)
 export ACCELERATOR
-$(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR): there are: cpu cuda))
+$(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown; choose one of: cpu cuda))
 LOCK := requirements/$(if $(filter cuda,$(ACCELERATOR)),gpu,main).lock
 READY := $(VENV)/.ready-$(if $(filter cuda,$(ACCELERATOR)),cuda-)$(firstword $(shell cat $(LOCK) | cksum))
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
@@ -41,13 +41,13 @@ export PIP_USE_PEP517 := 1
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
-$(if $(filter all $(METHODS),$(METHOD)),,$(error METHOD=$(METHOD): there are: all $(METHODS)))
+$(if $(and $(filter 1,$(words $(METHOD))),$(filter all $(METHODS),$(METHOD))),,$(error METHOD=$(METHOD) is unknown; choose one of: all $(METHODS)))
 goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 # Quotes a variable as a single shell word, whatever its value.
 quoted = '$(subst ','\'',$(1))'
 # Targets with this guard would ignore PROFILE: only `make use` writes a profile into params.yaml.
-no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
+no_profile = $(if $(filter command,$(origin PROFILE)),$(error PROFILE has no effect here; run `make use PROFILE=$(PROFILE)`, which writes the profile into params.yaml, then run this without PROFILE),true)
 
 .PHONY: check verify claims soak
 .PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp sweep compare report page watch serve play push bench docs dag clean-scratch lock
@@ -78,16 +78,16 @@ endif
 demo: $(READY) ## train a tiny model on a taxi game by Reflect-RL, in a minute; print a table and write report/demo.png
 	@python -m selfimprove.apps.demo
 
-repro: $(READY) ## run every stage that is out of date and print the results tables (METHOD=rise, agent_r, reflect_rl or spin: one method; JOBS=1: one stage at a time, by default as many as the cores allow; CLUSTER=ray: on a cluster)
+repro: $(READY) ## run every stage that is out of date and print the results tables (METHOD=rise, agent_r, reflect_rl or spin: one method; JOBS=1: one stage at a time; default: as many as the cores allow; CLUSTER=ray: on a cluster)
 	@$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## write a profile from profiles/ into params.yaml (PROFILE=name; arena-textcraft: all methods on one environment)
-	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
+	@$(if $(PROFILE),,$(error PROFILE is missing; name a file in profiles/, for example: make use PROFILE=smoke))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
 
-plan: $(READY) ## estimate what each stage of params.yaml needs: memory, disk, tokens, hours, money (PROFILE=name: of a profile; GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
+plan: $(READY) ## estimate what each stage of params.yaml needs: memory, disk, tokens, hours, money (PROFILE=name: plan that profile instead; GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
 	@python -m selfimprove.pipeline.plan $(if $(filter file,$(origin PROFILE)),,$(call quoted,$(PROFILE))) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)
 
 rehearse: $(READY) ## run a GPU profile's whole graph on this machine, at a small size, in minutes (PROFILE=name; METHOD=name: one method; QUICK=1: offline)
@@ -104,14 +104,14 @@ check: $(READY) ## check params.yaml, API keys, packages and GPUs before a run (
 	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
 
 exp: $(READY) ## change params, run the stages that depend on them and save a DVC experiment (SET="key=value ..."; METHOD=, JOBS= as for repro)
-	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
+	@$(if $(SET),,$(error SET is missing; write for example: make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
 	@python -m selfimprove.pipeline.exp $(call quoted,$(SET))
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) --set $(call quoted,$(SET)) $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 sweep: $(READY) ## run an experiment for each point of a grid; resumable (GRID="key=a,b key=c,d"; JOBS=2: two at once; METHOD=name: one method)
-	@$(if $(GRID),,$(error make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18"))$(no_profile)
+	@$(if $(GRID),,$(error GRID is missing; write for example: make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18"))$(no_profile)
 	@python -m selfimprove.pipeline.sweep $(call quoted,$(GRID)) --jobs $(call quoted,$(or $(JOBS),1)) --method '$(METHOD)'
 
 compare: $(READY) ## compare the last commit and its experiments: headline metrics with errors, changed params

@@ -78,7 +78,7 @@ $(LEADERBOARD_STAMP): | $(LEADERBOARD_LOCK)
 env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard for lm-evaluation-harness
 
 ifneq ($(filter leaderboard,$(MAKECMDGOALS)),)
-$(if $(MODEL),,$(error make leaderboard MODEL=<a model folder, or a model of the hub>))
+$(if $(MODEL),,$(error MODEL is missing; name a model folder or a hub model, for example: make leaderboard MODEL=models/rise/base))
 endif
 leaderboard: leaderboard-asked $(LEADERBOARD_STAMP) $(READY) ## evaluate a model on the six tasks of the Open LLM Leaderboard (MODEL=folder or hub name; TASKS=local: offline)
 	@test ! -f $(call quoted,$(MODEL)/adapter_config.json) || $(VENV)/bin/python -m selfimprove.models.merge $(call quoted,$(MODEL)) >/dev/null  # peft is there
@@ -187,7 +187,7 @@ $(REMOTE_STAMP): $(READY) | $(REMOTE_LOCK)
 env-remote: $(REMOTE_STAMP) ## create .venvs/remote for DVC with S3 support
 
 remote: $(READY) ## set the remote for results (URL=s3://bucket/folder or the path of a shared folder; ENDPOINT=https://host:9000)
-	@$(if $(URL),,$(error make remote URL=s3://bucket/folder))$(VENV)/bin/python -m selfimprove.pipeline.remote set $(call quoted,$(URL)) --endpoint $(call quoted,$(ENDPOINT))
+	@$(if $(URL),,$(error URL is missing; write for example: make remote URL=s3://bucket/folder))$(VENV)/bin/python -m selfimprove.pipeline.remote set $(call quoted,$(URL)) --endpoint $(call quoted,$(ENDPOINT))
 
 publish: $(REMOTE_STAMP) ## upload outputs, models and the run cache to the remote
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote publish
@@ -241,7 +241,7 @@ env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner for XTuner, Agent-R's traine
 BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot portable
 BACKENDS := $(BACKEND_GROUPS)
 test-backends: ## test the optional heavy components, each in its own environment, two groups at a time (BACKENDS="vllm trl": only these)
-	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one): there are: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
+	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one) is unknown; choose among: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider

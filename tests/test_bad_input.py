@@ -128,7 +128,7 @@ def test_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_
         folder = rise_bench.copy(tmp_path / "bench", remote(base_url=server.url, api_key_env=None))
         sentence = rise_bench.refused(folder, "rise.generate", "iter1")
         assert "2 of 6 are blocked; the first, " in sentence
-        assert "run.max_blocked allows 0.05 of them; remove the cause and run again: what was answered" in sentence
+        assert "run.max_blocked allows a share of 0.05; fix the cause and run again: finished episodes" in sentence
         asked = len(server.seen)
         assert rise_bench.forks.run(folder, "rise.generate", "iter1").code == 0
         assert len(server.seen) - asked == 2

@@ -320,14 +320,14 @@ def test_a_sweep_that_is_killed_goes_on_and_its_experiments_are_compared(repo: P
             time.sleep(0.1)
         os.killpg(sweep.pid, signal.SIGKILL)
     done = run(repo, *command)
-    assert "2 experiments: 0 are there, 2 to do, 2 at once" in done.stdout
+    assert "2 experiments: 0 done, 2 to run, 2 at once" in done.stdout
     for path in (repo / ".scratch/sweep").glob("*.log"):
         assert ran(path.read_text()) == {"agent_r-finetune@direct", "agent_r-evaluate@direct", "agent_r-report"}
     table = run(repo, "python", "-m", "selfimprove.apps.report.compare").stdout
     for lr in ("0.0006", "0.0007"):
         assert f"agent_r.rows.direct.train.lr: 0.001 → {lr}" in table
     assert run(repo, "git", "status", "--porcelain").stdout == before  # a sweep leaves nothing behind
-    assert "2 are there, 0 to do" in run(repo, *command).stdout
+    assert "2 done, 0 to run" in run(repo, *command).stdout
 
 
 def test_params_start_as_the_default_profile() -> None:

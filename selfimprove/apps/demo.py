@@ -51,7 +51,7 @@ def _demo(root: Path, folder: Path, profile: str) -> int:
     print(shown.rpartition("plots: ")[0].rstrip(), STORY, sep="\n")
     with aside(root / PICTURE) as part:
         part.write_bytes((folder / "report" / f"{METHOD}-rows.png").read_bytes())
-    print(f"\n{time.monotonic() - began:.0f} s; the picture: {PICTURE}; next: make play ENV=taxi, make repro")
+    print(f"\n{time.monotonic() - began:.0f} s; plot: {PICTURE}; next: make play ENV=taxi, or make repro")
     return 0
 
 

@@ -31,10 +31,10 @@ from selfimprove.envs.interface import EnvError
 LINE_LIMIT = 2000  # maximum number of characters read from a typed line
 STEPS = 100  # maximum number of actions in an episode
 HELP = """\
-an action, or its label    do it
-:a                         what can be done now
-:h                         what the expert would do
-:q                         leave"""
+an action, or its label    take this action
+:a                         list the possible actions
+:h                         show the expert's action
+:q                         quit"""
 
 app = typer.Typer(add_completion=False)
 
@@ -80,11 +80,11 @@ class Person:
 
     def _answer(self, game: Game, line: str) -> str:
         if line == ":a":
-            return "\n".join(game.possible()) or "Any text; here nothing can be listed."
+            return "\n".join(game.possible()) or "Type any text; this environment lists no actions."
         if line == ":h":
             move = game.expert()
             if move is None:
-                return "The expert knows no way from here."
+                return "The expert has no action here."
             return f"{move.thought}\n{move.action}  {game.choices().get(move.action, '')}".rstrip()
         return HELP
 
@@ -96,7 +96,7 @@ class Person:
         for label, command in choices.items():
             if line in (command, f"{label}. {command}", f"{label}."):
                 return label
-        self._console.print(_shown("No such action; :a lists them, :h asks the expert, :q leaves.", "yellow"))
+        self._console.print(_shown("No such action; :a lists the actions, :h shows the expert's, :q quits.", "yellow"))
         return None
 
 
@@ -145,7 +145,7 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
     for step in range(steps):
         action = policy(game, step)
         if action is None:
-            console.print(_shown(f"left after {step} steps", "yellow"))
+            console.print(_shown(f"stopped after {step} steps", "yellow"))
             return PlayOutcome(False, False, step)
         label = game.choices().get(action)
         told = game.act(action)
@@ -155,7 +155,7 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
         if told.done:
             console.print(_shown(f"{'success' if told.success else 'failure'} after {step + 1} steps", "bold"))
             return PlayOutcome(True, told.success, step + 1)
-    console.print(_shown(f"left after {steps} steps", "yellow"))
+    console.print(_shown(f"stopped after {steps} steps", "yellow"))
     return PlayOutcome(False, False, steps)
 
 
@@ -179,7 +179,7 @@ def make_policy(name: str, console: Console, stream: TextIO, seed: int, temperat
     kind, _, folder = name.partition(":")
     if kind == "model" and folder:
         return Model(load_engine(Path(folder)), seed, temperature)
-    raise UserError(f"play: there is no player {name!r}; take person, expert, random or model:FOLDER.")
+    raise UserError(f"play: POLICY={name!r} is unknown; choose person, expert, random or model:FOLDER.")
 
 
 def load_engine(folder: Path) -> Engine:
@@ -197,7 +197,7 @@ def load_engine(folder: Path) -> Engine:
         context = int(values.get("max_position_embeddings") or values.get("n_positions") or 1024)
     except (OSError, ValueError, AttributeError):
         raise UserError(
-            f"play: {folder} holds no model (config.json); name a folder such as models/rise/iter1."
+            f"play: {folder} contains no model (config.json); name a trained row's folder such as models/rise/iter1."
         ) from None
     cfg = TransformersEngineConfig(
         engine="transformers", model=str(folder), slots=1, prefill_rows=1, context=min(context, 4096)
@@ -209,20 +209,22 @@ def load_engine(folder: Path) -> Engine:
 def main(
     env: Annotated[str, typer.Option(help=f"one of {', '.join(ENVS)}")] = ENVS[0],
     policy: Annotated[str, typer.Option(help="person, expert, random or model:FOLDER")] = "person",
-    task: Annotated[int | None, typer.Option(help="which task; otherwise one drawn by the seed")] = None,
-    seed: Annotated[int, typer.Option(help="draws the task, and what chance and models do")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="after which the episode is left")] = STEPS,
-    temperature: Annotated[float, typer.Option(min=0, help="of a model; 0: its likeliest answer")] = 0.0,
-    reflector: Annotated[Path | None, typer.Option(help="the reflection model that advises a model")] = None,
+    task: Annotated[int | None, typer.Option(help="index of the task; default: drawn with the seed")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the task and of random and model actions")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="maximum number of steps")] = STEPS,
+    temperature: Annotated[float, typer.Option(min=0, help="sampling temperature of a model; 0: greedy")] = 0.0,
+    reflector: Annotated[
+        Path | None, typer.Option(help="folder of a reflection model that advises POLICY's model")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="gsm8k, math: problems (JSONL); hotpotqa: questions")] = None,
-    params: Annotated[Path, typer.Option(help="where the environments' settings stand")] = Path("params.yaml"),
+    params: Annotated[Path, typer.Option(help="file with the environments' settings")] = Path("params.yaml"),
 ) -> None:
     """Play one episode in the terminal."""
     if env not in ENVS and ":" not in env:
-        hint = meant(env, ENVS, f"take one of {', '.join(ENVS)}.")
-        raise UserError(f"play: there is no environment {env!r}; {hint}")
+        hint = meant(env, ENVS, f"choose one of {', '.join(ENVS)}.")
+        raise UserError(f"play: ENV={env!r} is unknown; {hint}")
     if reflector is not None and not policy.startswith("model:"):
-        raise UserError(f"play: a reflector advises a model, and {policy} is none; leave --reflector out.")
+        raise UserError(f"play: --reflector needs POLICY=model:FOLDER, not {policy}; remove --reflector.")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # a pipe may hold any bytes
     console = Console(highlight=False)

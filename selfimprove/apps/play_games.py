@@ -244,7 +244,7 @@ def make_game(name: str, params: Path, file: Path | None = None, reflector: Engi
         UserError: something that the environment needs is missing or invalid.
     """
     if file is not None and not file.is_file():
-        raise UserError(f"play: there is no file {file}; name one that exists after --file.")
+        raise UserError(f"play: file {file} does not exist; name an existing one after --file.")
     if name in QUIZZES:
         return _quiz(name, params, file)
     if name in named(TextParams) or ":" in name:
@@ -261,7 +261,7 @@ def _text(name: str, params: Path, file: Path | None) -> TextGame:
     if file is None and section.env.name == name:
         return TextGame(section.env.make())
     if name == "hotpotqa" and file is None:
-        raise UserError(f'play: {name} needs its questions; name their file: ARGS="--file <questions with contexts>".')
+        raise UserError(f'play: {name} needs a file of questions; name it: ARGS="--file <questions with contexts>".')
     return TextGame(text_env(name=name, **({} if file is None else {"file": str(file)})).make())
 
 
@@ -296,7 +296,7 @@ def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:
     where = file or (folder / name / "test.jsonl" if folder else None)
     if where is None or not where.is_file():
         raise UserError(
-            f'play: {name} needs its problems; name a JSONL file: ARGS="--file <problems>", or set DATA_MIRROR to a '
+            f'play: {name} needs a JSONL file of problems; name it: ARGS="--file <problems>", or set DATA_MIRROR to a '
             f"folder that holds {name}/test.jsonl."
         )
     return QuizGame(name, env, env.load(read_rows(where), where), chosen.few_shot)

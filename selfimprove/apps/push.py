@@ -45,13 +45,13 @@ def prepare(model: Path, repository: str) -> Path:
         UserError: ``model`` is not the folder of a trained row, or ``repository`` is not of the form owner/name.
     """
     if not NAME.fullmatch(repository):
-        raise UserError(f"push: TO={repository!r} is not of the form owner/name.")
+        raise UserError(f"push: TO={repository!r} is not a repository name; write owner/name.")
     parts = model.parts
     method = parts[1] if len(parts) > 2 else ""
     if parts[:1] != ("models",) or method not in METHODS:
         raise UserError(f"push: MODEL={model} is not the folder of a trained row, such as models/rise/iter2.")
     if not (model / "config.json").is_file():
-        raise UserError(f"push: {model} holds no model (config.json); run the stage that makes it.")
+        raise UserError(f"push: {model} contains no model (config.json); run `make repro`, which trains it.")
     values = read_yaml(PARAMS)
     base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS)))[method]
     public = _public(base)
@@ -135,23 +135,29 @@ def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "?")
         raise UserError(
-            f"push: the hub refuses {repository} (status {status}); check that HF_TOKEN may write there."
+            f"push: the hub refused {repository} (status {status}); check that HF_TOKEN can write to it."
         ) from None
     except (httpx2.HTTPError, OSError) as error:
-        raise UserError(f"push: the hub is not to be reached ({type(error).__name__}); check the network.") from None
+        raise UserError(f"push: the hub cannot be reached ({type(error).__name__}); check the network.") from None
     return str(done.commit_url)
 
 
 @app.command()
 def main(
     model: Annotated[str, typer.Argument(help="the folder of a trained row, such as models/rise/iter2")] = "",
-    to: Annotated[str, typer.Option(help="owner/name")] = "",
-    confirm: Annotated[bool, typer.Option("--confirm", help="upload; else only say what would be uploaded")] = False,
-    public: Annotated[bool, typer.Option("--public", help="a new repository is public, not private")] = False,
+    to: Annotated[str, typer.Option(help="hub repository, as owner/name")] = "",
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="upload; without it, only list what would be uploaded")
+    ] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="create a new repository as public instead of private")
+    ] = False,
 ) -> None:
-    """Write a trained row's card; upload row and card if confirmed."""
+    """Write a trained row's model card; with --confirm, upload the row."""
     if not model or not to:
-        raise UserError("push: name what and where: make push MODEL=models/rise/iter2 TO=owner/name.")
+        raise UserError(
+            "push: MODEL and TO are required; write for example: make push MODEL=models/rise/iter2 TO=owner/name."
+        )
     token = os.environ.get("HF_TOKEN")
     if confirm and not token:
         raise UserError("push: HF_TOKEN is not set; set it to a token that may write to the repository.")
@@ -161,7 +167,7 @@ def main(
     print(f"card: {folder / 'README.md'}")
     if not confirm or not token:
         kind = "public" if public else "private"
-        print(f"Nothing was sent. CONFIRM=yes uploads these files to {to} (a new repository would be {kind}).")
+        print(f"Nothing was uploaded. CONFIRM=yes uploads these files to {to} (a new repository would be {kind}).")
         return
     print(f"pushed: {upload(folder, to, token, public=public)}")
 

@@ -25,19 +25,23 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve(
-    env: Annotated[str, typer.Option(help="which environment")] = "textcraft",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 36001,
-    host: Annotated[str, typer.Option(help="the address to listen at; there is no access control")] = "127.0.0.1",
-    environments: Annotated[int, typer.Option(min=1, help="held at once by all clients")] = 64,
-    idle: Annotated[float, typer.Option(min=0, help="seconds unused after which one is taken back for room")] = 600.0,
-    params: Annotated[Path, typer.Option(help="where agent_r.env stands")] = Path("params.yaml"),
+    env: Annotated[str, typer.Option(help="name of the environment")] = "textcraft",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free one")] = 36001,
+    host: Annotated[str, typer.Option(help="address to listen on; there is no access control")] = "127.0.0.1",
+    environments: Annotated[
+        int, typer.Option(min=1, help="maximum number of environments that exist at once, over all clients")
+    ] = 64,
+    idle: Annotated[
+        float, typer.Option(min=0, help="idle seconds after which an environment may be reclaimed")
+    ] = 600.0,
+    params: Annotated[Path, typer.Option(help="file with the section agent_r.env")] = Path("params.yaml"),
 ) -> None:
     """Serve an embedded environment with AgentGym's HTTP protocol until interrupted."""
     protocol = known.agentgym() if (known := named(TextParams).get(env)) else None
     if protocol is None:
         names = [name for name, one in named(TextParams).items() if one.agentgym()]
-        hint = meant(env, names, f"take one of {', '.join(names)}.")
-        raise UserError(f"serve: AgentGym's protocol has no {env!r}; {hint}")
+        hint = meant(env, names, f"choose one of {', '.join(names)}.")
+        raise UserError(f"serve: ENV={env!r} is not an environment of AgentGym's protocol; {hint}")
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
     settings = section.env if section.env.name == env else text_env(name=env)
     first = settings.make()
@@ -46,7 +50,7 @@ def serve(
     server = make_app(protocol.dialect, settings.make, environments=environments, idle=idle, names=own_names(host))
     listener = listen(host, port)
     typer.echo(
-        f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C ends it"
+        f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C stops it"
     )
     uvicorn.Server(server_config(server)).run([listener])
 

@@ -74,11 +74,11 @@ def _misuse(error: typer.TyperException) -> str:
 
     if not (isinstance(error, typer.BadParameter) and error.param and error.message):  # unknown, or missing
         said = error.format_message().rstrip(".")
-        return said if said.endswith("?") or not said else f"{said}; --help lists what there is."
+        return said if said.endswith("?") or not said else f"{said}; --help lists all options."
     place, variable = error.param.opts[-1], str(error.param.name).upper()
     if os.environ.get(variable) in sys.argv:  # make exports its variables, and the recipe passes them on
         place = f"{variable}={os.environ[variable]}"
-    said = error.message.removeprefix("Value error, ").rstrip(".")
+    said = error.message.removeprefix("Value error, ").partition(", unable to parse")[0].rstrip(".")
     return f"{place}: {said[0].lower()}{said[1:]}; fix it."
 
 

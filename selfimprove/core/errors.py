@@ -53,13 +53,13 @@ def refusal(error: BaseException) -> str | None:
     """The message if the system refused to read or write a file; None for any other error."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         _, target, reason = error.args[0][0]  # from copying a folder: (source, target, reason) per file
-        return f"{target} can't be written ({reason}); make room, or name another place."
+        return f"{target} can't be written ({reason}); free some space, or use another path."
     if not isinstance(error, OSError):
         return None
     if error.errno in FULL:
         return f"{error.filename or 'a file'} can't be written ({error.strerror}); free some space and run it again."
     if error.errno in _REFUSED and error.filename:
-        remedy = "change that" if fixed(error.filename) else "change that, or name another place"
+        remedy = "fix that" if fixed(error.filename) else "fix that, or use another path"
         return f"{error.filename} can't be read or written ({error.strerror}); {remedy}."
     return None
 

@@ -51,7 +51,7 @@ class Journal:
         self._synced = time.monotonic()
         self.resumed = len(self)
         if self.damaged:
-            print(f"{path}: {self.damaged} damaged lines were left out; their work is done again.", file=sys.stderr)
+            print(f"{path}: {self.damaged} damaged lines were skipped; their work is repeated.", file=sys.stderr)
         self.seconds = 0.0
 
     def __len__(self) -> int:

@@ -15,4 +15,4 @@ def check_memory(size: int, what: str, *, total: int | None = None) -> None:
     """
     there = psutil.virtual_memory().total if total is None else total
     if size > there:
-        raise UserError(f"{what} would take {size / 2**30:,.0f} GiB of memory, and there are {there / 2**30:,.0f}.")
+        raise UserError(f"{what} would take {size / 2**30:,.0f} GiB of memory, but only {there / 2**30:,.0f}.")

@@ -29,7 +29,7 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Estimat
         UserError: ``a`` and ``b`` cover different problems.
     """
     if a.keys() != b.keys():
-        raise UserError("the runs compared are over different problems; evaluate both on the same split.")
+        raise UserError("the two runs were evaluated on different problems; evaluate both on the same split.")
     return mean_and_error(a[key] - b[key] for key in a)
 
 

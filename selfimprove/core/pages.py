@@ -18,7 +18,7 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     before, first, rest = page.partition(begin)
     _, last, after = rest.partition(end)
     if not first or not last:
-        raise UserError(f"a page has lost its marks {begin.strip()} … {end.strip()}; put them back around its table.")
+        raise UserError(f"a page lacks the marks {begin.strip()} … {end.strip()}; restore them around its table.")
     return f"{before}{begin}{text}{end}{after}"
 
 

@@ -98,7 +98,7 @@ def aside(target: Path) -> Iterator[Path]:
             error.filename = str(target)
         if error.errno in FULL or str(error.filename) != str(part):
             raise
-        remedy = "change that" if fixed(target) else "name another place"
+        remedy = "fix that" if fixed(target) else "use another path"
         raise UserError(f"{target} can't be written ({error.strerror}); {remedy}.") from None
     finally:
         if os.path.lexists(part):
@@ -121,7 +121,8 @@ def _make_parent(target: Path) -> None:
         if error.errno in FULL:
             raise
         raise UserError(
-            f"{target} can't be written: {target.parent} can't be made a folder ({error.strerror}); name another place."
+            f"{target} can't be written: {target.parent} can't be created as a folder ({error.strerror}); use another "
+            "path."
         ) from None
 
 

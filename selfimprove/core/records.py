@@ -170,7 +170,7 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
                 seen = True
                 yield number, row
     if not seen and not may_be_empty:
-        raise UserError(f"{path} holds no rows; give it at least one, or name another file.")
+        raise UserError(f"{path} is empty; add at least one row, or name another file.")
 
 
 def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:
@@ -186,7 +186,7 @@ def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:
     if not line.strip():
         return None
     if line.startswith("\ufeff"):  # invisible; some Windows editors write it
-        raise UserError(f"{where}: a byte order mark opens the line; save the file as UTF-8 without one.")
+        raise UserError(f"{where}: the line begins with a byte order mark; save the file as UTF-8 without one.")
     try:
         row = parse_json(line)
     except UnicodeEncodeError:
@@ -225,7 +225,7 @@ def only_regular(path: Path) -> None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(f"{path} is a pipe or a device; name a regular file.")
     except OSError as error:
-        raise UserError(f"{str(path)[:80]}… can't be looked for ({error.strerror}); fix the path.") from None
+        raise UserError(f"{str(path)[:80]}… can't be looked up ({error.strerror}); fix the path.") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -237,9 +237,9 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or write it again.") from None
+        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or generate it again.") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object; restore it, or write it again.")
+        raise UserError(f"{path} is not a JSON object; restore it, or generate it again.")
     return value
 
 
@@ -255,7 +255,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     rows = load_json(path)
     if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path} holds no list of objects; restore it from its source.")
+        raise UserError(f"{path} is not a list of JSON objects; restore it from its source.")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{path}, item {number}: an object was expected; fix or delete it.")
@@ -270,7 +270,7 @@ def text_field(row: Mapping[str, Any], key: str, place: str) -> str:
     """
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: field {key!r} must hold text; fix or delete it.")
+        raise UserError(f"{place}: field {key!r} must be text; fix or delete it.")
     return value
 
 
@@ -288,7 +288,7 @@ def load_json(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"{path} can't be read ({error.strerror}); fix or replace it.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or write it again.") from None
+        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or generate it again.") from None
 
 
 def parse_json(text: str) -> Any:

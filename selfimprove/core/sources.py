@@ -96,7 +96,7 @@ def fetch(
                     _copy(mirror / file.path, part)
                 elif file.url is None:
                     raise UserError(
-                        f"{file.path} of {name} is on no server; set DATA_MIRROR to a folder that holds it."
+                        f"{file.path} of {name} cannot be downloaded; set DATA_MIRROR to a folder that contains it."
                     )
                 else:
                     origin = file.url
@@ -151,7 +151,7 @@ def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: floa
     else:
         return
     raise UserError(
-        f"{url} can't be fetched ({reason}); check the network, or set DATA_MIRROR to a folder that holds the file."
+        f"{url} can't be fetched ({reason}); check the network, or set DATA_MIRROR to a folder that contains the file."
     )
 
 

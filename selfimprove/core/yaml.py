@@ -18,9 +18,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: the file is missing, not YAML, or not a mapping.
     """
     if path.is_dir():
-        raise UserError(f"{path} is a folder where a file was expected; move it away, or `git restore {path}`.")
+        raise UserError(f"{path} is a folder, but must be a file; move it away, then run `git restore {path}`.")
     if not path.is_file():
-        raise UserError(f"{path} does not exist; run from the repository's root, or `git restore {path}`.")
+        raise UserError(
+            f"{path} does not exist; run this in the repository's root, or restore it with `git restore {path}`."
+        )
     try:
         value = deepcopy(_parsed(path.read_bytes()))
     except MarkedYAMLError as error:

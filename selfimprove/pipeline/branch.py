@@ -33,10 +33,10 @@ def back_on_branch() -> Iterator[str]:
         git("symbolic-ref", "-m", "back from a killed experiment", "HEAD", name)
         git("reset", "--quiet")  # resets the index only, as DVC does
         stash = git("rev-parse", "--verify", "--quiet", "refs/stash")[0] == 0
-        aside = " Edits that are missing are in `git stash`." if stash else ""
-        yield f"a killed experiment left git on no branch; it is on {short} again.{aside}"
+        aside = " Missing edits are in `git stash`." if stash else ""
+        yield f"a killed experiment left git with a detached HEAD; switched back to branch {short}.{aside}"
     else:
         yield (
-            f"a killed experiment left git on no branch, and something was committed since; `git branch NAME` keeps "
-            f"that, and `git switch {short}` goes back."
+            f"a killed experiment left git with a detached HEAD, and there are commits since; `git branch NAME` keeps "
+            f"them, and `git switch {short}` goes back."
         )

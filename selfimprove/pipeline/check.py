@@ -75,8 +75,9 @@ def main() -> None:
                 section = load_section(sections, method, SCHEMAS[method], str(PARAMS_FILE))
                 lacking = machine_faults(section, os.environ)
                 faults += [f"{method}: {fault.removeprefix(f'{method}.')}" for fault in lacking]
-                faults += base_faults(method, getattr(base, method))
-                if warning := small_settings(sections, method):
+                wrong_base = list(base_faults(method, getattr(base, method)))
+                faults += wrong_base
+                if not wrong_base and (warning := small_settings(sections, method)):
                     print(warning, file=sys.stderr)
     except UserError as error:
         faults = [str(error)]
@@ -84,8 +85,9 @@ def main() -> None:
         print(for_terminal("\n".join(dict.fromkeys(faults))), file=sys.stderr)
         sys.exit(2)
     if SAY in sys.argv:
-        what = "everything needed for" if missing else "every result of"
-        print(f"{PARAMS_FILE}: {len(SCHEMAS)} sections are valid, and {what} {', '.join(missing or methods)} is there.")
+        listed = ", ".join(missing or methods)
+        rest = f"everything that {listed} will need is available" if missing else f"all results of {listed} exist"
+        print(f"{PARAMS_FILE}: all {len(SCHEMAS)} sections are valid, and {rest}.")
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
@@ -117,7 +119,7 @@ def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterat
                 shared = _at(values, f"{method}.train.{last}") if ".train." in key else _ABSENT
                 remedy = "its default is in docs/params.md" if shared is _ABSENT else f"{method}.train has {shared}"
                 reader = f"{name}@{item}" if item else name
-                yield f"{PARAMS_FILE}: {key}: missing, and DVC reads it for {reader}; write it there ({remedy})."
+                yield f"{PARAMS_FILE}: {key}: missing, but DVC reads it for stage {reader}; add it ({remedy})."
 
 
 @cache
@@ -161,7 +163,7 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
     devices = dict(every(section, "device"))
     if "cuda" in devices.values() and not any(Path(file).exists() for file in GPU_FILES):
         key = next(key for key, value in devices.items() if value == "cuda")
-        yield f"{key} is cuda, but there is no NVIDIA GPU here; `make rehearse` runs a GPU profile on a CPU."
+        yield f"{key} is cuda, but this machine has no NVIDIA GPU; `make rehearse` runs a GPU profile on a CPU."
     elif "cuda" in devices.values():
         yield from compiler_faults(Path(sysconfig.get_path("include")))
     for key, value in every(section, "quantize"):
@@ -179,7 +181,7 @@ def compiler_faults(headers: Path) -> Iterator[str]:
         lacking.append(f"Python's headers ({headers})")
     if lacking:
         remedy = "`sudo apt-get install gcc python3.11-dev` installs both"
-        yield f"device is cuda, and Triton's kernels need {' and '.join(lacking)}, which are not here; {remedy}."
+        yield f"device is cuda, and Triton's kernels need {' and '.join(lacking)}, which this machine lacks; {remedy}."
 
 
 def base_faults(method: str, base: BaseParams) -> Iterator[str]:
@@ -188,7 +190,7 @@ def base_faults(method: str, base: BaseParams) -> Iterator[str]:
     if model in MADE and not Path(model).is_dir():
         yield f"{place}.model: {model} does not exist yet; {MADE[model]}."
     elif model.startswith(LOCAL) and not Path(model).is_dir():
-        yield f"{place}.model: there is no folder {model}; name one that exists, or a hub model as owner/name."
+        yield f"{place}.model: folder {model} does not exist; name an existing folder, or a hub model as owner/name."
     if base.chat_template is not None:
         yield from _template_faults(f"{place}.chat_template", base.chat_template)
 

@@ -85,14 +85,14 @@ def restore() -> Iterator[str]:
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:
                 shutil.copyfile(KEPT, part)
-            yield "dvc.lock was torn by a kill; the copy from before the last stage is back in its place."
+            yield "dvc.lock was truncated when a run was killed; restored the copy from before the last stage."
         else:
             LOCK.unlink()
-            yield "dvc.lock was torn by a kill and no copy was kept; it is removed, finished stages publish again."
+            yield "dvc.lock was truncated when a run was killed and no copy exists; removed it: stages publish again."
     entries = _entries()
     if entries is None:
         RWLOCK.unlink(missing_ok=True)
-        yield f"{RWLOCK} was torn by a kill; it is removed."
+        yield f"{RWLOCK} was truncated when a run was killed; removed it."
     elif _processes(entries) and not any(map(_is_dvc, _processes(entries))):
         write_text(RWLOCK, "{}")
 
@@ -109,7 +109,7 @@ def wait_for_others() -> None:
 
 
 def _say_waiting(who: str) -> None:
-    print(f"another run is at work in this folder (process {who}); waiting for it to end", file=sys.stderr, flush=True)
+    print(f"another run is active in this folder (process {who}); waiting for it to end", file=sys.stderr, flush=True)
 
 
 def _whole(path: Path) -> bool:

@@ -23,22 +23,25 @@ def check_settings(text: str) -> dict[str, Any]:
             the repository has no commit to which the experiment could belong.
     """
     if git("rev-parse", "--verify", "--quiet", "HEAD")[0]:
-        raise UserError("nothing is committed here, and an experiment belongs to a commit; `git commit` first.")
+        raise UserError("the repository has no commit yet, and a DVC experiment needs one; run `git commit` first.")
     read_yaml(PARAMS_FILE)
+    keys = [word.partition("=")[0].lstrip("+~") for word in text.split()]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UserError(f"SET: {twice[0]} occurs twice; give it one value, or use `make sweep` for several.")
     with TemporaryDirectory() as folder:
         copy = Path(shutil.copy(PARAMS_FILE, folder))
         absent = [word for word in text.split() if not _taken(copy, word)]
         for word in absent:  # add as new keys, so that the schemas report the fault
             if not _taken(copy, f"+{word}"):
                 raise UserError(
-                    f"SET: {word!r} is not key=value with one value; write for example run.seed=18, and give several "
-                    "values to `make sweep`."
+                    f"SET: {word!r} is not key=value with a single value; write for example run.seed=18, or use "
+                    "`make sweep` for several values."
                 )
         wanted = read_yaml(copy)
     if faults := dict.fromkeys(params_faults(wanted)):
-        raise UserError("\n".join([*faults, "SET was not written."]))
+        raise UserError("\n".join([*faults, f"{PARAMS_FILE} was not changed."]))
     if absent:
-        raise UserError(f"SET: {PARAMS_FILE} has no line for {absent[0]!r} to change; write +{absent[0]} to add it.")
+        raise UserError(f"SET: {PARAMS_FILE} does not contain the key of {absent[0]!r}; write +{absent[0]} to add it.")
     return wanted
 
 

@@ -29,7 +29,7 @@ def asked(jobs: str) -> int:
         UserError: ``jobs`` is not a positive integer.
     """
     if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
-        raise UserError(f"JOBS={jobs}: how many stages may run at once is a number from 1 on; JOBS=1 runs one by one.")
+        raise UserError(f"JOBS={jobs} is not a positive integer; it is the number of stages that may run at once.")
     return int(jobs)
 
 
@@ -83,19 +83,19 @@ def gpu_shares(jobs: int) -> list[dict[str, str]]:
         UserError: ``jobs`` is less than 1 or exceeds the number of GPUs.
     """
     if jobs < 1:
-        raise UserError(f"JOBS={jobs}: one run at once is the least.")
+        raise UserError(f"JOBS={jobs} is not a positive integer; it is the number of runs at once.")
     found = visible_gpus()
     if found is None:
         cores = len(os.sched_getaffinity(0))
         threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
         if jobs * threads > cores:
-            print(f"JOBS={jobs} with run.threads {threads} share {cores} cores; fewer at once may be faster.")
+            print(f"JOBS={jobs} runs of {threads} threads each (run.threads) share {cores} cores; fewer may be faster.")
         return [{} for _ in range(jobs)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
     if jobs > len(devices):
         raise UserError(
-            f"JOBS={jobs}, but there are {len(devices)} GPUs, and a run needs one; use JOBS={len(devices)}."
+            f"JOBS={jobs}, but there are only {len(devices)} GPUs, and each run needs one; use JOBS={len(devices)}."
         )
     each = len(devices) // jobs
     return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(jobs)]

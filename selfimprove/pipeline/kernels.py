@@ -64,7 +64,7 @@ def check(kernels: Kernels) -> None:
     UserError: this processor cannot run the portable kernels.
     """
     if kernels == "portable" and not is_portable_here():
-        raise UserError("run.kernels: portable needs an x86-64 processor with AVX2, and this one is none; set native.")
+        raise UserError("run.kernels: portable needs an x86-64 processor with AVX2, and this is not one; set native.")
 
 
 def is_portable_here() -> bool:

@@ -76,16 +76,16 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
                 tried += 1
                 if tried == UNNAMED_POLLS:
                     print(
-                        f"{stage}: {folder / stage}.lock is held by a process that has not left its name; waiting for "
-                        f"it (`fuser {folder / stage}.lock` shows which it is)",
+                        f"{stage}: {folder / stage}.lock is held by an unidentified process; waiting for it "
+                        f"(`fuser {folder / stage}.lock` shows its id)",
                         file=sys.stderr, flush=True,
                     )  # fmt: skip
                 time.sleep(POLL_SECONDS)
                 continue
             if holder.get("host", HOST) != HOST:
                 raise UserError(
-                    f"stage {stage} is already running on {holder['host']} (process {holder['pid']}); one machine at a "
-                    "time runs this repository's stages: wait for it, or end that process there."
+                    f"stage {stage} is already running on {holder['host']} (process {holder['pid']}); only one machine "
+                    "at a time can run stages in this folder: wait for it, or end that process there."
                 ) from None
             if not _is_orphan(holder):
                 raise UserError(
@@ -93,7 +93,7 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
                 ) from None
             if not said:
                 print(
-                    f"{stage}: process {holder['pid']} of a killed run is still at work on this stage; waiting for it",
+                    f"{stage}: process {holder['pid']} of a killed run is still running this stage; waiting for it",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
                 said = True

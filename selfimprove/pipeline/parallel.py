@@ -155,7 +155,7 @@ class Parallel:
             self._at_work[name] = _Job(process, output, time.monotonic(), share)
             place = f"stage {len(self._done) + len(self._at_work)} of {len(self._needs)}"
             left = "" if self._estimated else f", about {duration(self._left())} left"
-            print(f"Running stage '{name}' ({place}, {len(self._at_work)} at work{left})", flush=True)  # as DVC does
+            print(f"Running stage '{name}' ({place}, {len(self._at_work)} running{left})", flush=True)  # as DVC does
 
     def _end(self, name: str, job: _Job) -> None:
         del self._at_work[name]
@@ -173,10 +173,8 @@ class Parallel:
                 keep_seconds(name, time.monotonic() - job.since)
         elif not self._ends:
             self._code = code if code > 0 else 128 - code
-            others = f"; {', '.join(self._at_work)} will be finished" if self._at_work else ""
-            print(
-                f"stage {name} failed{others}. Correct what it names; the same command goes on there.", file=sys.stderr
-            )
+            others = f"; {', '.join(self._at_work)} will still be finished" if self._at_work else ""
+            print(f"stage {name} failed{others}. Fix the error above; the same command resumes there.", file=sys.stderr)
 
     def _left(self) -> float:
         """Remaining seconds, estimated from each stage's last run: the critical path or work / jobs, if longer."""

@@ -125,7 +125,7 @@ def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
         raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
     for path in sorted(named_paths(values[name])):
         if not path.is_file() and not path.is_dir():
-            raise UserError(f"{where}: {name}: {path} is a pipe or a device; name a regular file.")
+            raise UserError(f"{where}: {name}: {path} is a pipe or a device; set a regular file.")
 
 
 def _explain(error: ValidationError, section: str, value: Any) -> list[str]:
@@ -142,6 +142,8 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
         return f"{path}: unknown key{_nearest(place[-1], sorted(_known_keys()))}"
     if kind == "missing":
         return f"{path}: missing; add it."
+    if kind == "union_tag_invalid" and (key := str(fault["ctx"]["discriminator"]).strip("'")).isidentifier():
+        return f"{path}.{key}: {fault['ctx']['tag']!r} is unknown; choose one of {fault['ctx']['expected_tags']}."
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
     remedy = "" if ";" in message else "; fix it"  # most of our own validators include a remedy
     shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {_short(fault['input'])}"

@@ -79,8 +79,8 @@ def _opening_comment(path: Path) -> list[str]:
 def _file(name: str, folder: Path) -> Path:
     path = folder / f"{name}.yaml"
     if name not in names(folder):  # excludes paths that leave the folder
-        hint = meant(name, names(folder), f"there are: {', '.join(names(folder))}.")
-        raise UserError(f"profiles: no profile {name!r}; {hint}")
+        hint = meant(name, names(folder), f"choose one of: {', '.join(names(folder))}.")
+        raise UserError(f"there is no profile {name!r} in {folder}/; {hint}")
     return path
 
 
@@ -95,12 +95,12 @@ def main() -> None:
     text = compose(name)
     if PARAMS.is_file() and not (_kept(PARAMS.read_bytes()) or _committed(PARAMS)):
         raise UserError(
-            f"{PARAMS} holds edits of your own, which `make use` would overwrite; commit them, or run "
-            f"`git checkout {PARAMS}` to drop them, then run it again."
+            f"{PARAMS} has uncommitted edits, which `make use` would overwrite; commit them, or run "
+            f"`git checkout {PARAMS}` to discard them, then run `make use` again."
         )
     write_text(PARAMS, text)
     write_text(WRITTEN, f"{sha256(text.encode()).hexdigest()}\n")
-    print(f"{PARAMS} is now profile {name}; `git diff {PARAMS}` shows what changed.")
+    print(f"{PARAMS} now contains profile {name}; `git diff {PARAMS}` shows the changes.")
 
 
 def _kept(content: bytes) -> bool:

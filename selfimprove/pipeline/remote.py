@@ -43,8 +43,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command("set")
 def set_remote(
-    url: Annotated[str, typer.Argument(help="s3://bucket/folder, or the full path of a shared folder")],
-    endpoint: Annotated[str, typer.Option(help="of a server other than Amazon's, as https://host:9000")] = "",
+    url: Annotated[str, typer.Argument(help="s3://bucket/folder, or the absolute path of a shared folder")],
+    endpoint: Annotated[
+        str, typer.Option(help="address of an S3 server other than Amazon's, such as https://host:9000")
+    ] = "",
 ) -> None:
     """Write the remote to .dvc/config, which is committed."""
     from dvc.config import Config
@@ -52,12 +54,12 @@ def set_remote(
     _check_url(url, endpoint)
     with Config(dvc_dir=".dvc").edit("repo") as config:
         config["remote"][NAME] = {"url": url, **({"endpointurl": endpoint} if endpoint else {})}
-    print(f"results travel by {url} now; commit .dvc/config, and `make publish` sends them.")
+    print(f"the remote is now {url}; commit .dvc/config, then `make publish` uploads the results.")
 
 
 @app.command()
 def publish() -> None:
-    """Send every output and run that DVC's cache holds and the remote does not."""
+    """Upload every output and run-cache entry that the remote lacks."""
     with _opened("write to") as (repo, remote, where):
         cache = repo.cache.local
         here = {out.md5 for out in _locked()} | _of_runs(_runs(repo.cache.legacy))
@@ -67,27 +69,29 @@ def publish() -> None:
         new = held - set(remote.oids_exist(held))
         for path in (cache.oid_to_path(oid) for oid in new):
             if verify.md5_of(Path(path)) != "".join(Path(path).parts[-2:]).removesuffix(FOLDER):
-                raise UserError(f"{path} is damaged; nothing was sent. Run `make verify`, which says what to do.")
+                raise UserError(f"{path} is damaged; nothing was uploaded. Run `make verify`, which shows the remedy.")
         # A folder's list is sent last, so that its presence implies that of its files.
         for part in sorted(new - set(_folders(new))), sorted(_folders(new)):
-            _copy(cache, remote, part, f"sending to {where}", check=False)
+            _copy(cache, remote, part, f"uploading to {where}", check=False)
         runs = _copy_runs(repo.cache.legacy, repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"))
-    print(f"{where}: {len(new)} objects and {runs} runs sent, {len(held) - len(new)} objects were there.")
+    print(f"{where}: uploaded {len(new)} objects and {runs} runs; {len(held) - len(new)} objects were already there.")
     changed = [file for file in COMMITTED if git("status", "--porcelain", "--", file)[1].strip()]
     if changed:
-        print(f"commit {', '.join(changed)}: a clone finds by them what was published.")
+        print(f"commit {', '.join(changed)}, so that clones can fetch what was published.")
 
 
 @app.command()
 def fetch(
-    all_runs: Annotated[bool, typer.Option(help="also what other published runs have made, for the run cache")] = False,
+    all_runs: Annotated[
+        bool, typer.Option(help="also download what other published runs produced, for the run cache")
+    ] = False,
 ) -> None:
     """Download what dvc.lock names and the run cache, and check it out."""
     with _opened("read from") as (repo, remote, where):
         if not verify.LOCK.is_file() and not all_runs:
             raise UserError(
-                f"{verify.LOCK} does not exist, and it names what to fetch; commit it where the run was made, and pull "
-                "(RUNS=all fetches what every published run has made)."
+                f"{verify.LOCK}, which names what to fetch, does not exist; commit it where the run was made, and pull "
+                "(RUNS=all fetches what every published run produced)."
             )
         runs = _copy_runs(repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"), repo.cache.legacy)
         outs = _locked()
@@ -101,7 +105,7 @@ def fetch(
         missing |= _bring(remote, repo.cache.local, named, where)
         repo.checkout([str(out.path) for out in outs if out.md5 not in missing], allow_missing=True)
         faults = list(_faults(missing, named, remote))
-    print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are here.")
+    print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")
     if faults:
         raise UserError("\n".join(faults))
 
@@ -114,7 +118,7 @@ def _bring(remote: Any, cache: Any, named: Iterable[str], where: str) -> set[str
 
     wanted = lacking(named)
     if wanted:
-        _copy(remote, cache, sorted(remote.oids_exist(wanted)), f"fetching from {where}", check=True)
+        _copy(remote, cache, sorted(remote.oids_exist(wanted)), f"downloading from {where}", check=True)
     return set(lacking(wanted))
 
 
@@ -139,12 +143,12 @@ def _faults(missing: Iterable[str], named: dict[str, str], remote: Any) -> Itera
         if remote.exists(oid):
             yield (
                 f"{place} (of {named[oid]}) is damaged; delete it there and run `make publish` where it was made, or "
-                "run `make repro` here, which makes it again."
+                "run `make repro` here, which generates it again."
             )
         elif named[oid] != EARLIER:
             yield (
-                f"{place} (of {named[oid]}) is not there; run `make publish` where it was made, or `make repro` here, "
-                "which makes it again."
+                f"{place} (of {named[oid]}) does not exist; run `make publish` where it was made, or `make repro` "
+                "here, which generates it again."
             )
 
 
@@ -195,7 +199,7 @@ def _entries(path: str) -> dict[str, str]:
     try:
         return {entry["md5"]: entry["relpath"] for entry in json.loads(Path(path).read_bytes())}
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path} is damaged; run `make verify`, which says what to do.") from None
+        raise UserError(f"{path} is damaged; run `make verify`, which shows the remedy.") from None
 
 
 def _folders(oids: Iterable[str]) -> list[str]:
@@ -208,18 +212,20 @@ def _check_url(url: str, endpoint: str) -> None:
         parts = urlsplit(text)
         if parts.username or parts.password or parts.query:
             raise UserError(
-                f"{name} holds credentials or a query, and .dvc/config is committed; set AWS_ACCESS_KEY_ID and "
+                f"{name} contains credentials or a query, but .dvc/config is committed; set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment instead."
             )
     if endpoint and not (endpoint.startswith(("http://", "https://")) and urlsplit(endpoint).hostname):
-        raise UserError(f"ENDPOINT={endpoint!r} is no address of a server; write for example https://host:9000.")
+        raise UserError(f"ENDPOINT={endpoint!r} is not the address of a server; write for example https://host:9000.")
     if url.startswith("s3://"):
         if not urlsplit(url).netloc:
             raise UserError(f"URL={url!r} names no bucket; write s3://bucket/folder.")
     elif "://" in url or not Path(url).is_absolute():
-        raise UserError(f"URL={url!r} is neither s3://bucket/folder nor the full path of a folder that machines share.")
+        raise UserError(
+            f"URL={url!r} is neither s3://bucket/folder nor the absolute path of a shared folder; write one of these."
+        )
     elif not Path(url).is_dir():
-        raise UserError(f"URL={url!r} does not exist here; make that folder, or name another.")
+        raise UserError(f"URL={url!r} does not exist on this machine; create that folder, or name another.")
 
 
 @contextmanager
@@ -259,15 +265,18 @@ def _explained(error: BaseException, where: str, doing: str) -> str | None:
     names = {type(one).__name__ for one in chain}
     if names & {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}:
         return (
-            f"{where}: no credentials are found ({first_line(chain[-1])}); set AWS_ACCESS_KEY_ID and "
+            f"{where}: no credentials were found ({first_line(chain[-1])}); set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
         )
     if any(isinstance(one, PermissionError) for one in chain):
-        return f"{where}: these credentials may not {doing} it ({first_line(error)}); ask its owner, or use others."
+        return (
+            f"{where}: these credentials may not {doing} it ({first_line(error)}); ask its owner for access, or use "
+            "others."
+        )
     if names & {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ReadTimeoutError"}:
-        return f"{where}: no answer ({first_line(error)}); is the network up, and ENDPOINT right?"
+        return f"{where}: no answer ({first_line(error)}); check the network and ENDPOINT."
     if any(isinstance(one, FileNotFoundError) for one in chain):
-        return f"{where} is not there ({first_line(error)}); make it, or name another by `make remote URL=…`."
+        return f"{where} does not exist ({first_line(error)}); create it, or set another with `make remote URL=…`."
     if isinstance(error, DvcException | OSError):
         return f"{where}: {first_line(error).rstrip('.')}."
     return None

@@ -22,9 +22,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    goals: Annotated[list[str], typer.Argument(help="stages, as for dvc repro")],
-    jobs: Annotated[str, typer.Option(help="stages at once; empty: as many as there are cores for")] = "",
-    settings: Annotated[str, typer.Option("--set", help="make an experiment with these params")] = "",
+    goals: Annotated[list[str], typer.Argument(help="DVC stages to bring up to date, as for dvc repro")],
+    jobs: Annotated[str, typer.Option(help="number of stages at once; empty: as many as the cores allow")] = "",
+    settings: Annotated[
+        str,
+        typer.Option(
+            "--set", help="params, as key=value, to write before the run, which is then saved as a DVC experiment"
+        ),
+    ] = "",
 ) -> None:
     """Run the stages that are out of date."""
     params = check_settings(settings) if settings else read_yaml(PARAMS_FILE)

@@ -38,7 +38,7 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
     shown = f" ({size / 1e6:.0f} million parameters)" if size else ""
     return (
         f"WARNING: base.{method}.model is {model}{shown}, but these keys still have the values for the default's model "
-        f"of 0.8 million parameters, which make a larger one forget what it knew: {', '.join(kept)}. Set them; "
+        f"of 0.8 million parameters, which degrade a larger pretrained model: {', '.join(kept)}. Set them; "
         f"profiles/{method.replace('_', '-')}-smollm2.yaml shows values for a pretrained model."
     )
 

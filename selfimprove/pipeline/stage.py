@@ -84,7 +84,7 @@ class Stage(Generic[S]):
         if not place.exists():
             method = next((one for one in METHODS if self.name.startswith(f"{one}-") or self.item == one), "all")
             raise UserError(
-                f"{path} does not exist; run `make repro METHOD={method}`, which makes what the stage needs first."
+                f"{path} does not exist; run `make repro METHOD={method}`, which first runs the stages that write it."
             )
         self._inputs[path] = place
         return place
@@ -132,7 +132,7 @@ class Stage(Generic[S]):
             UserError: there is no such entry.
         """
         if self.item not in entries:
-            raise UserError(f"no entry {self.item!r} in params.yaml; there are: {', '.join(entries)}.")
+            raise UserError(f"params.yaml has no entry {self.item!r} for this stage; it has: {', '.join(entries)}.")
         return entries[self.item]
 
     def journal(self) -> Journal:
@@ -152,15 +152,15 @@ class Stage(Generic[S]):
         blocked = [one for one in played if one.status == "blocked"]
         if not blocked:
             return
-        said = f"{len(blocked)} of {len(played)} are blocked; the first, {blocked[0].id}: {blocked[0].error}"
+        said = f"{len(blocked)} of {len(played)} episodes are blocked; the first, {blocked[0].id}: {blocked[0].error}"
         if len(blocked) > self.run.max_blocked * len(played):
             raise UserError(
-                f"{said.rstrip('.')}. run.max_blocked allows {self.run.max_blocked:g} of them; remove the cause and "
-                "run again: what was answered is kept, only the blocked ones are asked again."
+                f"{said.rstrip('.')}. run.max_blocked allows a share of {self.run.max_blocked:g}; fix the cause and "
+                "run again: finished episodes are kept, only the blocked ones are repeated."
             )
         self._blocked = True
         shown = for_terminal(" ".join(said.split()).rstrip("."))
-        print(f"{self.name}: {shown}. They count as failed; `dvc repro --force` asks for them again.", file=sys.stderr)
+        print(f"{self.name}: {shown}. They count as failed; `dvc repro --force` repeats them.", file=sys.stderr)
 
     @property
     def journal_seconds(self) -> float:
@@ -208,7 +208,7 @@ class Stage(Generic[S]):
             if all((done / path).exists() and content_digest(done / path) == value for path, value in manifest.items()):
                 return True
         except (OSError, ValueError, AttributeError):
-            print(f"{self.name}: the record of its finished work is damaged; the work is done again.", file=sys.stderr)
+            print(f"{self.name}: the record of its finished work is damaged; repeating the work.", file=sys.stderr)
         shutil.rmtree(done)
         return False
 
@@ -267,15 +267,15 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
                 sentence = refusal(error)
                 if full_disk is not None:
                     sentence = (
-                        f"cannot write {full_disk}; free some space and run again: what was done is kept and no output "
-                        "was touched."
+                        f"cannot write {full_disk}; free some space and run again: finished work is kept, and no "
+                        "output was changed."
                     )
                 if sentence is None:
                     raise
                 print(f"{full}: {for_terminal(sentence)}", file=sys.stderr)
                 sys.exit(2)
             except KeyboardInterrupt:
-                print(f"{full}: stopped; run again to go on from here.", file=sys.stderr)
+                print(f"{full}: stopped; run the same command again to resume.", file=sys.stderr)
                 sys.exit(130)
 
         return command

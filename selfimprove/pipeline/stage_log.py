@@ -61,7 +61,10 @@ class _Log:
             self._file = None
 
     def _give_up(self, error: OSError) -> None:
-        print(f"{self._stage}: its log {self._path} can't be written ({error.strerror}).", file=sys.__stderr__)
+        print(
+            f"{self._stage}: the log {self._path} can't be written ({error.strerror}); the stage goes on without it.",
+            file=sys.__stderr__,
+        )
 
 
 @contextmanager

@@ -60,8 +60,8 @@ class GridPoint:
 
 @app.command()
 def main(
-    grid: Annotated[str, typer.Argument(help="key=value,value …, as rise.rows.iter2.train.lr=1e-3,2e-3")],
-    jobs: Annotated[int, typer.Option(help="runs at once")] = 1,
+    grid: Annotated[str, typer.Argument(help="key=value,value …, such as rise.rows.iter2.train.lr=1e-3,2e-3")],
+    jobs: Annotated[int, typer.Option(help="number of runs at once")] = 1,
     method: Annotated[str, typer.Option(help="one method, or all")] = "all",
 ) -> None:
     """Run all points of the grid. Exit code 2: a key or value is invalid (nothing was started), or a run failed."""
@@ -70,9 +70,9 @@ def main(
     values = [with_settings(read_yaml(PARAMS_FILE), one) for one in settings]
     faults = dict.fromkeys(fault for value in values for fault in params_faults(value))
     if faults:
-        raise UserError("\n".join([*faults, "nothing was queued."]))
+        raise UserError("\n".join([*faults, "no experiment was started."]))
     shares = gpu_shares(jobs)
-    with alone(HOME / "lock", "another sweep is at work in this folder; wait for it, or end it."):
+    with alone(HOME / "lock", "another sweep is running in this folder; wait for it, or stop it."):
         state = _state(method)
         points = [
             GridPoint(_name(one, state), one, rewritten(text, value))
@@ -96,18 +96,20 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
         if not equals or not key or not raw or listed.startswith(",") or listed.endswith(",") or ",," in listed:
             raise UserError(f"GRID: {word!r} is not key=value,value; write for example run.seed=17,18.")
         if key in axes:
-            raise UserError(f"GRID: {key} stands there twice; give all of its values after one equals sign.")
+            raise UserError(f"GRID: {key} occurs twice; give all of its values after one equals sign.")
         try:
             axes[key] = [YAML(typ="safe", pure=True).load(value) for value in raw]
         except (YAMLError, ValueError, RecursionError):  # for example, an impossible date
-            raise UserError(f"GRID: a value of {word!r} is not YAML; correct it.") from None
+            raise UserError(f"GRID: a value in {word!r} is not valid YAML; correct it.") from None
         if len({repr(value) for value in axes[key]}) < len(raw):
-            raise UserError(f"GRID: {key} has one value twice; leave one out.")
+            raise UserError(f"GRID: {key} has the same value twice; remove one.")
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if axes else []
     if not points:
-        raise UserError('GRID is empty; make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18".')
+        raise UserError(
+            'GRID is empty; write for example: make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18".'
+        )
     if len(points) > MOST_POINTS:
-        raise UserError(f"GRID has {len(points)} points; {MOST_POINTS} at most are run by one sweep.")
+        raise UserError(f"GRID has {len(points)} points; one sweep runs {MOST_POINTS} at most: split it.")
     return points
 
 
@@ -196,18 +198,20 @@ class _Runs:
 def _work_off(points: Sequence[GridPoint], method: str, shares: Sequence[dict[str, str]]) -> None:
     there = {ref.rsplit("/", 1)[1] for ref in _experiments(Path())}
     todo = [point for point in points if point.name not in there]
-    print(f"{len(points)} experiments: {len(points) - len(todo)} are there, {len(todo)} to do, {len(shares)} at once.")
+    print(f"{len(points)} experiments: {len(points) - len(todo)} done, {len(todo)} to run, {len(shares)} at once.")
     runs = _Runs(method, shares)
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, runs.stop)
     with ThreadPoolExecutor(len(shares)) as pool:
         failed = [said for said in pool.map(runs.one, todo) if said]
     if runs.stopped:
-        print("stopped; the same command goes on from here.", file=sys.stderr)
+        print("stopped; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
     if failed:
-        raise UserError("\n".join([*failed, "the same command tries these again; the others are kept."]))
-    print("`make compare` shows them beside the last commit.")
+        raise UserError(
+            "\n".join([*failed, "run the same command again to retry these; finished experiments are kept."])
+        )
+    print("`make compare` shows them next to the last commit.")
 
 
 def _prepare(point: GridPoint) -> Path:
@@ -259,7 +263,9 @@ def _state(method: str) -> bytes:
     try:
         digest = blake2b(_git("rev-parse", "HEAD").encode(), digest_size=8)
     except subprocess.CalledProcessError:
-        raise UserError("nothing is committed here, and experiments belong to a commit; `git commit` first.") from None
+        raise UserError(
+            "the repository has no commit yet, and DVC experiments need one; run `git commit` first."
+        ) from None
     digest.update(method.encode())
     for name in _edited():
         path = Path(name)
@@ -291,7 +297,9 @@ def _git(*words: str, folder: Path = Path()) -> str:
     try:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise UserError("git is not installed here, and each point of a sweep is run in a clone; install it.") from None
+        raise UserError(
+            "git is not installed; install it: each point of a sweep runs in a clone of the repository."
+        ) from None
     return done.stdout
 
 

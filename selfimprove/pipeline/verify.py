@@ -44,7 +44,7 @@ def main() -> None:
     if faults:
         print("\n".join(faults), file=sys.stderr)
         sys.exit(2)
-    print(f"{sum(not out.md5.endswith(FOLDER) for out in outs)} files and DVC's cache are as dvc.lock names them.")
+    print(f"{sum(not out.md5.endswith(FOLDER) for out in outs)} files and DVC's cache match dvc.lock.")
 
 
 def outputs() -> Iterator[Out]:
@@ -54,14 +54,16 @@ def outputs() -> Iterator[Out]:
         UserError: dvc.lock is missing or damaged.
     """
     if not LOCK.is_file():
-        raise UserError(f"{LOCK} does not exist, so nothing has been made yet; run `make repro`.")
+        raise UserError(f"{LOCK} does not exist, so there are no outputs yet; run `make repro`.")
     try:
         stages = YAML(typ="safe").load(LOCK.read_bytes())["stages"]
         listed = [(stage, out) for stage, entry in stages.items() for out in entry.get("outs", [])]
         for stage, out in listed:
             yield from _expanded(Out(stage, Path(out["path"]), out["md5"]))
     except (YAMLError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{LOCK} is torn; run `make repro`, which puts the last good copy back.") from None
+        raise UserError(
+            f"{LOCK} is truncated or damaged; run `make repro`, which restores the last complete copy."
+        ) from None
 
 
 def found(outs: list[Out]) -> Iterator[str]:
@@ -76,17 +78,17 @@ def found(outs: list[Out]) -> Iterator[str]:
             if kept.is_file():
                 continue  # its files are checked one by one
             if not out.path.is_dir():
-                yield f"{out.path} is missing, and DVC's cache does not hold it; run {again}."
+                yield f"{out.path} is missing, also from DVC's cache; run {again}."
             elif not _listed(out):
-                yield f"{out.path} is not what dvc.lock names, and DVC's cache does not hold it; run {again}."
+                yield f"{out.path} does not match dvc.lock and is missing from DVC's cache; run {again}."
         elif not out.path.is_file() or md5_of(out.path) != out.md5:
-            what = "is not what dvc.lock names" if out.path.exists() else "is missing"
-            remedy = f"`dvc checkout --force {out.stage}` brings it back" if kept.is_file() else f"run {again}"
+            what = "does not match dvc.lock" if out.path.exists() else "is missing"
+            remedy = f"`dvc checkout --force {out.stage}` restores it" if kept.is_file() else f"run {again}"
             yield f"{out.path} {what}; {remedy}."
     named = {_in_cache(out.md5) for out in outs}
     for file in sorted(cache_of(Path()).glob("??/*")):
         if file not in named and file.is_file() and md5_of(file) != (file.parent.name + file.name).removesuffix(FOLDER):
-            yield f"{file} is damaged in DVC's cache (an older result's); delete it."
+            yield f"{file}, of an older result, is damaged in DVC's cache; delete it."
 
 
 def _expanded(out: Out) -> Iterator[Out]:

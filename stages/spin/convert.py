@@ -25,7 +25,7 @@ def main(stage: Stage[SpinParams]) -> None:
     outcome = outcome_pairs(episodes, name)
     if not pairs:
         raise UserError(
-            f"no pair to train on: of {audit.episodes} episodes {audit.blocked} were blocked, {audit.silent} silent "
+            f"no pairs to train on: of {audit.episodes} episodes {audit.blocked} were blocked, {audit.silent} silent "
             f"and {audit.identical} identical to the expert's; play more questions, or set drop_identical: false."
         )
 

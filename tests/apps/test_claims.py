@@ -122,25 +122,21 @@ def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
     published = everywhere()
     mine = run("avx512", 17, -0.1, outputs={"a": "1", "b": "other"})
     lines = told([mine], published)
-    assert lines[0].startswith(
-        "SPIN: 1 of 2 outputs equal the published bytes of seed 17 on avx2; 0 were not made here"
-    )
+    assert lines[0].startswith("SPIN: 1 of 2 outputs equal the published bytes of seed 17 on avx2; 0 do not exist here")
     assert "SPIN: 0 of the 1 published claims hold in this run." in lines
     assert "  em above more_sft: -0.100 ± 0.010 (claimed; in 6 of 6 runs)" in lines
     assert "SPIN: 1 of the 1 published claims hold in this run." in told([run("avx512", 17)], published)
-    assert (
-        told([run("avx2", 20)], published)[0] == "SPIN: no run with seed 20 is published, so no bytes can be compared."
-    )
+    assert told([run("avx2", 20)], published)[0] == "SPIN: no run with seed 20 is published, so no bytes are compared."
     assert told([run("avx2", 17, params="q"), run("avx2", 17, method="rise")], published) == [
-        "SPIN: params.yaml differs from the published runs: nothing to compare.",
-        "RISE: no run is published yet; `make claims` makes some.",
+        "SPIN: params.yaml differs from that of the published runs, so nothing is compared.",
+        "RISE: no run is published yet; `make claims` publishes some.",
     ]
 
 
 def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
     for one in (run("avx2", 17), run("avx2", 18, params="q")):
         publish(one, tmp_path)
-    with pytest.raises(UserError, match=r"runs of different params: avx2-17 \(p\), avx2-18 \(q\)"):
+    with pytest.raises(UserError, match=r"runs with different params: avx2-17 \(p\), avx2-18 \(q\)"):
         read_published(tmp_path)
 
 
@@ -169,7 +165,7 @@ def test_a_page_changes_with_the_runs_and_only_between_its_marks(method: str | N
     assert one != other
     assert with_results(one, method, everywhere(), {"spin": "p"}) == one
     assert all(text.startswith("before\n") and text.endswith("after\n") for text in (one, other))
-    with pytest.raises(UserError, match="lost its marks"):
+    with pytest.raises(UserError, match="lacks the marks"):
         with_results("no marks", method, everywhere(), {"spin": "p"})
 
 

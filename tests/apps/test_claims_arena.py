@@ -115,12 +115,12 @@ def test_a_seed_in_which_a_method_is_missing_is_not_pooled_with_one_that_has_it(
 def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
     publish_arena(run(17), tmp_path)
     publish_arena(run(18, params="q"), tmp_path)
-    with pytest.raises(UserError, match="runs on textcraft of different params"):
+    with pytest.raises(UserError, match="runs on textcraft with different params"):
         read_arenas("textcraft", tmp_path)
 
 
 def test_the_marks_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a page has lost its marks <!-- arena textcraft"):
+    with pytest.raises(UserError, match=r"a page lacks the marks <!-- arena textcraft"):
         written_arena("nothing", tmp_path, ROOT / "profiles")
 
 

@@ -184,7 +184,9 @@ def test_tasks_are_chosen_by_suite_or_name() -> None:
     assert [task.name for task in select("gsm8k, mmlu,gsm8k")] == ["gsm8k", "mmlu"]
 
 
-@pytest.mark.parametrize(("names", "told"), [("gms8k", "'gsm8k'"), ("gsm8k,", "there are: auto"), ("lokal", "'local'")])
+@pytest.mark.parametrize(
+    ("names", "told"), [("gms8k", "'gsm8k'"), ("gsm8k,", "choose among: auto"), ("lokal", "'local'")]
+)
 def test_an_unknown_task_is_refused_with_the_nearest(names: str, told: str) -> None:
     with pytest.raises(UserError, match="TASKS: there is no task") as caught:
         select(names)
@@ -230,7 +232,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["models/spin/nowhere", "../nowhere/", "a/b/c", "no where", "-x", "a@", "./gpt2"])
 def test_a_model_that_is_nowhere_is_named(name: str) -> None:
-    with pytest.raises(UserError, match="there is no such folder") as caught:
+    with pytest.raises(UserError, match="this folder does not exist") as caught:
         files.fingerprint(name)
     assert f"MODEL={name}" in str(caught.value)
 

@@ -127,7 +127,7 @@ def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi: Any) -> None
     assert out.count("5  drop off passenger") == 1
     assert out.count(":q                         leave") == 2
     _, out = typed(make_game("arithmetic", PARAMS), 0, ":a\n:h\n")
-    assert "nothing can be listed" in out
+    assert "lists no actions" in out
     assert "\\boxed{" in out
 
 
@@ -226,10 +226,14 @@ def test_play_a_trained_model_from_its_folder(tmp_path: Path, name: str) -> None
 
 def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> None:
     console = screen()[0]
-    for name, said in (("pilot", "no player 'pilot'"), ("model:", "no player"), ("model:/nowhere", "holds no model")):
+    for name, said in (
+        ("pilot", "POLICY='pilot'"),
+        ("model:", "POLICY='model:'"),
+        ("model:/nowhere", "contains no model"),
+    ):
         with pytest.raises(UserError, match=said):
             make_policy(name, console, io.StringIO(), 0, 0.0)
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="contains no model"):
         load_engine(tmp_path)
     with pytest.raises(UserError, match="there is no start 300"):
         play(taxi, 300, expert, console)
@@ -241,12 +245,12 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
     ("arguments", "code", "said"),
     [
         (["--env", "taxi", "--task", "61"], 0, "left after 1 steps"),
-        (["--env", "chess"], 2, "there is no environment 'chess'; take one of textcraft"),
-        (["--env", "taxi", "--reflector", "x"], 2, "a reflector advises a model"),
+        (["--env", "chess"], 2, "ENV='chess' is unknown; choose one of textcraft"),
+        (["--env", "taxi", "--reflector", "x"], 2, "--reflector needs POLICY=model:FOLDER"),
         (["--env", "taxi", "--params", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
-        (["--env", "gsm8k"], 2, 'gsm8k needs its problems; name a JSONL file: ARGS="--file'),
-        (["--env", "math"], 2, 'math needs its problems; name a JSONL file: ARGS="--file'),
-        (["--env", "hotpotqa"], 2, 'hotpotqa needs its questions; name their file: ARGS="--file'),
+        (["--env", "gsm8k"], 2, 'gsm8k needs a JSONL file of problems; name it: ARGS="--file'),
+        (["--env", "math"], 2, 'math needs a JSONL file of problems; name it: ARGS="--file'),
+        (["--env", "hotpotqa"], 2, 'hotpotqa needs a file of questions; name it: ARGS="--file'),
         (
             ["--env", "gsm8k", "--file", "nowhere.jsonl"],
             2,
@@ -256,8 +260,8 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
         (["--task", "-1"], 2, "play: textcraft has no task -1; there are "),
         (["--task", str(10**9)], 2, "play: textcraft has no task 1000000000; there are "),
         (["--env", "kitchen", "--task", str(10**9)], 2, "play: kitchen has no task 1000000000; there are "),
-        (["--env", "txi"], 2, "there is no environment 'txi'; did you mean 'taxi'?"),
-        (["--env", ""], 2, "there is no environment ''; take one of textcraft"),
+        (["--env", "txi"], 2, "ENV='txi' is unknown; did you mean 'taxi'?"),
+        (["--env", ""], 2, "ENV='' is unknown; choose one of textcraft"),
     ],
 )
 def test_play_the_command_line_reads_a_pipe_of_any_bytes(arguments: Any, code: int, said: str) -> None:

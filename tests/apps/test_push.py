@@ -142,7 +142,7 @@ def push(folder: Path, *arguments: str, hub: Hub | None = None, token: str | Non
 def test_nothing_is_sent_unasked_and_the_card_says_what_the_row_is(checkout: Path, hub: Hub) -> None:
     done = push(checkout, "models/rise/iter1", "--to", "owner/name", hub=hub, token=None)
     assert done.returncode == 0, done.stderr
-    assert "Nothing was sent. CONFIRM=yes uploads these files to owner/name" in done.stdout
+    assert "Nothing was uploaded. CONFIRM=yes uploads these files to owner/name" in done.stdout
     assert "adapter_model.safetensors" in done.stdout
     assert not hub.created
     card = (checkout / ".scratch/push/owner--name/README.md").read_text()
@@ -189,17 +189,17 @@ def test_an_adapter_of_a_base_that_nobody_else_has_is_pushed_with_full_weights(c
     ("arguments", "token", "sentence"),
     [
         (("models/rise/iter1", "--to", "owner/name", "--confirm"), None, "push: HF_TOKEN is not set"),
-        (("models/rise/iter1", "--to", "owner/name", "--confirm"), "wrong", "the hub refuses owner/name (status 403)"),
+        (("models/rise/iter1", "--to", "owner/name", "--confirm"), "wrong", "the hub refused owner/name (status 403)"),
         (
             ("models/rise/iter1", "--to", "gone/name", "--confirm"),
             TOKEN,
-            "the hub is not to be reached (Remote",
+            "the hub cannot be reached (Remote",
         ),
-        (("models/rise/iter1", "--to", "name"), None, "push: TO='name' is not of the form owner/name."),
-        (("models/rise/iter9", "--to", "owner/name"), None, "models/rise/iter9 holds no model (config.json)"),
+        (("models/rise/iter1", "--to", "name"), None, "push: TO='name' is not a repository name; write owner/name."),
+        (("models/rise/iter9", "--to", "owner/name"), None, "models/rise/iter9 contains no model (config.json)"),
         (("results/rise/iter1", "--to", "owner/name"), None, "is not the folder of a trained row"),
         (("models/../../x", "--to", "owner/name"), None, "is not the folder of a trained row"),
-        (("", "--to", ""), None, "push: name what and where"),
+        (("", "--to", ""), None, "push: MODEL and TO are required"),
     ],
 )
 def test_what_cannot_be_pushed_is_one_sentence(

@@ -237,7 +237,7 @@ def test_offline_the_local_tasks_are_asked_and_it_says_so(model_dir: Path, tmp_p
     done = command(tmp_path, str(model_dir), "--limit", "8")
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
-    assert first.startswith("The local tasks are asked instead of the leaderboard's six: arc_challenge: its data set")
+    assert first.startswith("Using the local tasks instead of the leaderboard's six: arc_challenge: its data set")
     assert "no mean of six" in done.stdout
     [path] = (tmp_path / "results" / "leaderboard").iterdir()
     assert set(results.read(path).tasks) == {task.name for task in LOCAL}

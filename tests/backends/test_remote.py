@@ -104,7 +104,7 @@ def publisher(tmp_path_factory: pytest.TempPathFactory, endpoint: str, s3: Any) 
     make(folder, "repro", METHOD)
     make(folder, "remote", f"URL={URL}", f"ENDPOINT={endpoint}")
     said = make(folder, "publish").stdout
-    assert "commit dvc.lock, params.yaml, .dvc/config: a clone finds by them what was published" in said
+    assert "commit dvc.lock, params.yaml, .dvc/config, so that clones can fetch what was published" in said
     run(folder, "git", "add", "--all")
     run(folder, *GIT, "commit", "--quiet", "-m", "results")
     return folder
@@ -141,7 +141,9 @@ def test_a_run_that_another_person_published_is_taken_from_the_run_cache(fetched
 
 
 def test_what_is_published_again_is_not_sent_again(publisher: Path) -> None:
-    assert re.search(r": 0 objects and 0 runs sent, [1-9]\d* objects were there", make(publisher, "publish").stdout)
+    assert re.search(
+        r": uploaded 0 objects and 0 runs; [1-9]\d* objects were already there", make(publisher, "publish").stdout
+    )
 
 
 def test_no_credential_is_in_any_file(publisher: Path, fetched: Path) -> None:
@@ -170,8 +172,8 @@ def test_a_damaged_object_is_named_and_not_taken_and_a_run_makes_it_again(
     assert ran(make(folder, "repro", METHOD).stdout) == {"spin-report"}
     assert (folder / path).read_bytes() == whole
     s3.delete_object(Bucket=BUCKET, Key=key)
-    assert f"(of {path}) is not there" in refused(clone(publisher, tmp_path / "other"), "fetch")
-    assert ": 1 objects and 0 runs sent" in make(publisher, "publish").stdout
+    assert f"(of {path}) does not exist" in refused(clone(publisher, tmp_path / "other"), "fetch")
+    assert ": uploaded 1 objects and 0 runs" in make(publisher, "publish").stdout
     assert s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == whole
 
 
@@ -224,22 +226,22 @@ def test_what_is_wrong_with_a_remote_is_one_sentence(publisher: Path, tmp_path: 
         "AWS_EC2_METADATA_DISABLED": "true",
         "HOME": str(folder),
     }
-    assert "no credentials are found" in refused(folder, "fetch", **none)
+    assert "no credentials were found" in refused(folder, "fetch", **none)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     make(folder, "remote", f"URL={URL}", f"ENDPOINT=http://127.0.0.1:{port}")
     assert f"{URL}: no answer" in refused(folder, "fetch")
     for words, said in (
         (["URL=s3://name:word@bucket/x"], "URL holds credentials"),
-        (["URL=gs://bucket/x"], "is neither s3://bucket/folder nor the full path"),
+        (["URL=gs://bucket/x"], "is neither s3://bucket/folder nor the absolute path"),
         (["URL=s3://"], "names no bucket"),
         (["URL=/no/such/folder"], "does not exist here"),
-        ([f"URL={URL}", "ENDPOINT=localhost:9000"], "is no address of a server"),
+        ([f"URL={URL}", "ENDPOINT=localhost:9000"], "is not the address of a server"),
     ):
         assert said in refused(folder, "remote", *words)
     run(folder, "git", "checkout", "--quiet", ".dvc/config")
     (folder / "dvc.lock").unlink()
-    assert "dvc.lock does not exist, and it names what to fetch" in refused(folder, "fetch")
+    assert "dvc.lock, which names what to fetch, does not exist" in refused(folder, "fetch")
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
     assert "no remote is set; run `make remote" in refused(folder, "fetch")
 
@@ -248,7 +250,7 @@ def test_a_bucket_that_is_not_there_is_named_and_a_shared_folder_needs_no_server
     publisher: Path, fetched: Path, endpoint: str, tmp_path: Path
 ) -> None:
     make(fetched, "remote", "URL=s3://nobody/x", f"ENDPOINT={endpoint}")
-    assert "s3://nobody/x is not there" in refused(fetched, "publish")
+    assert "s3://nobody/x does not exist" in refused(fetched, "publish")
     (tmp_path / "shared").mkdir()
     make(fetched, "remote", f"URL={tmp_path / 'shared'}")
     make(fetched, "publish")

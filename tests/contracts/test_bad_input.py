@@ -114,7 +114,7 @@ def test_an_empty_data_set_is_refused(
     bench = bench_of(place, request)
     folder = bench.copy(tmp_path / "bench")
     (folder / file).write_bytes(content)
-    assert f"{file} holds no rows; " in bench.refused(folder, *place)
+    assert f"{file} is empty; " in bench.refused(folder, *place)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,6 @@ def test_an_iteration_that_is_not_in_the_params_is_refused(
     folder = bench.copy(tmp_path / "bench")
     there = "base, " if stage.endswith("finetune") else ""  # every row is trained
     said = bench.refused(folder, stage, "iter7")
-    assert f"no entry 'iter7' in params.yaml; there are: {there}" in said
+    assert f"params.yaml has no entry 'iter7' for this stage; it has: {there}" in said
     assert "iter1, iter2" in said
     assert "no entry ''" in bench.refused(folder, stage)

@@ -51,8 +51,8 @@ def jobs_command(grid: str, jobs: int = 1) -> None:
         ("", ["a=1", "--jobs", ""], "JOBS=: input should be a valid integer"),
         ("3", ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),  # given by ARGS
         (None, ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),
-        (None, ["a=1", "--job", "2"], "No such option: --job (Possible options: --jobs); --help lists what there is."),
-        (None, [], "Missing argument 'grid'; --help lists what there is."),
+        (None, ["a=1", "--job", "2"], "No such option: --job (Possible options: --jobs); --help lists all options."),
+        (None, [], "Missing argument 'grid'; --help lists all options."),
     ],
 )
 def test_a_word_that_does_not_fit_is_one_sentence_by_the_name_that_was_typed_a_variable_of_make_too(

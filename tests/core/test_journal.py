@@ -79,7 +79,7 @@ def test_a_damaged_line_costs_that_line_alone_and_is_written_again(
     with Journal(tmp_path / "j") as journal:
         assert journal.entries == {"a": "first entry", "c": "third entry"}
         assert journal.damaged == 1
-        assert "1 damaged lines were left out" in capsys.readouterr().err
+        assert "1 damaged lines were skipped" in capsys.readouterr().err
         journal.add("b", "second entry")
     with Journal(tmp_path / "j") as journal:
         assert journal.entries == entries

@@ -147,18 +147,18 @@ def test_a_target_that_cannot_be_written_is_one_sentence_that_names_it(tmp_path:
     for target, said in (
         (
             tmp_path / "file/out",
-            f"can't be written: {tmp_path}/file can't be made a folder (File exists); name another place.",
+            f"can't be written: {tmp_path}/file can't be created as a folder (File exists); use another path.",
         ),
         (
             tmp_path / "file/deep/out",
-            f"can't be written: {tmp_path}/file/deep can't be made a folder (Not a directory); name another place.",
+            f"can't be written: {tmp_path}/file/deep can't be created as a folder (Not a directory); use another path.",
         ),
         (
             Path("/proc/foo/out"),
-            "can't be written: /proc/foo can't be made a folder (No such file or directory); name another place.",
+            "can't be written: /proc/foo can't be created as a folder (No such file or directory); use another path.",
         ),
-        (Path("/proc/out"), "can't be written (No such file or directory); name another place."),
-        (tmp_path / ("x" * 255), "can't be written (File name too long); name another place."),
+        (Path("/proc/out"), "can't be written (No such file or directory); use another path."),
+        (tmp_path / ("x" * 255), "can't be written (File name too long); use another path."),
         (tmp_path / "folder", "is a folder; name a file."),
         (Path("."), "is a folder; name a file."),
         (Path("/"), "is a folder; name a file."),
@@ -195,5 +195,5 @@ def test_no_other_place_is_asked_for_params_yaml_which_has_only_one(
         assert str(refused.value).startswith(f"params.yaml {said}")
         assert "name" not in str(refused.value)
     assert refusal(PermissionError(errno.EACCES, "Permission denied", "params.yaml")) == (
-        "params.yaml can't be read or written (Permission denied); change that."
+        "params.yaml can't be read or written (Permission denied); fix that."
     )

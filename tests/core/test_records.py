@@ -123,7 +123,7 @@ def test_empty_and_missing_files_are_refused_unless_emptiness_is_meant(tmp_path:
     with pytest.raises(UserError, match="does not exist"):
         read_jsonl(tmp_path / "r", Example)
     (tmp_path / "r").write_text("\n \n")
-    with pytest.raises(UserError, match="holds no rows"):
+    with pytest.raises(UserError, match="is empty; add at least one row"):
         read_jsonl(tmp_path / "r", Example)
     assert read_jsonl(tmp_path / "r", Example, may_be_empty=True) == []
 
@@ -138,14 +138,14 @@ def test_a_data_file_s_fault_is_not_put_down_to_params_yaml_which_may_not_name_i
 
 def test_a_byte_order_mark_is_named_as_the_invisible_character_that_it_is(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n', encoding="utf-8-sig")
-    with pytest.raises(UserError, match="line 1: a byte order mark opens the line; save the file as UTF-8"):
+    with pytest.raises(UserError, match="line 1: the line begins with a byte order mark; save the file as UTF-8"):
         list(read_rows(tmp_path / "rows.jsonl"))
 
 
 def test_a_folder_in_the_place_of_a_file_is_called_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder; name a file"):
         list(read_rows(tmp_path))
-    with pytest.raises(UserError, match="is a folder where a file was expected"):
+    with pytest.raises(UserError, match="is a folder, but must be a file"):
         read_yaml(tmp_path)
 
 
@@ -232,12 +232,12 @@ def test_a_damaged_file_of_ours_is_one_sentence_that_names_it(tmp_path: Path, te
     with pytest.raises(UserError) as caught:
         read_object(file)
     assert str(caught.value).startswith(f"{file} ")
-    assert str(caught.value).endswith("restore it, or write it again.")
+    assert str(caught.value).endswith("restore it, or generate it again.")
 
 
 def test_a_path_that_is_too_long_is_one_sentence() -> None:
     path = Path("a" * 5000)
     for read in (lambda: list(read_rows(path)), lambda: load_json(path), lambda: only_regular(path)):
-        with pytest.raises(UserError, match=r"a… can't be looked for \(File name too long\); fix the path") as refused:
+        with pytest.raises(UserError, match=r"a… can't be looked up \(File name too long\); fix the path") as refused:
             read()
         assert len(str(refused.value)) < 200

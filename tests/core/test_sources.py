@@ -168,7 +168,7 @@ def test_a_file_that_is_on_no_server_is_taken_from_a_mirror_or_named(tmp_path: P
         "made:\n  about: rows\n  licence: MIT\n  files:\n"
         f"    - {{path: made/rows.jsonl, sha256: {sha256(ROWS).hexdigest()}}}\n"
     )
-    with pytest.raises(UserError, match=r"made/rows\.jsonl of made is on no server; set DATA_MIRROR"):
+    with pytest.raises(UserError, match=r"made/rows\.jsonl of made cannot be downloaded; set DATA_MIRROR"):
         fetch("made", tmp_path / "data", sources_file=sources)
     assert left_in(tmp_path / "data") == []
     (tmp_path / "mirror" / "made").mkdir(parents=True)

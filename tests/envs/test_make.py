@@ -114,9 +114,9 @@ def test_serve_serves_the_params_environment_until_interrupted() -> None:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("webshp", "did you mean 'webshop'?"), ("chess", "take one of sciworld, textcraft, webshop.")],
+    [("webshp", "did you mean 'webshop'?"), ("chess", "choose one of sciworld, textcraft, webshop.")],
 )
 def test_serve_answers_an_unknown_environment_with_the_nearest_that_it_serves(name: str, remedy: str) -> None:
     with pytest.raises(UserError) as refused:
         serve(env=name)
-    assert str(refused.value) == f"serve: AgentGym's protocol has no {name!r}; {remedy}"
+    assert str(refused.value) == f"serve: ENV={name!r} is not an environment of AgentGym's protocol; {remedy}"

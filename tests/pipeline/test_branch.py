@@ -34,7 +34,9 @@ def test_after_a_killed_experiment_git_is_on_the_branch_again_and_files_stay() -
     git("checkout", "--quiet", "--detach")
     FILE.write_text("start\n# more\n")
     git("add", FILE.name)
-    assert list(back_on_branch()) == ["a killed experiment left git on no branch; it is on work again."]
+    assert list(back_on_branch()) == [
+        "a killed experiment left git with a detached HEAD; switched back to branch work."
+    ]
     assert git("symbolic-ref", "HEAD") == "refs/heads/work"
     assert FILE.read_text().endswith("# more\n")
     assert git("diff", "--cached", "--name-only") == ""
@@ -47,7 +49,7 @@ def test_what_was_committed_on_no_branch_is_left_there_and_it_is_said_how_to_kee
     git("checkout", "--quiet", "--detach")
     git("commit", "--quiet", "--allow-empty", "-m", "mine")
     [said] = back_on_branch()
-    assert "`git branch NAME` keeps that, and `git switch work` goes back" in said
+    assert "`git branch NAME` keeps them, and `git switch work` goes back" in said
     assert git("log", "-1", "--format=%s") == "mine"
 
 

@@ -41,9 +41,9 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--say"], "everything needed for rise, agent_r, reflect_rl, spin is there"),
-        (["--say", "rise"], "everything needed for rise is there"),
-        (["--say", "spin"], "every result of spin is there"),
+        (["--say"], "everything that rise, agent_r, reflect_rl, spin will need is available"),
+        (["--say", "rise"], "everything that rise will need is available"),
+        (["--say", "spin"], "all results of spin exist"),
         (["rise"], ""),
         (["params"], ""),
     ],
@@ -56,7 +56,7 @@ def test_make_check_says_what_is_in_order_and_other_targets_nothing(
         (folder / "results/summary/spin.json").write_text("{}")
     monkeypatch.setattr("sys.argv", ["check", *words])
     check.main()
-    assert capsys.readouterr().out == (said and f"params.yaml: 8 sections are valid, and {said}.\n")
+    assert capsys.readouterr().out == (said and f"params.yaml: all 8 sections are valid, and {said}.\n")
 
 
 def test_of_all_targets_only_make_check_asks_for_that_line() -> None:
@@ -75,9 +75,9 @@ def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
     change("max_length: 352,", "")  # of rise.rows.iter1; rise.train has one, which the row then trains with
     change("  threads: 1\n", "")
     assert ends_with(capsys) == [
-        "params.yaml: run.threads: missing, and DVC reads it for base@rise; write it there (its default is in "
+        "params.yaml: run.threads: missing, but DVC reads it for stage base@rise; add it (its default is in "
         "docs/params.md).",
-        "params.yaml: rise.rows.iter1.train.max_length: missing, and DVC reads it for rise-convert@iter1; write it "
+        "params.yaml: rise.rows.iter1.train.max_length: missing, but DVC reads it for stage rise-convert@iter1; add it "
         "there (rise.train has 352).",
     ]
 
@@ -139,7 +139,7 @@ def test_a_key_that_a_stage_would_miss_late_is_asked_for_first_and_only_where_it
 def test_gpus_and_packages_that_are_not_here_are_named() -> None:
     values = profile("rise-llama2-7b")
     faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
-    assert any("is cuda, but there is no NVIDIA GPU here" in fault for fault in faults)
+    assert any("is cuda, but this machine has no NVIDIA GPU" in fault for fault in faults)
     assert any("engines.student: engine vllm: the package vllm is not installed here" in fault for fault in faults)
 
 
@@ -208,7 +208,7 @@ def set_key(path: str, value: object) -> None:
         (
             "base.spin",
             {"model": "./nowhere", "revision": "abc"},
-            "base.spin.model: there is no folder ./nowhere; name one that exists",
+            "base.spin.model: folder ./nowhere does not exist; name an existing folder",
         ),
         (
             "base.rise",

@@ -50,7 +50,7 @@ def test_a_torn_dvc_lock_is_replaced_by_the_kept_copy_and_it_is_said(length: int
     dvc_files.keep()
     dvc_files.LOCK.write_text(WHOLE[:length])
     assert list(dvc_files.restore()) == [
-        "dvc.lock was torn by a kill; the copy from before the last stage is back in its place."
+        "dvc.lock was truncated when a run was killed; restored the copy from before the last stage."
     ]
     assert dvc_files.LOCK.read_text() == WHOLE
 
@@ -69,7 +69,7 @@ def test_wherever_it_was_torn_dvc_accepts_what_is_there_afterwards() -> None:
 def test_a_copy_that_is_torn_itself_is_not_put_back() -> None:
     dvc_files.LOCK.write_text(WHOLE[:30])
     dvc_files.keep()
-    assert ["it is removed" in sentence for sentence in dvc_files.restore()] == [True]
+    assert ["removed it" in sentence for sentence in dvc_files.restore()] == [True]
 
 
 def test_while_another_dvc_writes_no_copy_is_kept() -> None:
@@ -86,7 +86,7 @@ def test_while_another_dvc_writes_no_copy_is_kept() -> None:
 
 def test_without_a_copy_a_torn_dvc_lock_goes() -> None:
     dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  rise-data:\n    deps:\n")
-    assert ["it is removed" in sentence for sentence in dvc_files.restore()] == [True]
+    assert ["removed it" in sentence for sentence in dvc_files.restore()] == [True]
     assert not dvc_files.LOCK.exists()
 
 
@@ -101,7 +101,7 @@ def test_a_whole_dvc_lock_is_left_alone() -> None:
 )
 def test_a_torn_rwlock_goes(text: str) -> None:
     dvc_files.RWLOCK.write_text(text)
-    assert [".dvc/tmp/rwlock was torn" in sentence for sentence in dvc_files.restore()] == [True]
+    assert [".dvc/tmp/rwlock was truncated" in sentence for sentence in dvc_files.restore()] == [True]
     assert not dvc_files.RWLOCK.exists()
 
 
@@ -130,7 +130,7 @@ def test_a_dvc_at_work_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None
         other.wait()
         waiting.join(timeout=60)
         assert not waiting.is_alive()
-    assert f"another run is at work in this folder (process {other.pid})" in capsys.readouterr().err
+    assert f"another run is active in this folder (process {other.pid})" in capsys.readouterr().err
 
 
 FIRST = """
@@ -166,5 +166,5 @@ def test_a_run_is_waited_for_between_its_stages_too_and_where_its_make_was_kille
         waiting.join(timeout=60)
         assert not waiting.is_alive()
     said = capsys.readouterr().err
-    assert f"another run is at work in this folder (process {dvc}); waiting for it to end" in said
-    assert "dvc.lock was torn by a kill" in said
+    assert f"another run is active in this folder (process {dvc}); waiting for it to end" in said
+    assert "dvc.lock was truncated when a run was killed" in said

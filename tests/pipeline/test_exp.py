@@ -31,8 +31,9 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rise.rows.iter2.trian.lr=1e-3", "rise.rows.iter2.trian: unknown key; did you mean 'train'?"),
         ("rize.tasks.train=5", "unknown section 'rize'; did you mean 'rise'?"),
         ("typo", "SET: 'typo' is not key=value"),
-        ("run.seed=18,19", "SET: 'run.seed=18,19' is not key=value with one value"),
-        ("run.max_blocked=0.1", "SET: params.yaml has no line for 'run.max_blocked=0.1' to change; write +run"),
+        ("run.seed=18,19", "SET: 'run.seed=18,19' is not key=value with a single value"),
+        ("run.seed=18 run.seed=19", "SET: run.seed occurs twice; give it one value"),
+        ("run.max_blocked=0.1", "SET: params.yaml does not contain the key of 'run.max_blocked=0.1'; write +run"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused_and_params_stay(params: Path, text: str, said: str) -> None:
@@ -66,6 +67,6 @@ def test_numbers_as_keys_stay_numbers(params: Path) -> None:
 def test_without_a_commit_nothing_is_written(params: Path) -> None:
     shutil.rmtree(params.parent / ".git")
     before = params.read_bytes()
-    with pytest.raises(UserError, match="an experiment belongs to a commit; `git commit` first"):
+    with pytest.raises(UserError, match="a DVC experiment needs one; run `git commit` first"):
         write_settings("run.seed=18")
     assert params.read_bytes() == before

@@ -95,7 +95,7 @@ def test_a_holder_without_a_name_is_told_of_while_it_is_waited_for(
         with stage_lock(tmp_path, "stage"):
             pass
         watcher.join()
-    assert "stage.lock is held by a process that has not left its name; waiting for it" in said[0]
+    assert "stage.lock is held by an unidentified process; waiting for it" in said[0]
 
 
 def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,10 +122,10 @@ def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     waiter = Thread(target=wait_and_hold)
     waiter.start()
     said = ""
-    while "still at work" not in said and waiter.is_alive():
+    while "still running" not in said and waiter.is_alive():
         said += capsys.readouterr().err
         time.sleep(0.02)
-    assert f"process {orphan.pid} of a killed run is still at work" in said
+    assert f"process {orphan.pid} of a killed run is still running" in said
     assert got == []
     shell.stdin.close()
     waiter.join()

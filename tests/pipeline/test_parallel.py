@@ -108,12 +108,12 @@ def test_stages_are_at_work_together_and_each_only_after_those_whose_outputs_it_
     assert code == 0, said
     assert (folder / "out-goal").read_text() == "goalbothleftrightaloneleft"
     assert recorded(folder) == set(GRAPH) - {"elsewhere"}
-    assert "Running stage 'goal' (stage 5 of 5, 1 at work)" in said
+    assert "Running stage 'goal' (stage 5 of 5, 1 running)" in said
     assert set(json.loads((folder / ".scratch/stages.json").read_text())) == set(GRAPH) - {"elsewhere"}
     assert not [line for line in said.splitlines() if "dvc" in line]  # DVC's lines on every stage
     (folder / "out-alone").write_text("other")
     code, said = ran(folder, "goal")  # what depends on the change, after the stage that looks each time
-    assert re.findall(r"'(\w+)' \(stage \d of \d, 1 at work, about \d+ s left\)", said) == [
+    assert re.findall(r"'(\w+)' \(stage \d of \d, 1 running, about \d+ s left\)", said) == [
         "inputs",
         "alone",
         "goal",
@@ -126,7 +126,7 @@ def test_after_a_failure_nothing_begins_and_the_next_run_goes_on_there(folder: P
     code, said = ran(folder, "both")
     assert code not in (0, 130), said
     assert "left: this and that is wrong; correct it." in said
-    assert re.search(r"stage left failed(; right will be finished)?\. Correct what it names", said), said
+    assert re.search(r"stage left failed(; right will still be finished)?\. Fix the error above", said), said
     assert recorded(folder) == {"inputs", "right"}
     assert not (folder / "began-both").exists()
     (folder / "left.fails").unlink()
@@ -164,7 +164,7 @@ def test_killed_its_stages_end_as_usual_and_the_next_run_waits_for_them(folder: 
         (folder / f"began-{name}").unlink()
     with started(folder, "both") as again:
         assert again.stdout is not None
-        assert "another run is at work in this folder" in again.stdout.readline()
+        assert "another run is active in this folder" in again.stdout.readline()
         (folder / "go").touch()
         said = again.stdout.read()
     assert again.returncode == 0, said
@@ -296,7 +296,7 @@ def test_a_container_s_limits_count_as_the_machine_s_do(
 def test_jobs_is_a_number_or_refused_in_one_sentence() -> None:
     assert jobs.asked("3") == 3
     for text in ("0", "-1", "two", "1.5", "٣"):
-        with pytest.raises(UserError, match=f"JOBS={text}: how many stages"):
+        with pytest.raises(UserError, match=f"JOBS={text} is not a positive integer"):
             jobs.asked(text)
 
 

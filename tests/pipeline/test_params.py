@@ -191,6 +191,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.iterations.iter1.generate.models.0", None, "string"),
         ("rise.iterations.iter1.generate.tasks", 2.5, "integer"),
         ("rise.iterations.iter1.convert.criteria", "good", "got 'good'"),
+        ("rise.engines.student.engine", "vlm", "student.engine: 'vlm' is unknown; choose one of 'transformers'"),
         ("rise.engines.student.slots", 0, "a whole number from 1 to 8192, or auto, is expected, got 0"),
         ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
@@ -385,7 +386,7 @@ def test_a_file_that_is_not_a_mapping_in_yaml_is_refused_with_its_line(tmp_path:
 
 def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    with pytest.raises(UserError, match="does not exist; run from the repository's root"):
+    with pytest.raises(UserError, match="does not exist; run this in the repository's root"):
         read_yaml(path)
     path.write_bytes(b"run: {seed: \xff}\n")
     with pytest.raises(UserError, match="not YAML"):
@@ -396,7 +397,7 @@ def test_a_pipe_or_a_device_that_params_name_is_refused_before_it_is_opened(tmp_
     pipe = tmp_path / "key"
     os.mkfifo(pipe)
     endpoint = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_file": str(pipe)}
-    said = f"params.yaml: rise: {pipe} is a pipe or a device; name a regular file."
+    said = f"params.yaml: rise: {pipe} is a pipe or a device; set a regular file."
     assert complaint(put("rise.engines.teacher", endpoint)) == said
     assert "spin: /dev/zero is a pipe or a device" in complaint(put("spin.prompt", {"few_shot": "/dev/zero"}))
 

@@ -110,15 +110,18 @@ def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytes
     ("arguments", "said"),
     [
         (["rise-llama-7b"], "did you mean 'rise-llama2-7b'?"),
-        (["rise-llama2-7b", "--method", "spin"], "sets up rise only, and spin in it is the default's; plan that with"),
-        (["default", "--method", "rize"], "METHOD='rize' is no method; there are rise, agent_r, reflect_rl, spin."),
-        (["default", "--gpus", "four"], "GPUS='four' is not a number of GPUs and their memory"),
+        (["rise-llama2-7b", "--method", "spin"], "sets up only rise; its spin is the default's: plan that with"),
+        (
+            ["default", "--method", "rize"],
+            "METHOD='rize' is not a method; choose all, rise, agent_r, reflect_rl, spin.",
+        ),
+        (["default", "--gpus", "four"], "GPUS='four' is not a number of GPUs with their memory"),
         (["default", "--gpus", "0x80GB"], "write for example GPUS=4x80GB."),
         (["default", "--disk", "2"], "DISK='2' is not a size"),
-        (["default", "--price", "0.5"], "PRICE='0.5' is not a price"),
+        (["default", "--price", "0.5"], "PRICE='0.5' is not two prices"),
         (["default", "--nodes", "0"], "NODES='0' is not a number of machines; write for example NODES=8."),
-        (["default", "--gpu-price", "$3"], "GPU_PRICE='$3' is not the price of a GPU for an hour"),
-        (["default", "--gpu", "H10"], "GPU='H10' is not in the plan's table; did you mean 'H100'?"),
+        (["default", "--gpu-price", "$3"], "GPU_PRICE='$3' is not the price of a GPU per hour"),
+        (["default", "--gpu", "H10"], "GPU='H10' is unknown to the planner; did you mean 'H100'?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], said: str) -> None:
@@ -150,7 +153,7 @@ def test_over_several_machines_generation_spreads_and_training_stays_where_its_l
     assert eight.cost == pytest.approx(eight.hours * 64 * 2.5 + tokens)
     assert wide.cost is None  # without prices
     done = command("rise-llama2-7b", "--gpus", "8x80GB", "--nodes", "8")
-    assert "4 of 64 GPUs at work" in " ".join(done.stdout.split())
+    assert "uses 4 of 64 GPUs" in " ".join(done.stdout.split())
 
 
 def test_the_page_s_table_of_eight_machines_is_what_plan_prints() -> None:
@@ -166,7 +169,9 @@ def test_the_table_is_whole_at_80_columns_and_ends_with_a_no_and_exit_code_2() -
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "…" not in done.stdout
     assert re.search(
-        r"^no: rise-finetune@base: rise\.rows\.base\.train\.launcher\.processes is 4", done.stderr, re.MULTILINE
+        r"^does not fit: rise-finetune@base: rise\.rows\.base\.train\.launcher\.processes is 4",
+        done.stderr,
+        re.MULTILINE,
     )
     for stage in ("generate@iter1", "finetune@single_turn", "total"):
         assert stage in done.stdout

@@ -185,7 +185,7 @@ def test_a_folder_s_own_config_comes_before_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "mamba"}, "knows no model_type 'mamba'"),
+        ({"model_type": "mamba"}, "does not support model_type 'mamba'"),
         ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "'num_hidden_layers' is missing"),
     ],
 )

@@ -123,7 +123,7 @@ def test_make_use_keeps_edits_that_no_commit_has(repo: Path) -> None:
     params.write_text(params.read_text().replace("seed: 17", "seed: 9", 1))
     refused = use(repo, "mine")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-    assert "holds edits of your own, which `make use` would overwrite; commit them" in refused.stderr
+    assert "has uncommitted edits, which `make use` would overwrite; commit them" in refused.stderr
     assert "seed: 9" in params.read_text()
     for words in (["init", "--quiet"], ["add", "params.yaml"], ["commit", "--quiet", "-m", "mine"]):
         subprocess.run([*git, *words], cwd=repo, check=True)

@@ -191,7 +191,7 @@ def test_a_file_that_the_system_refuses_is_one_line_and_exit_code_2(
         work()
     assert end.value.code == 2
     assert capsys.readouterr().err == (
-        "small@item: in.txt can't be read or written (Permission denied); change that, or name another place.\n"
+        "small@item: in.txt can't be read or written (Permission denied); fix that, or use another path.\n"
     )
     assert not (folder / "results").exists()
 
@@ -210,7 +210,7 @@ def test_ctrl_c_says_how_to_go_on(work: Work, capsys: pytest.CaptureFixture[str]
     work.error = KeyboardInterrupt()
     with pytest.raises(SystemExit, match="130"):
         work()
-    assert capsys.readouterr().err == "small@item: stopped; run again to go on from here.\n"
+    assert capsys.readouterr().err == "small@item: stopped; run the same command again to resume.\n"
 
 
 def run(body: Callable[[Stage[Small]], object]) -> None:

@@ -32,10 +32,10 @@ def test_a_grid_is_every_combination_and_values_are_yaml() -> None:
         ("run.seed=17,", "is not key=value,value"),
         ("run.seed=17,,18", "is not key=value,value"),
         ("=17", "is not key=value,value"),
-        ("run.seed=17 run.seed=18", "run.seed stands there twice"),
-        ("run.seed=17,17", "run.seed has one value twice"),
-        ("run.seed={", "is not YAML"),
-        ("run.seed=2026-13-45", "is not YAML"),
+        ("run.seed=17 run.seed=18", "run.seed occurs twice"),
+        ("run.seed=17,17", "run.seed has the same value twice"),
+        ("run.seed={", "is not valid YAML"),
+        ("run.seed=2026-13-45", "is not valid YAML"),
         (" ".join(f"k{n}=1,2" for n in range(10)), "GRID has 1024 points; 1000 at most"),
     ],
 )
@@ -72,7 +72,7 @@ def test_runs_at_once_share_the_visible_gpus_and_too_few_are_refused(
     assert [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(3)] == ["5", "7", "6"]
     with pytest.raises(UserError, match="JOBS=4, but there are 3 GPUs"):
         gpu_shares(4)
-    with pytest.raises(UserError, match="JOBS=0: one run at once is the least"):
+    with pytest.raises(UserError, match="JOBS=0 is not a positive integer"):
         gpu_shares(0)
 
 
@@ -83,7 +83,7 @@ def test_unknown_keys_and_bad_values_are_all_named_and_nothing_starts(tmp_path: 
     assert done.returncode == 2
     assert "params.yaml: rise.rows.iter2.train.lr: input should be greater than" in done.stderr
     assert "spin.rows.iter1.trian: unknown key; did you mean 'train'?" in done.stderr
-    assert "nothing was queued." in done.stderr
+    assert "no experiment was started." in done.stderr
     assert not (repo / ".scratch/sweep").exists()
 
 
@@ -93,7 +93,7 @@ def test_a_sweep_without_a_commit_and_a_second_one_at_once_are_refused(tmp_path:
     (repo / ".scratch/sweep").mkdir(parents=True)
     holder = ["flock", str(repo / ".scratch/sweep/lock"), *command]
     done = subprocess.run(holder, cwd=repo, env=environment(), capture_output=True, text=True, check=False)
-    assert (done.returncode, "another sweep is at work in this folder" in done.stderr) == (2, True)
+    assert (done.returncode, "another sweep is running in this folder" in done.stderr) == (2, True)
     run(repo, "rm", "-rf", ".git")
     run(repo, "git", "init", "--quiet")
     done = run(repo, *command, check=False)

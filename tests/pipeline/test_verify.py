@@ -47,20 +47,20 @@ def cached(folder: Path, content: str) -> Path:
 
 
 def test_what_is_whole_is_said_to_be_and_a_damaged_output_comes_back(repo: Path) -> None:
-    assert verify(repo) == (0, ["3 files and DVC's cache are as dvc.lock names them."])
+    assert verify(repo) == (0, ["3 files and DVC's cache match dvc.lock."])
     (repo / "f/a").write_text("One\n")
     (repo / "f/b").unlink()
     assert verify(repo) == (
         2,
         [
-            "f/a is not what dvc.lock names; `dvc checkout --force make` brings it back.",
-            "f/b is missing; `dvc checkout --force make` brings it back.",
+            "f/a does not match dvc.lock; `dvc checkout --force make` restores it.",
+            "f/b is missing; `dvc checkout --force make` restores it.",
         ],
     )
     dvc(repo, "checkout", "--force", "make")
     assert verify(repo)[0] == 0
     (repo / "m.json").write_text("2\n")
-    assert verify(repo) == (2, ["m.json is not what dvc.lock names; run `dvc repro --force make`."])
+    assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
 
 
 def test_a_damaged_file_of_the_cache_is_named_though_dvc_finds_it_up_to_date(repo: Path) -> None:
@@ -80,9 +80,12 @@ def test_a_damaged_file_of_the_cache_is_named_though_dvc_finds_it_up_to_date(rep
 
 def test_a_lock_that_is_torn_or_missing_is_one_sentence(repo: Path) -> None:
     (repo / "dvc.lock").write_text("stages:\n  make: 7\n")
-    assert verify(repo) == (2, ["dvc.lock is torn; run `make repro`, which puts the last good copy back."])
+    assert verify(repo) == (
+        2,
+        ["dvc.lock is truncated or damaged; run `make repro`, which restores the last complete copy."],
+    )
     (repo / "dvc.lock").unlink()
-    assert verify(repo) == (2, ["dvc.lock does not exist, so nothing has been made yet; run `make repro`."])
+    assert verify(repo) == (2, ["dvc.lock does not exist, so there are no outputs yet; run `make repro`."])
 
 
 @pytest.mark.parametrize("cache", ["elsewhere", "gone"])
@@ -94,14 +97,14 @@ def test_a_folders_files_are_read_wherever_the_cache_is_and_without_one(
         shutil.copytree(repo / ".dvc/cache", other, dirs_exist_ok=True)
         dvc(repo, "cache", "dir", "--local", str(other))
     shutil.rmtree(repo / ".dvc/cache")
-    assert verify(repo) == (0, ["3 files and DVC's cache are as dvc.lock names them."])
+    assert verify(repo) == (0, ["3 files and DVC's cache match dvc.lock."])
     (repo / "f/a").write_text("One\n")
     code, (said,) = verify(repo)
     assert code == 2
     assert (
         said
         == {
-            "elsewhere": "f/a is not what dvc.lock names; `dvc checkout --force make` brings it back.",
-            "gone": "f is not what dvc.lock names, and DVC's cache does not hold it; run `dvc repro --force make`.",
+            "elsewhere": "f/a does not match dvc.lock; `dvc checkout --force make` restores it.",
+            "gone": "f does not match dvc.lock and is missing from DVC's cache; run `dvc repro --force make`.",
         }[cache]
     )

@@ -229,7 +229,7 @@ def test_make_s_sigterm_and_ctrl_c_let_the_stage_save_and_the_next_run_goes_on(
 
     code, said = ended_after_some_steps()
     ends_with = {"SIGTERM": 143, "Ctrl-C": 130}[way]
-    assert (code, "stopped; run again to go on from here." in said) == (ends_with, True), said
+    assert (code, "stopped; run the same command again to resume." in said) == (ends_with, True), said
     assert not re.search("traceback|rwlock", said, re.IGNORECASE), said
     [saved] = folder.glob(".scratch/stages/rise-finetune-base/*/*/checkpoint-*")
     assert "rise-finetune@base" not in (folder / "dvc.lock").read_text()

@@ -58,7 +58,9 @@ def read_arenas(env: str, folder: Path = ARENAS) -> list[PublishedArena]:
     """
     runs = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{env}-*.json"))]
     if len({run["params"] for run in runs}) > 1:
-        raise UserError(f"{folder} holds runs on {env} of different params; delete the old ones and run `make claims`.")
+        raise UserError(
+            f"{folder} contains runs on {env} with different params; delete the old ones and run `make claims`."
+        )
     return sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
 
 

@@ -73,7 +73,7 @@ def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
     summaries = {method: root / f"results/summary/{method}.json" for method in METHODS}
     found = {method: read_object(file) for method, file in summaries.items() if file.is_file()}
     if not found:
-        raise UserError(f"{root}: no results to publish; run `make repro` there first.")
+        raise UserError(f"{root} contains no results to publish; run `make repro` there first.")
     params, outputs = read_yaml(root / "params.yaml"), output_hashes(root / "dvc.lock")
     return [
         {
@@ -149,7 +149,8 @@ def read_published(folder: Path = FOLDER) -> list[Published]:
         if len({run["params"] for run in runs}) > 1:
             named = ", ".join(f"{run['kernels']}-{run['seed']} ({run['params']})" for run in runs)
             raise UserError(
-                f"{folder / method} holds runs of different params: {named}; delete the old ones, or run `make claims`."
+                f"{folder / method} contains runs with different params: {named}; delete the old ones, or "
+                "run `make claims`."
             )
         found += sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
     return found

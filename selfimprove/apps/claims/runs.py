@@ -72,7 +72,7 @@ def run_all(
     for verdict in verdicts(read_published(folder_of(profile, root / FOLDER))):
         state = "made" if verdict.made else f"not made: holds in {verdict.held} of {verdict.runs} runs"
         print(f"{verdict.claim.method}: {verdict.claim.text}: {state}")
-    print("run `make docs`, which writes the pages from results/published/, and commit both.")
+    print("run `make docs`, which updates the pages from results/published/, then commit both.")
     return 0
 
 
@@ -106,10 +106,15 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="make claims", description="the default for several seeds and kernels")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--kernels", nargs="+", default=None, help="default, avx2, avx512 (else all), portable")
+    parser.add_argument(
+        "--kernels",
+        nargs="+",
+        default=None,
+        help="default, avx2, avx512 or portable; if omitted, all of this machine except portable",
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--profile", default=DEFAULT)
-    parser.add_argument("--jobs", default="", help="stages at once; else as many as the cores have room for")
+    parser.add_argument("--jobs", default="", help="number of stages at once; default: as many as the cores allow")
     args = parser.parse_args()
     try:
         jobs = asked(args.jobs) if args.jobs else jobs_here(composed(args.profile))
@@ -118,7 +123,7 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("claims: stopped; the same command goes on from here.", file=sys.stderr)
+        print("claims: stopped; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
 
 

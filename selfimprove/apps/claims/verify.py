@@ -16,20 +16,20 @@ from selfimprove.core.cli import one_sentence
 def told(mine: Sequence[Published], runs: Sequence[Published]) -> list[str]:
     """The lines of the report that compares a run's methods with the published runs."""
     if not runs:
-        return ["no run is published yet; `make claims` makes some."]
+        return ["no run is published yet; `make claims` publishes some."]
     return [line for one in mine for line in _of_method(one, [run for run in runs if run["method"] == one["method"]])]
 
 
 def _of_method(run: Published, runs: Sequence[Published]) -> list[str]:
     name = method_name(run["method"])
     if not runs:
-        return [f"{name}: no run is published yet; `make claims` makes some."]
+        return [f"{name}: no run is published yet; `make claims` publishes some."]
     runs = [other for other in runs if other["params"] == run["params"]]
     if not runs:
-        return [f"{name}: params.yaml differs from the published runs: nothing to compare."]
+        return [f"{name}: params.yaml differs from that of the published runs, so nothing is compared."]
     lines = [_bytes(run, one) for one in runs if one["seed"] == run["seed"]]
     if not lines:
-        lines = [f"no run with seed {run['seed']} is published, so no bytes can be compared."]
+        lines = [f"no run with seed {run['seed']} is published, so no bytes are compared."]
     found = verdicts(runs)
     made = [verdict.claim for verdict in found if verdict.made]
     held = [claim for claim in made if holds(claim, run)]
@@ -52,7 +52,7 @@ def _bytes(run: Published, other: Published) -> str:
     apart = "" if run["packages"] == other["packages"] else ", with other package versions"
     return (
         f"{equal} of {len(theirs)} outputs equal the published bytes of seed {other['seed']} on {other['kernels']}"
-        f"{apart}; {len(theirs) - len(shared)} were not made here (this machine: {run['kernels']})."
+        f"{apart}; {len(theirs) - len(shared)} do not exist here (kernels of this run: {run['kernels']})."
     )
 
 

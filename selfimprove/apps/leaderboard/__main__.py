@@ -18,20 +18,24 @@ from selfimprove.apps.leaderboard import results as files
 from selfimprove.apps.leaderboard.suite import AUTO, LOCAL, select
 from selfimprove.core.cli import run
 
-app = typer.Typer(add_completion=False, help="The Open LLM Leaderboard's six tasks, or the local ones.")
+app = typer.Typer(
+    add_completion=False, help="Evaluate a model on the Open LLM Leaderboard's six tasks, or on local ones."
+)
 
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="a model folder, or a model of the hub: <owner>/<name>[@revision]")],
-    tasks: Annotated[
-        str, typer.Option(help="auto, leaderboard, local, or some of the tasks with commas between them")
-    ] = AUTO,
+    model: Annotated[str, typer.Argument(help="a model folder, or a hub model: <owner>/<name>[@revision]")],
+    tasks: Annotated[str, typer.Option(help="auto, leaderboard, local, or a comma-separated list of tasks")] = AUTO,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; null: a GPU if there is one")] = None,
     dtype: Annotated[str, typer.Option(help="auto (the model's own), float32, bfloat16, float16")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="questions at a time")] = 8,
-    limit: Annotated[int | None, typer.Option(min=1, help="only the first so many questions of each, to try")] = None,
-    only_check: Annotated[bool, typer.Option("--only-check", help="whether there are such a model and tasks")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="questions per batch")] = 8,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="use only the first N questions of each task, for a trial")
+    ] = None,
+    only_check: Annotated[
+        bool, typer.Option("--only-check", help="only check that the model and the tasks exist")
+    ] = False,
 ) -> None:
     """Evaluate one model, and print the table of all evaluated models."""
     from selfimprove.apps.leaderboard import harness
@@ -48,7 +52,7 @@ def evaluate(
     except harness.DataMissingError as error:
         if tasks != AUTO:
             raise
-        print(f"The local tasks are asked instead of the leaderboard's six: {error}")
+        print(f"Using the local tasks instead of the leaderboard's six: {error}")
         chosen = LOCAL
         loaded = harness.load_tasks(chosen)
     found = harness.evaluate(

@@ -55,7 +55,7 @@ def check_hub(model: str) -> None:
         hf_hub_download(name, "config.json", revision=revision or None)
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
-            f"MODEL={model} is no folder here, and the hub has no such model for you ({first_line(error)}); name one "
+            f"MODEL={model} is neither a folder nor a hub model that you can access ({first_line(error)}); name one "
             "that is there."
         ) from None
 
@@ -180,7 +180,7 @@ def load_model(model: str, *, device: str | None, dtype: str, batch_size: int) -
             trust_remote_code=False,
         )
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
-        raise UserError(f"MODEL={model} can't be loaded ({first_line(error)}); name one that can.") from None
+        raise UserError(f"MODEL={model} can't be loaded ({first_line(error)}); name another model.") from None
     return lm, fingerprint or f"{name}@{getattr(lm.config, '_commit_hash', None) or revision}"
 
 

@@ -87,7 +87,7 @@ def parse_metric(task: LeaderboardTask, results: Mapping[str, Any]) -> Metric:
     shots = {results["n-shot"][member] for member in members}
     if shots != {task.few_shot}:
         raise UserError(
-            f"lm-evaluation-harness asked {task.name} with {', '.join(map(str, sorted(shots)))} examples where "
+            f"lm-evaluation-harness evaluated {task.name} with {', '.join(map(str, sorted(shots)))} examples where "
             f"{task.few_shot} belong; rebuild its environment with the locked version ('make env-leaderboard')."
         )
     stderr = found.get(f"{task.metric}_stderr,{task.filter}")
@@ -131,14 +131,14 @@ def is_folder(model: str) -> bool:
     if not folder.exists():
         if model.startswith("models/") or not HUB_NAME.fullmatch(model):
             raise UserError(
-                f"MODEL={model}: there is no such folder, and a model of the hub is <owner>/<name>[@revision]; name "
-                "one that is there."
+                f"MODEL={model}: this folder does not exist; name an existing folder, or a hub model as "
+                "<owner>/<name>[@revision]."
             )
         return False
     if not (folder / "config.json").is_file():
         raise UserError(
             f"MODEL={folder} is a folder without a config.json; name a model folder (models/<method>/<name>) or a "
-            "model of the hub."
+            "hub model."
         )
     return True
 

@@ -76,7 +76,7 @@ def select(names: str) -> tuple[LeaderboardTask, ...]:
     for name in dict.fromkeys(part.strip() for part in names.split(",")):
         if name not in known:
             every = [AUTO, *SUITES, *known]
-            hint = meant(name, every, f"there are: {', '.join(every)}.")
+            hint = meant(name, every, f"choose among: {', '.join(every)}.")
             raise UserError(f"TASKS: there is no task {name!r}; {hint}")
         chosen.append(known[name])
     return tuple(chosen)

@@ -18,11 +18,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/pretrained"))
     parser.add_argument("--scratch", type=Path, default=Path(".scratch/pretraining"))
     arguments = parser.parse_args()
-    with alone(arguments.scratch / "lock", f"another `make pretrain` works in {arguments.scratch}; wait for it."):
+    with alone(arguments.scratch / "lock", f"another `make pretrain` is running in {arguments.scratch}; wait for it."):
         made = make(arguments.recipe, arguments.out, arguments.scratch)
     for kind, it in made.answers.items():
         print(f"{kind:28} {it.right:5} of {it.asked:5} right")
-    print(f"{arguments.out}: a model folder; its README.md is the card.")
+    print(f"wrote the model folder {arguments.out}; its README.md is the model card.")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main() -> None:
     done = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        print(f"dvc exp show failed: {said[-1] if said else 'it said nothing'}", file=sys.stderr)
+        print(f"dvc exp show failed: {said[-1] if said else 'no output'}", file=sys.stderr)
         sys.exit(2)
     runs = list(read_runs(json.loads(done.stdout)))
     if not any(cells for _, _, cells in runs):

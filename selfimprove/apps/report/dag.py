@@ -6,8 +6,10 @@
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from selfimprove.core.cli import one_sentence
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.overall import ALWAYS
 from selfimprove.pipeline.params import METHODS
 
@@ -15,10 +17,16 @@ WIDTH = 100
 
 
 def needs() -> dict[str, list[str]]:
-    """Stage -> its direct dependencies according to DVC, in topological order."""
+    """Stage -> the stages that it needs directly, as DVC reads them from dvc.yaml; each after those it needs.
+
+    Raises:
+        UserError: there is no dvc.yaml.
+    """
     import networkx as nx
     from dvc.repo import Repo
 
+    if not Path("dvc.yaml").is_file():
+        raise UserError("dvc.yaml does not exist; run this in the repository's root, or `git restore dvc.yaml`.")
     graph = Repo().index.graph
     order = nx.lexicographical_topological_sort(graph.reverse(), key=lambda stage: stage.addressing)
     return {stage.addressing: sorted(one.addressing for one in graph.successors(stage)) for stage in order}
@@ -28,7 +36,7 @@ def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
     """The text for one method. Stages that all others depend on (hashes of code and files) are omitted."""
     mine = [name for name in found if name.startswith(f"{method}-") or name == f"base@{method}"]
     column = max(map(len, mine), default=0) + 2
-    lines = [f"{method}: {len(mine)} stages; ← the stages that one needs, besides {ALWAYS}", ""]
+    lines = [f"{method}: {len(mine)} stages; ← the stages each depends on, besides {ALWAYS}", ""]
     for name in mine:
         inner = ", ".join(_together([one for one in found[name] if one != ALWAYS]))
         wrapped = textwrap.wrap(inner, WIDTH - column - 4, break_on_hyphens=False) or [""]

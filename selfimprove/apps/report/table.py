@@ -57,7 +57,7 @@ def main() -> None:
     for table in tables:
         for part in fitted(table, console):
             console.print(part)
-    console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
+    console.print(f"plots: {OUT}/*.png; all metrics: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
 def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str
     found = {method: read_object(file) for method, file in files.items() if file.is_file()}
     for method, summary in found.items():
         if not _is_summary(summary):
-            raise UserError(f"{files[method]} is no summary of a run; run `make repro METHOD={method}`.")
+            raise UserError(f"{files[method]} is not a summary of a run; run `make repro METHOD={method}`.")
     return found
 
 
@@ -213,7 +213,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
     """Draw a PNG of each method's rows and of each of its curves; files that show the same chart are not rewritten."""
-    with in_turn(LOCKS / "plots", f"another process draws the plots in {folder}; waiting for it"):
+    with in_turn(LOCKS / "plots", f"another process is drawing the plots in {folder}; waiting for it"):
         for method, summary in summaries.items():
             write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
             for curve in summary.get("curves") or [summary["curve"]]:

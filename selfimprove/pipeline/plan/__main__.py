@@ -28,22 +28,24 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     profile: Annotated[
-        str, typer.Argument(help="a profile's name; none: params.yaml; all: the totals of every GPU profile")
+        str, typer.Argument(help="a profile's name; none: params.yaml; all: totals of every GPU profile")
     ] = "",
-    method: Annotated[str, typer.Option(help="rise, agent_r, reflect_rl, spin; all: those of the profile")] = "all",
-    gpus: Annotated[str, typer.Option(help="GPUs of each machine and their memory, as 4x80GB")] = "",
-    gpu: Annotated[str, typer.Option(help="which GPU, as H100")] = "",
-    disk: Annotated[str, typer.Option(help="free disk, as 2TB")] = "",
+    method: Annotated[
+        str, typer.Option(help="rise, agent_r, reflect_rl or spin; all: every method that the profile sets up")
+    ] = "all",
+    gpus: Annotated[str, typer.Option(help="GPUs per machine and memory of each, such as 4x80GB")] = "",
+    gpu: Annotated[str, typer.Option(help="GPU model, such as H100")] = "",
+    disk: Annotated[str, typer.Option(help="free disk space, such as 2TB")] = "",
     price: Annotated[
-        str, typer.Option(help="of a million prompt tokens and of a million written ones, as 0.5,1.5")
+        str, typer.Option(help="price per million prompt tokens and per million generated tokens, such as 0.5,1.5")
     ] = "",
-    nodes: Annotated[str, typer.Option(help="how many such machines, as 8")] = "1",
-    gpu_price: Annotated[str, typer.Option(help="of a GPU for an hour, as 2.5")] = "",
-    detail: Annotated[bool, typer.Option(help="memory and disk by part")] = False,
+    nodes: Annotated[str, typer.Option(help="number of machines, such as 8")] = "1",
+    gpu_price: Annotated[str, typer.Option(help="price of a GPU per hour, such as 2.5")] = "",
+    detail: Annotated[bool, typer.Option(help="also show memory and disk by part")] = False,
 ) -> None:
     """Print the plan. Exit code 2: something does not fit, or an option is invalid."""
     if method != "all" and method not in METHODS:
-        raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
+        raise UserError(f"METHOD={method!r} is not a method; choose all, {', '.join(METHODS)}.")
     machines = parse_nodes(nodes)
     asked = Asked(
         gpus=parse_gpus(gpus) if gpus else None,
@@ -73,8 +75,8 @@ def main(
         show_total(found, console)
     problems = faults(found)
     if problems:
-        raise UserError("\n".join(f"no: {problem}" for problem in problems))
-    console.print("It fits.", highlight=False)
+        raise UserError("\n".join(f"does not fit: {problem}" for problem in problems))
+    console.print("Everything fits.", highlight=False)
 
 
 if __name__ == "__main__":

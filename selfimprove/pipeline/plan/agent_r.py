@@ -7,9 +7,9 @@ from selfimprove.pipeline.plan.work import Calls, Work, ask, grow, iterated
 
 OPENING, OBSERVATION = 1536, 512
 NOTES = (
-    f"Instruction and first observation are taken to have {OPENING} tokens at most, an observation {OBSERVATION}.",
-    "A dive is taken to end in n_gen leaves; half of a tree's leaves are good, each paired with each of the others.",
-    "Every conversation is taken to have max_length tokens.",
+    f"Assumed lengths: instruction and first observation at most {OPENING} tokens, an observation {OBSERVATION}.",
+    "A dive is assumed to end in n_gen leaves; half of a tree's leaves are good, each paired with each of the others.",
+    "Every conversation is assumed to have max_length tokens.",
 )
 
 

@@ -75,7 +75,7 @@ def parse_gpus(text: str) -> tuple[int, float]:
     """``4x80GB`` as (count, bytes each). Raises: UserError."""
     match = re.fullmatch(r"(\d{1,4})x(\d{1,5}(?:\.\d+)?)(MB|GB|TB|MiB|GiB|TiB)", text.strip(), re.IGNORECASE)
     if not match or not int(match[1]) or not float(match[2]):
-        raise UserError(f"GPUS={text!r} is not a number of GPUs and their memory; write for example GPUS=4x80GB.")
+        raise UserError(f"GPUS={text!r} is not a number of GPUs with their memory; write for example GPUS=4x80GB.")
     return int(match[1]), float(match[2]) * UNITS[match[3].upper()]
 
 
@@ -92,8 +92,8 @@ def parse_price(text: str) -> tuple[float, float]:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?),(\d{1,6}(?:\.\d+)?)", text.strip())
     if not match:
         raise UserError(
-            f"PRICE={text!r} is not a price of a million tokens read and one of a million written; write for example "
-            "PRICE=0.5,1.5."
+            f"PRICE={text!r} is not two prices, per million prompt tokens and per million generated tokens; write "
+            "for example PRICE=0.5,1.5."
         )
     return float(match[1]), float(match[2])
 
@@ -101,7 +101,7 @@ def parse_price(text: str) -> tuple[float, float]:
 def parse_hourly(text: str) -> float:
     """``2.5``: price per GPU hour. Raises: UserError."""
     if not re.fullmatch(r"\d{1,4}(?:\.\d+)?", text.strip()):
-        raise UserError(f"GPU_PRICE={text!r} is not the price of a GPU for an hour; write for example GPU_PRICE=2.5.")
+        raise UserError(f"GPU_PRICE={text!r} is not the price of a GPU per hour; write for example GPU_PRICE=2.5.")
     return float(text)
 
 
@@ -117,8 +117,8 @@ def parse_gpu(text: str) -> Gpu:
     wanted = re.sub(r"[^A-Z0-9]", "", text.upper())
     if wanted in GPUS:
         return GPUS[wanted]
-    hint = meant(wanted, GPUS, f"there are {', '.join(GPUS)}.")
-    raise UserError(f"GPU={text!r} is not in the plan's table; {hint}")
+    hint = meant(wanted, GPUS, f"choose one of {', '.join(GPUS)}.")
+    raise UserError(f"GPU={text!r} is unknown to the planner; {hint}")
 
 
 def default_gpu(memory: float) -> Gpu:

@@ -64,7 +64,7 @@ def loaded_engine(
 
 def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConfig, shape: f.Shape) -> list[str]:
     if cfg.context > shape.positions:
-        return [f"{place}.context is {cfg.context}, but the model has {shape.positions} positions; lower it."]
+        return [f"{place}.context is {cfg.context}, but the model has only {shape.positions} positions; lower it."]
     return []
 
 

@@ -93,8 +93,9 @@ class MethodPlan:
         if self.machine.disk is not None and disk > self.machine.disk:
             worst = max(self.lines, key=lambda line: line.kept + line.while_running)
             found.append(
-                f"{self.method}: the run needs {disk / GB:.0f} GB of disk, DISK is {self.machine.disk / GB:.0f} GB, "
-                f"and {worst.stage} takes the most ({(worst.kept + worst.while_running) / GB:.0f} GB); lower its "
+                f"{self.method}: the run needs {disk / GB:.0f} GB of disk, but DISK is "
+                f"{self.machine.disk / GB:.0f} GB, and {worst.stage} takes the most "
+                f"({(worst.kept + worst.while_running) / GB:.0f} GB); lower its "
                 "train.save_total_limit, remove iterations or controls, or use a larger disk."
             )
         return found
@@ -111,7 +112,7 @@ def faults(found: Sequence[MethodPlan]) -> list[str]:
     disk, needed = found[0].machine.disk, disk_of(found)
     if not said and disk is not None and needed > disk:
         said.append(
-            f"{', '.join(plan.method for plan in found)}: together they need {needed / GB:.2f} GB of disk, DISK is "
+            f"{', '.join(plan.method for plan in found)}: together they need {needed / GB:.2f} GB of disk, but DISK is "
             f"{disk / GB:.2f} GB; plan one METHOD at a time, or use a larger disk."
         )
     return said
@@ -135,7 +136,7 @@ def plans(
     own = methods_of(written if written in names(folder) else DEFAULT, folder)
     if method not in ("all", *own):
         raise UserError(
-            f"profile {written!r} sets up {', '.join(own)} only, and {method} in it is the default's; plan that with "
+            f"profile {written!r} sets up only {', '.join(own)}; its {method} is the default's: plan that with "
             f"PROFILE={DEFAULT} METHOD={method}."
         )
     where = f"{folder}/{profile}.yaml" if profile else str(PARAMS)

@@ -10,9 +10,9 @@ from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, roo
 
 STATE, EXCERPT = 2048, 2560
 NOTES = (
-    f"A state shown to a teacher is taken to have {STATE} tokens at most, a file that it asks about {EXCERPT}.",
-    "Every prompt of policy and reflection model is taken to fill its context, every episode to last max_turns.",
-    "AutoExplore is taken to have as many tasks as env.packages, files_per_repo and the questions a file allow.",
+    f"Assumed lengths: a state shown to a teacher at most {STATE} tokens, a file that it asks about {EXCERPT}.",
+    "Every prompt of policy and reflection model is assumed to fill its context, every episode to last max_turns.",
+    "AutoExplore is assumed to have as many tasks as env.packages, files_per_repo and the questions per file allow.",
 )
 
 

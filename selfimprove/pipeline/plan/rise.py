@@ -7,7 +7,7 @@ from selfimprove.pipeline.plan.work import Calls, Work, ask, iterated, reply_tok
 
 OPENING, FEEDBACK = 768, 384
 NOTES = (
-    f"A problem with the worked example is taken to have {OPENING} tokens at most, feedback with the problem "
+    f"Assumed lengths: a problem with the worked example at most {OPENING} tokens, feedback with the problem "
     f"{FEEDBACK}.",
     "Every attempt becomes an example of max_length tokens.",
 )

@@ -41,8 +41,8 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
             if model in table:
                 return read_shape(table[model], model)
             raise UserError(
-                f"plan: {model!r} is no folder with a config.json, is not in the hub's cache and not in {TABLE.name}; "
-                f"download the model, or add its config to {TABLE}."
+                f"plan: the size of {model!r} is unknown: it is no folder with a config.json, and in neither "
+                f"the hub's cache nor {TABLE.name}; download the model, or add its config to {TABLE}."
             )
         file = Path(cached)
     return read_shape(load_json(file), str(file))
@@ -56,7 +56,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
     """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
-        raise UserError(f"{where}: plan knows no model_type {kind!r}, only {', '.join(ARCHITECTURES)}.")
+        raise UserError(f"{where}: the planner does not support model_type {kind!r}, only {', '.join(ARCHITECTURES)}.")
     stored = BYTES.get(str(config.get("dtype") or config.get("torch_dtype") or "float32"), 4)
     try:
         if kind == "gpt2":
@@ -83,7 +83,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
             stored=stored,
         )
     except KeyError as error:
-        raise UserError(f"{where}: the size {error} is missing; restore the file from its source.") from None
+        raise UserError(f"{where}: key {error} is missing; restore the file from its source.") from None
 
 
 def scratch_shape(arch: ScratchArch, vocab: int) -> Shape:

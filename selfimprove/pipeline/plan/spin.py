@@ -8,9 +8,9 @@ from selfimprove.pipeline.plan.work import Calls, Work, grow, iterated, room
 
 OPENING, WORKED, OBSERVATION = 512, 2048, 384
 NOTES = (
-    f"A question is taken to have {OPENING} tokens at most, worked episodes before it {WORKED}, an observation "
+    f"Assumed lengths: a question at most {OPENING} tokens, worked episodes before it {WORKED}, an observation "
     f"{OBSERVATION}; a prompt of plain SPIN may fill the engine's context.",
-    "An episode ends where the context does; every side of a pair has max_length tokens.",
+    "An episode ends when its context is full; every side of a pair is assumed to have max_length tokens.",
 )
 
 

@@ -20,7 +20,7 @@ def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
     machine = plan.machine
     console.print()
     console.print(
-        f"[bold]{plan.method}[/bold] of {f'profile {plan.profile}' if plan.profile else 'params.yaml'}: "
+        f"[bold]{plan.method}[/bold], {f'profile {plan.profile}' if plan.profile else 'params.yaml'}: "
         f"{count(plan.parameters)} parameters",
         highlight=False,
     )
@@ -32,7 +32,7 @@ def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
             highlight=False,
         )
     else:
-        console.print("All stages run on the CPU; no GPU is needed, and no hours are planned.", highlight=False)
+        console.print("All stages run on the CPU: no GPU is needed, and hours are not estimated.", highlight=False)
     console.print(_lines(plan))
     for table in ([_memory(plan), _disk(plan)] if detail else []) + ([_remote(plan)] if plan.remote else []):
         console.print()
@@ -48,7 +48,7 @@ def show_total(found: Sequence[MethodPlan], console: Console) -> None:
     used = [plan.hours for plan in found if plan.hours is not None]
     console.print(
         f"All {len(found)} methods: {size(disk_of(found))} GB of disk, "
-        f"{count(sum(line.read for line in lines))} tokens read, {count(sum(line.written for line in lines))} made"
+        f"{count(sum(line.read for line in lines))} tokens read, {count(sum(line.written for line in lines))} generated"
         + (f", {hours(sum(used))} hours." if used else "."),
         highlight=False,
     )
@@ -117,31 +117,31 @@ def _remote(plan: MethodPlan) -> Table:
 
 
 def _legend(plan: MethodPlan) -> list[str]:
-    notes = ["Counts are upper bounds; requests repeated because an answer was of no use are not counted."]
+    notes = ["Counts are upper bounds, without retries of requests whose answer was unusable."]
     if any(line.gpus for line in plan.lines):
         notes.append(
-            "Hours: at so many percent of the GPU's operations (training), or of its operations reading and of its "
-            "memory traffic writing (generation); assumed, not measured."
+            "Hours assume the utilisation in column 'at %': of the GPU's compute in training; of its compute in "
+            "prefill and of its memory bandwidth in decoding. These percentages are assumed, not measured."
         )
     if plan.machine.nodes > 1:
         worst = plan.bottleneck
         notes.append(
-            f"vLLM's replicas stand on all {plan.machine.nodes} nodes (CLUSTER=ray); training uses the nodes that its "
-            f"launcher.nodes says. The longest stage, {short(worst, plan)}, has {worst.at_work} of "
-            f"{plan.machine.gpus} GPUs at work."
+            f"vLLM's replicas run on all {plan.machine.nodes} nodes (CLUSTER=ray); training uses as many nodes as "
+            f"launcher.nodes specifies. The longest stage, {short(worst, plan)}, uses {worst.at_work} of "
+            f"{plan.machine.gpus} GPUs."
         )
     if plan.cost is not None:
-        notes.append(f"All GPUs for these hours, and the endpoints' tokens, cost {plan.cost:,.0f}.")
+        notes.append(f"Cost: {plan.cost:,.0f}, of all GPUs for these hours and of the endpoints' tokens.")
     notes.append(
-        "Disk: outputs with DVC's cache, and checkpoints while the stage runs; the total has the largest of these."
+        "Disk: outputs with DVC's cache, and checkpoints while a stage runs; the total includes the largest of these."
     )
     idle = [short(line, plan) for line in plan.lines if 0 < line.gpus < plan.machine.count]
     if idle:
         notes.append(f"Some of the {plan.machine.count} GPUs are idle in {', '.join(idle)}.")
     if plan.merged:
         notes.append(
-            f"The total has {size(plan.merged)} GB more: the newest rows trained with LoRA, merged with their base "
-            "where they are read (.scratch/merged)."
+            f"The total includes {size(plan.merged)} GB for the newest LoRA rows, merged with their base when they are "
+            "read (.scratch/merged)."
         )
     return notes
 

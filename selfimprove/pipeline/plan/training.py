@@ -238,7 +238,7 @@ def _problems(work: Training, shape: f.Shape, machine: Hardware) -> list[str]:
     if params.device != "cuda":
         return found
     if launcher.processes > machine.count:
-        found.append(f"{key} is {launcher.processes}, more than GPUS has ({machine.count}); lower it.")
+        found.append(f"{key} is {launcher.processes}, but a machine has only {machine.count} GPUs; lower it.")
     elif launcher.kind in ("torchrun", "deepspeed") and machine.count % launcher.processes:
         found.append(
             f"{key} is {launcher.processes}, which does not divide {machine.count} GPUs; set {machine.count} or a "

@@ -13,11 +13,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def command(
-    profile: Annotated[str, typer.Argument(help="a profile of profiles/ that asks for a GPU")],
-    method: Annotated[str, typer.Option(help="one method; all: those that the profile runs on a GPU")] = "all",
-    quick: Annotated[bool, typer.Option(help="random weights, made tasks, one iteration: needs no download")] = False,
+    profile: Annotated[str, typer.Argument(help="name of a profile in profiles/ that needs a GPU")],
+    method: Annotated[str, typer.Option(help="one method; all: every method that the profile runs on a GPU")] = "all",
+    quick: Annotated[bool, typer.Option(help="random weights, generated tasks, one iteration; no download")] = False,
 ) -> None:
-    """Run the profile's graph with small sizes and report what was replaced; exit code 0 only if all of it ran."""
+    """Run the profile's graph at a small size and report what was replaced; exit code 0 only if every stage ran."""
     raise SystemExit(rehearse(profile, method, root=Path.cwd(), quick=quick))
 
 

@@ -57,7 +57,7 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     params = _composed(profile, root)
     methods = _chosen(profile, params, method)
     folder = root / place.HOME / (f"{profile}.quick" if quick else profile)
-    said = f"rehearse: another rehearsal of {profile!r} is running here; wait for it or end it."
+    said = f"rehearse: another rehearsal of {profile!r} is running here; wait for it, or stop it."
     with alone(folder / "lock", said):
         return _rehearse(profile, params, methods, folder, root, quick)
 
@@ -117,18 +117,18 @@ def _chosen(profile: str, params: Params, method: str) -> list[str]:
     """
     found = rehearsable(params)
     if method not in ("all", *METHODS):
-        raise UserError(f"METHOD={method}: there are: all, {', '.join(METHODS)}.")
+        raise UserError(f"METHOD={method!r} is not a method; choose all, {', '.join(METHODS)}.")
     if not found:
         raise UserError(
-            f"profile {profile!r} trains its own small models on the CPU and needs no rehearsal; "
+            f"profile {profile!r} trains only small models on the CPU and needs no rehearsal; "
             f"`make use PROFILE={profile} && make repro` runs it."
         )
     if method == "all":
         return found
     if method not in found:
         raise UserError(
-            f"profile {profile!r} trains {method}'s own small model on the CPU, so it needs no rehearsal; "
-            f"METHOD={found[0]} does."
+            f"profile {profile!r} trains {method} as a small model on the CPU, which needs no rehearsal; "
+            f"use METHOD={found[0]}."
         )
     return [method]
 
@@ -168,7 +168,7 @@ def run_make(root: Path, goal: str) -> None:
     with FileLock(root / place.HOME / "make.lock"):
         failed = subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode
     if failed:
-        raise UserError(f"rehearse: `make {goal}` failed; it is needed here.")
+        raise UserError(f"rehearse: `make {goal}`, which this rehearsal needs, failed; see the error above.")
 
 
 def _write_params(folder: Path, params: Params) -> None:
@@ -237,8 +237,8 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: 
         return 0
     end = "\n".join(f"  | {printable(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
     print(
-        f"{end}\n{f'stage {stage}' if jobs == 1 and stage else 'the run'} failed; {log} holds its whole output. "
-        "Fix the cause and run the same command again: it goes on there.",
+        f"{end}\n{f'stage {stage}' if jobs == 1 and stage else 'the run'} failed; {log} contains the full output. "
+        "Fix the cause and run the same command again: it resumes there.",
         file=sys.stderr,
     )
     return code

@@ -108,7 +108,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         except httpx.HTTPError:
             time.sleep(0.1)
     said = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-300:]
-    raise UserError(f"rehearse: the local teacher did not start ({said or 'it said nothing'}); see {log}.")
+    raise UserError(f"rehearse: the local teacher did not start ({said or 'no output'}); see {log}.")
 
 
 def _completion(call: Call, texts: Sequence[str]) -> dict[str, Any]:

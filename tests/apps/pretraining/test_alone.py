@@ -19,6 +19,6 @@ def test_a_second_one_is_refused_in_one_sentence_and_touches_nothing(
     with alone(scratch / "lock", "held"), pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"another `make pretrain` works in {scratch}; wait for it.\n"
+    assert capsys.readouterr().err == f"another `make pretrain` is running in {scratch}; wait for it.\n"
     assert (scratch / "start").is_dir()
     assert not (tmp_path / "out").exists()

@@ -393,5 +393,5 @@ def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 
 def test_slots_that_no_machine_has_memory_for_are_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* GiB of memory, and there are"):
+    with pytest.raises(UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* GiB of memory, but only"):
         Rows(CacheShape(2, 4, 64, torch.float32), 8192, 10**7, torch.device("cpu"))

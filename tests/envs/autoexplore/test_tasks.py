@@ -248,8 +248,8 @@ def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task
     assert read_tasks(path) == [task]
     for text, message in [
         ("[", "tasks.json is not JSON"),
-        ("[]", "holds no list of objects"),
-        ("{}", "holds no list of objects"),
+        ("[]", "is not a list of JSON objects"),
+        ("{}", "is not a list of JSON objects"),
         ("[1]", "item 0: an object was expected"),
         (json.dumps([row, row | {"question": 3}]), "item 1: field 'question': .* fix or delete the task"),
         (json.dumps([{"question": "?"}]), "item 0: field 'answer': Field required"),

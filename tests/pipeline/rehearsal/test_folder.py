@@ -128,12 +128,15 @@ def test_a_second_rehearsal_of_a_profile_is_refused_while_the_first_runs(repo: P
     ("words", "sentence"),
     [
         (["rise-llama-7b"], "did you mean 'rise-llama2-7b'?"),
-        (["default"], "trains its own small models on the CPU and needs no rehearsal; `make use PROFILE=default &&"),
+        (["default"], "trains only small models on the CPU and needs no rehearsal; `make use PROFILE=default &&"),
         (
             ["rise-llama2-7b", "--method", "spin"],
-            "trains spin's own small model on the CPU, so it needs no rehearsal; METHOD=rise",
+            "trains spin as a small model on the CPU, which needs no rehearsal; use METHOD=rise",
         ),
-        (["rise-llama2-7b", "--method", "none"], "METHOD=none: there are: all, rise, agent_r, reflect_rl, spin."),
+        (
+            ["rise-llama2-7b", "--method", "none"],
+            "METHOD='none' is not a method; choose all, rise, agent_r, reflect_rl, spin.",
+        ),
     ],
 )
 def test_what_cannot_be_rehearsed_is_told_in_one_sentence(repo: Path, words: list[str], sentence: str) -> None:
