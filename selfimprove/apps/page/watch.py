@@ -1,7 +1,7 @@
-"""``make watch``: the report of a run while it goes on, at 127.0.0.1, read-only.
+"""``make watch``: a read-only live report of a run, served at 127.0.0.1.
 
-The first view shows stages at work, their curves and what they wrote last; the others are those of ``make page``, made
-again whenever a stage has written results.
+The first view shows running stages with their curves and latest output. The other views are those of ``make page``,
+rebuilt whenever a stage has written results.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ from selfimprove.envs.remote.server import listen
 HOST = "127.0.0.1"
 OUT = SCRATCH / "watch"
 SECONDS = 5.0
-"""Between looks at the results."""
+"""Interval between checks for new results."""
 
 NOT_YET = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>Not yet</title>'
-    "<p>The report is being made for the first time; this page shows it then.</p></html>"
+    '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>Building</title>'
+    "<p>The report is being built for the first time. This page reloads until it is ready.</p></html>"
 )
 
 app = typer.Typer(add_completion=False)
 
 
 def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
-    """The server. It answers GET alone, and only requests that name this machine: no other web page can read it."""
+    """The server: GET only, and only requests addressed to this machine, so that no other web page can read it."""
 
     async def live(_: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(status, root), headers={"Cache-Control": "no-store"})
@@ -70,13 +70,13 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
 
 
 def newest(root: Path) -> float:
-    """When a result was written last."""
+    """Modification time of the newest result."""
     files = [*(root / "results").glob("*/*"), *(root / "results").glob("*/*/*")]
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 async def keep_fresh(root: Path, out: Path) -> None:
-    """Make the report again after results have changed, in a process of its own."""
+    """Rebuild the report in a subprocess whenever results have changed."""
     seen = -1.0
     while True:
         found = await asyncio.to_thread(newest, root)
@@ -92,7 +92,7 @@ async def keep_fresh(root: Path, out: Path) -> None:
 
 
 def building(root: Path, out: Path) -> list[str]:
-    """The command that makes the report with the live view; it computes nothing, the run needs the processors."""
+    """The command that builds the report with the live view; no log-probabilities, to leave the CPUs to the run."""
     options = ["--run", str(root), "--out", str(out), "--logprobs", "no", "--live"]
     return ["nice", sys.executable, "-m", "selfimprove.apps.page", *options]
 
@@ -100,19 +100,19 @@ def building(root: Path, out: Path) -> list[str]:
 @app.command()
 def watch(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8017,
-    run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
-    out: Annotated[Path, typer.Option(help="where the report is kept meanwhile")] = OUT,
+    run: Annotated[Path, typer.Option(help="folder of the run")] = Path(),
+    out: Annotated[Path, typer.Option(help="output folder of the report")] = OUT,
 ) -> None:
     """Serve the report until interrupted.
 
     Raises:
-        UserError: no folder of a run; or the port is taken.
+        UserError: the run's folder does not exist, or the port is in use.
     """
     if not run.is_dir():
-        raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
+        raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
     listener = listen(HOST, port)
     write_live(out)
-    typer.echo(f"http://{HOST}:{port} shows the run; Ctrl-C ends it")
+    typer.echo(f"http://{HOST}:{port} shows the run; press Ctrl-C to stop")
     uvicorn.Server(uvicorn.Config(make_app(run, out), log_level="warning")).run([listener])
 
 

@@ -28,7 +28,7 @@ def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
     """The lines of one method. Stages that every other one needs (the code's and the files' hashes) are left out."""
     mine = [name for name in found if name.startswith(f"{method}-") or name == f"base@{method}"]
     column = max(map(len, mine), default=0) + 2
-    lines = [f"{method}: {len(mine)} stages; ← the stages that one needs, besides {ALWAYS}", ""]
+    lines = [f"{method}: {len(mine)} stages; ← its dependencies, except {ALWAYS}", ""]
     for name in mine:
         inner = ", ".join(_together([one for one in found[name] if one != ALWAYS]))
         wrapped = textwrap.wrap(inner, WIDTH - column - 4, break_on_hyphens=False) or [""]
