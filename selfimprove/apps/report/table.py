@@ -117,7 +117,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append(
-        "tokens: training tokens (tokens of X: as many as row X); train, eval: seconds of the stage (-: restored)"
+        "tokens: training tokens (tokens of X: as many as row X); train, eval: seconds of the stage (-: not recorded)"
     )
     notes.append("*: more than three standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
     notes += [f"{kind}: {said}" for kind, said in OMISSIONS.items() if any(kind == one for _, one in left_out)]
