@@ -415,7 +415,7 @@ def test_the_live_view_follows_a_stage(browser: Browser, report: tuple[Path, Pat
         until(page, "document.querySelector('#stages .drawing svg') !== null")
         assert page.locator("#stages h3").all_inner_texts() == ["rise-finetune@iter1"]
         assert "second" in page.inner_text("#stages")
-        page.click("text=Written last")
+        page.click("text=Latest output")
         with (report[0] / ".scratch/logs/rise-finetune@iter1.log").open("a") as log:
             log.write("rise-finetune@iter1: 4/8\n")
         until(page, "document.querySelector('#stages progress').value === 4")

@@ -14,26 +14,31 @@ from selfimprove.core.errors import UserError, for_terminal
 
 
 def main(
-    run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
-    out: Annotated[Path, typer.Option(help="where the report goes")] = OUT,
+    run: Annotated[Path, typer.Option(help="folder of the run")] = Path(),
+    out: Annotated[Path, typer.Option(help="output folder")] = OUT,
     logprobs: Annotated[
-        Wanted, typer.Option(help="log-probabilities: auto: of some, with small models; all: of every episode")
+        Wanted,
+        typer.Option(
+            help="log-probabilities: auto: a sample, if models are small; yes: a sample; all: every episode; no: none"
+        ),
     ] = "auto",
-    compare: Annotated[list[str] | None, typer.Option(help="a run's folder, a commit or an experiment")] = None,
-    live: Annotated[bool, typer.Option(help="with the view that make watch serves")] = False,
+    compare: Annotated[
+        list[str] | None, typer.Option(help="folder of a run, commit or experiment to compare with")
+    ] = None,
+    live: Annotated[bool, typer.Option(help="include the live view of make watch")] = False,
 ) -> None:
-    """Write the report, and print its path and what could not be read.
+    """Write the report; print its path and what could not be read.
 
     Raises:
         UserError: the run's folder does not exist, or a run to compare with cannot be read.
     """
     if not run.is_dir():
-        raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
+        raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
     began = time.monotonic()
     built = build(run, out, logprobs, compare_with=compare or (), live=live)
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
     for problem in built.problems:
-        print(f"left out: {for_terminal(problem)}", file=sys.stderr)
+        print(f"omitted: {for_terminal(problem)}", file=sys.stderr)
     print(f"{out / 'index.html'}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s; open it in a browser")
 
 

@@ -1,7 +1,7 @@
-"""Writes the report: one HTML page per view, its data in chunks, and tables for export.
+"""Writes the report: one HTML page per view, its data in chunks, and tables to download.
 
-Everything is built in a temporary folder and published when complete, so that a reader of the old report never sees
-half of the new one.
+The report is built in a temporary folder and moved into place when it is complete, so that readers of the old report
+never see half of the new one.
 """
 
 import shutil
@@ -33,7 +33,7 @@ from selfimprove.pipeline.params import METHODS
 HERE = Path(__file__).parent
 OUT = Path("report")
 ASIDE = ".page-"
-"""Prefix of the temporary folder in which a report is built."""
+"""Prefix of the folder in which a report is built."""
 
 VIEWS = [
     ("index.html", "Overview"),
@@ -46,10 +46,10 @@ VIEWS = [
 LIVE = ("live.html", "Live")
 
 IDEAS = {
-    "rise": "Several attempts at a problem, feedback after each; learning from the better ones, weighted by reward.",
-    "agent_r": "Tree search; the first error of a failed trajectory is found, and training goes on from there.",
-    "reflect_rl": "A frozen model reflects on the state; a policy acts on it and learns by reinforcement.",
-    "spin": "Self-play: the expert's trajectory is preferred to the one that the last iteration wrote itself.",
+    "rise": "Several attempts at a problem with feedback after each; reward-weighted training on improved attempts.",
+    "agent_r": "Tree search; finds the first error of a failed trajectory and learns to recover from there.",
+    "reflect_rl": "A frozen model reflects on the state; a policy acts and learns by reinforcement along a curriculum.",
+    "spin": "Self-play: learns to prefer the expert's trajectory to the one from its previous iteration.",
 }
 
 
@@ -74,7 +74,7 @@ def build(
         UserError: a run in ``compare_with`` does not exist.
     """
     run = Run(root)
-    turn = in_turn(LOCKS / "page", f"another process writes the page in {out}; waiting for it")
+    turn = in_turn(LOCKS / "page", f"another process is writing the page in {out}; waiting")
     with turn, TemporaryDirectory(prefix=ASIDE, dir=_without_remains(_made(out))) as aside:
         folder = Path(aside) / "page"
         (folder / "data").mkdir(parents=True)
@@ -225,13 +225,15 @@ def _claim(method: str, summary: Mapping[str, Any], run: Run) -> dict[str, Any] 
         gain = gains[metric]
         sure = bool(gain["se"]) and abs(gain["mean"]) > 3 * gain["se"]
         sign = ("up" if gain["mean"] > 0 else "down") if sure else "level"
-        lines.append({"delta": signed_text(gain, metric).strip(), "text": f"to {row_name(method, name)}", "sign": sign})
+        lines.append(
+            {"delta": signed_text(gain, metric).strip(), "text": f"vs. {row_name(method, name)}", "sign": sign}
+        )
     known = run.run_param("seed")
     seed = "unknown" if known is None else known
     return {
         "method": method_name(method), "file": f"{method}.html", "value": figure_text(measured, metric),
         "metric": metric_name(metric), "row": row_name(method, last), "lines": lines,
-        "rests": f"{measured['n']} held-out tasks, paired; one run, seed {seed}. * is more than three standard errors.",
+        "rests": f"{measured['n']} held-out tasks, paired; one run, seed {seed}. *: more than three standard errors.",
     }  # fmt: skip
 
 

@@ -78,14 +78,14 @@ def _named(run: Run, name: str) -> Other:
     if (folder / "results").is_dir():
         there = Run(folder)
         files = {str(path.relative_to(folder)): path for path in (folder / "results").glob("*/*/outcomes.jsonl")}
-        return Other(run, name, f"The run in {name}.", there.params, files)
+        return Other(run, name, f"Run in the folder {name}.", there.params, files)
     listed = provenance.git(run, "for-each-ref", "--format=%(refname)", EXPERIMENTS).splitlines()
     revision = next((one for one in listed if one.endswith(f"/{name}")), name)
     found = None if revision.startswith("-") else _of_revision(run, revision, name)
     if found is None:
         raise UserError(
             f"COMPARE: {name!r} is neither the folder of a run nor a commit or experiment with a dvc.lock; "
-            "`dvc exp list` and `git log -- dvc.lock` name some."
+            "`dvc exp list` and `git log -- dvc.lock` list candidates."
         )
     return found
 
@@ -113,7 +113,7 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
     there = {path: file for path, file in files.items() if path.endswith("outcomes.jsonl") and file.is_file()}
     about = provenance.git(run, "log", "-1", "--format=%h, %cs: %s", revision)
     missing = sum(path.endswith("outcomes.jsonl") for path in files) - len(there)
-    more = f" The results of {missing} of its rows are not in DVC's cache (`dvc pull`)." if missing else ""
+    more = f" The results of {missing} rows are not in the DVC cache; `dvc pull` may fetch them." if missing else ""
     return Other(run, name, f"{about}.{more}", params, there)
 
 
@@ -153,11 +153,14 @@ def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, li
     columns = rows[0][1]
     head = [("row", False)]
     for name in columns:
-        head += [(f"{metric_name(name)} there", True), ("here", True), ("difference", True)]
+        head += [(f"{metric_name(name)}:\nother run", True), ("this run", True), ("difference", True)]
     own = [row in own_rows(method, summary) for row, _, _ in rows]
-    notes = ["difference: here minus there, ± standard error; * more than three of them; paired: over the same tasks"]
+    notes = [
+        "difference: this run minus the other, ± standard error; *: more than three standard errors from 0",
+        "paired: whether both runs were evaluated on the same tasks",
+    ]
     kept = [cells for _, found, cells in rows if found == columns]
-    return Plain(f"{method_name(method)}: this run and the other", [*head, ("paired", False)], kept, own, notes)
+    return Plain(f"{method_name(method)}: this run and the other run", [*head, ("paired", False)], kept, own, notes)
 
 
 def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[dict[str, dict[str, float | int]], bool]:

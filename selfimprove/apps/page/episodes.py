@@ -22,7 +22,7 @@ from selfimprove.envs.plans import RULE
 Json = dict[str, Any]
 
 CUT = 100_000
-"""Maximum number of characters of a text; longer texts are truncated with a note."""
+"""The page truncates longer texts, with a note."""
 
 
 def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
@@ -202,7 +202,7 @@ def _joined(messages: list[Mapping[str, Any]]) -> list[Json]:
 def clip(text: str) -> str:
     """The text as valid UTF-8, truncated to ``CUT`` characters."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
-    return whole if len(whole) <= CUT else f"{whole[:CUT]} … [cut by the page: {len(whole) - CUT:,} more characters]"
+    return whole if len(whole) <= CUT else f"{whole[:CUT]} … [truncated: {len(whole) - CUT:,} more characters]"
 
 
 def read(

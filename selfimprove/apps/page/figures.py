@@ -13,6 +13,7 @@ Drawn = list[tuple[str, str, Spec]]
 
 LETTERS = {"s": "solved", "u": "not solved", "b": "blocked"}
 BINS = 8
+REINFORCED = " during reinforcement learning"
 
 
 def rows(run: Run, method: str) -> Spec | None:
@@ -26,7 +27,7 @@ def sections(run: Run, method: str, library: Library | None) -> list[tuple[str, 
     found = [
         ("Metrics", _metrics(run, method)),
         ("Training", _training(run, method)),
-        ("Distributions over evaluation episodes", _distributions(method, library) if library else []),
+        ("Evaluation episodes", _distributions(method, library) if library else []),
     ]
     return [(heading, drawn) for heading, drawn in found if drawn]
 
@@ -35,10 +36,10 @@ def _metrics(run: Run, method: str) -> Drawn:
     summary = run.summaries[method]
     drawn: Drawn = []
     if (chart := rows(run, method)) is not None:
-        drawn.append(("rows", "The headline metric of every row with its standard error", chart))
+        drawn.append(("rows", "Headline metric of every row with its standard error", chart))
     for number, curve in enumerate(summary.get("curves") or ([summary["curve"]] if "curve" in summary else [])):
         if curve["points"]:
-            text = f"{curve['title']}, a line a row with standard errors"
+            text = f"{curve['title']}, one line per row, with standard errors"
             drawn.append((f"curve-{number}", text, curve_chart(method, curve, summary["solid"])))
     return drawn
 
@@ -52,25 +53,28 @@ def _training(run: Run, method: str) -> Drawn:
             for point in run.table(folder / file):
                 for column, value in point.items():
                     if column not in ("step", "level") and "step" in point:
-                        name = column if file == "loss.csv" else f"{column} during reinforcement"
+                        name = column if file == "loss.csv" else f"{column}{REINFORCED}"
                         series.setdefault(name, {}).setdefault(row, []).append((point["step"], value))
     drawn: Drawn = []
     for name, rows_of in series.items():
-        title = name if name.endswith("reinforcement") else {"loss": "training loss"}.get(name, f"{name} in training")
-        chart = lines_chart(title, method, rows_of, "step", name.removesuffix(" during reinforcement"))
+        title = name if name.endswith(REINFORCED) else {"loss": "training loss"}.get(name, f"{name} during training")
+        title = title[0].upper() + title[1:].replace("_", " ")
+        chart = lines_chart(title, method, rows_of, "step", name.removesuffix(REINFORCED).replace("_", " "))
         if chart is not None:
-            drawn.append((f"train-{re.sub(r'[^a-z0-9]+', '-', name.lower())}", f"{title} by step, a line a row", chart))
+            drawn.append(
+                (f"train-{re.sub(r'[^a-z0-9]+', '-', name.lower())}", f"{title} by step, one line per row", chart)
+            )
     return drawn
 
 
 def _distributions(method: str, library: Library) -> Drawn:
     sets = [one for one in library.sets if one["phase"] == "evaluation" and one["size"]]
     wanted = [
-        ("result", "s", "How episodes end"),
-        ("turns", "n", "Turns of an episode"),
-        ("invalid actions", "x", "Invalid actions of an episode"),
-        ("reward", "r", "Reward of an episode"),
-        ("tokens", "w", "Tokens that the model wrote in an episode"),
+        ("result", "s", "Episode outcomes"),
+        ("turns", "n", "Turns per episode"),
+        ("invalid actions", "x", "Invalid actions per episode"),
+        ("reward", "r", "Reward per episode"),
+        ("tokens", "w", "Tokens generated per episode"),
     ]
     drawn: Drawn = []
     for x, key, title in wanted:

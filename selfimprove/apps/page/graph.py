@@ -80,7 +80,7 @@ def stages(run: Run) -> list[StageShown]:
         command, capture_output=True, text=True, check=False, cwd=run.root, env={**os.environ, "DVC_NO_ANALYTICS": "1"}
     )
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        last = done.stderr.strip().splitlines()[-1:] or ["no error message"]
         run.tell(f"DVC cannot read the graph of {run.root}: {last[0][:300]}")
         return []
     hashes = locked(run)
@@ -111,7 +111,7 @@ def locked(run: Run) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, YAMLError):
-        run.tell("dvc.lock cannot be read; `git checkout dvc.lock` brings it back.")
+        run.tell("dvc.lock cannot be read; `git checkout dvc.lock` restores it.")
         return {}
     return hashes_of(value)
 

@@ -17,6 +17,8 @@ from selfimprove.apps.report.words import method_name, row_name
 PAIRED = ("pairs", "outcome", "own", "_centric")
 """Suffixes of the names of pair files, which have their own view (``pairs.py``)."""
 
+LABELS = {"reinforcement": "reinforcement learning"}
+
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
 
 
@@ -111,7 +113,7 @@ def write_library(
                 "file": name,
                 "starts": starts,
                 "path": run.name(source.path),
-                "label": f"{row_name(method, source.row)}: {source.phase}",
+                "label": f"{row_name(method, source.row)}: {LABELS.get(source.phase, source.phase)}",
                 "size": len(letters),
                 "s": "".join(letters),
                 **_short(columns),

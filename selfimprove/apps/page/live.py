@@ -1,4 +1,4 @@
-"""Current state of a run, read from its scratch folder: running stages, curves so far and latest output."""
+"""The current state of a run, read from its scratch folder: running stages, curves so far, latest output."""
 
 import json
 import re
@@ -18,7 +18,7 @@ TAIL = 64_000
 """Number of bytes read from the end of a log or a journal."""
 
 LAST = 5
-"""Number of journal entries shown, newest first."""
+"""How many of a journal's newest entries are shown."""
 
 _COUNT = re.compile(r"(\d+)/(\d+)")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\S\n]*\r")
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 def status(root: Path) -> Json:
-    """Running and recently finished stages; CPU, memory and GPU use."""
+    """Running and recently finished stages; CPU, memory and GPUs."""
     scratch = root / SCRATCH
     working = [_stage(scratch, name) for name in _working(scratch / "locks")]
     ended = sorted(
@@ -43,7 +43,7 @@ def status(root: Path) -> Json:
 
 
 def _working(locks: Path) -> Iterator[str]:
-    """Stages whose lock is owned by a live process."""
+    """Stages whose lock belongs to a live process."""
     for path in sorted(locks.glob("*.owner.json")):
         try:
             owner = json.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def _working(locks: Path) -> Iterator[str]:
 
 
 def _stage(scratch: Path, lock: str) -> Json:
-    """A running stage. Its lock is named ``rise-finetune-iter1``, its log ``rise-finetune@iter1.log``."""
+    """A running stage. A lock is named ``rise-finetune-iter1``, a log ``rise-finetune@iter1.log``."""
     log = next((path for path in (scratch / "logs").glob("*.log") if path.stem.replace("@", "-") == lock), None)
     text = _CONTROL.sub("", tail(log).decode("utf-8", "replace")) if log else ""
     lines = [line for line in text.splitlines() if line.strip()]
@@ -64,7 +64,7 @@ def _stage(scratch: Path, lock: str) -> Json:
     counts = [found for line in lines if (found := _COUNT.search(line))]
     stage = log.stem if log else lock
     return {
-        "stage": stage, "line": clip(lines[-1])[:300] if lines else "It has just begun.",
+        "stage": stage, "line": clip(lines[-1])[:300] if lines else "Starting.",
         "done": int(counts[-1][1]) if counts else None, "total": int(counts[-1][2]) if counts else None,
         "curves": curves(scratch / "tensorboard" / stage), "written": written(scratch / "stages" / lock),
     }  # fmt: skip

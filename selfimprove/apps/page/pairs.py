@@ -73,7 +73,7 @@ def _sources(
         for path in sorted((data / row / "train").glob("*.jsonl")):
             if path.stem in ("pairs", "outcome"):
                 learner = trained.get(run.name(path), "") if trained else row
-                what = "what it was trained on" if learner else f"{path.stem}, which no row was trained on"
+                what = "training pairs" if learner else f"{path.stem} (not used in training)"
                 label = f"{row_name(method, learner or row)}: {what}"
                 read = _of_pairs(run, method, learner, path, margin if learner else None)
                 yield f"{method}/{row}/{path.stem}", label, read
@@ -82,7 +82,7 @@ def _sources(
                 yield f"{method}/{row}/{path.stem}", label, _of_logs(run, path)
     path = data / "trajectories.jsonl"
     if path.is_file():
-        label = f"{method_name(method)}: the teacher's trajectories and its negatives"
+        label = f"{method_name(method)}: teacher's positive and negative trajectories"
         yield f"{method}/negatives", label, lambda: _of_trajectories(run, path)
 
 

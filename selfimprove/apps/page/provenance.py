@@ -37,15 +37,15 @@ def facts(run: Run) -> list[tuple[str, str]]:
     packages = _packages(run)
     return [
         ("commit", commit or "not a Git repository"),
-        ("files that differ from the commit", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
+        ("uncommitted changes", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
         ("profile", profile(run)),
         ("seed", _set(run.run_param("seed"))),
         ("threads", _set(run.run_param("threads"))),
-        ("kernels (run.kernels)", _set(run.run_param("kernels"))),
-        ("versions", ", ".join(f"{name} {packages[name]}" for name in SHOWN if name in packages)),
-        ("processor, where this page was made", _processor()),
-        ("its kernels", _kernels()),
-        ("its Python", platform.python_version()),
+        ("CPU kernels (run.kernels)", _set(run.run_param("kernels"))),
+        ("package versions", ", ".join(f"{name} {packages[name]}" for name in SHOWN if name in packages)),
+        ("CPU that built this page", _processor()),
+        ("CPU kernels that built this page", _kernels()),
+        ("Python that built this page", platform.python_version()),
     ]
 
 

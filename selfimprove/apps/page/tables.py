@@ -15,8 +15,9 @@ from selfimprove.apps.report.arena import arena as compare_methods
 from selfimprove.apps.report.arena import arena_tables
 from selfimprove.apps.report.charts import own_rows
 from selfimprove.apps.report.table import difference_table, overview, results_table
-from selfimprove.apps.report.words import figure_text, method_name, row_name
+from selfimprove.apps.report.words import figure_text, method_name, metric_name, row_name
 from selfimprove.core.errors import UserError, first_line
+from selfimprove.methods.omissions import OMISSIONS
 
 Summaries = Mapping[str, dict[str, Any]]
 
@@ -40,8 +41,12 @@ def results(method: str, summary: dict[str, Any], timing: Path) -> Plain | None:
 
 
 def differences(method: str, summary: dict[str, Any]) -> Plain | None:
-    """The method's last row minus every other row, paired; None if there is nothing to compare yet."""
-    return _plain(difference_table(method, summary), method, summary) if summary["last_minus"] else None
+    """The method's last row minus every other one, paired; None while nothing can be compared."""
+    if not summary["last_minus"]:
+        return None
+    found = _plain(difference_table(method, summary), method, summary)
+    found.title = f"{row_name(method, summary['last'])} minus each other row, paired by task"
+    return found
 
 
 def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
@@ -64,8 +69,8 @@ def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
             learnt.append(
                 [row_name(method, name), level or "all", f"{lines[0]['iter']} to {lines[-1]['iter']}", *means]
             )
-    heads = ["success", "cost", "episodes"], ["iterations", "success in the last", "success, mean", "cost, mean"]
-    titles = "Held-out split, by level", "Reinforcement, by level"
+    heads = ["success", "cost", "episodes"], ["iterations", "success, last iteration", "mean success", "mean cost"]
+    titles = "Held-out split by level", "Reinforcement learning by level"
     names = [("row", False), ("level", False)]
     return [
         Plain(title, names + [(text, True) for text in head], rows, [False] * len(rows), [])
@@ -80,12 +85,13 @@ def all_methods(summaries: Summaries, timing: Path) -> Plain | None:
     if not whole:
         return None
     table = _cells(overview(whole, timing))
+    table.title = "Headline metric of every row"
     own = []
     for row in table.rows:
         name = row[2].removesuffix(" (last)")
         own.append(name in own_rows(row[0], whole[row[0]]))
         row[2] = row_name(row[0], name) + row[2][len(name) :]
-        row[0] = method_name(row[0])
+        row[0], row[1] = method_name(row[0]), metric_name(row[1])
     table.own = own
     return table
 
@@ -107,6 +113,7 @@ def _plain(table: Table, method: str, summary: Mapping[str, Any]) -> Plain:
     found = _cells(table)
     found.own = [row[0] in own_rows(method, summary) for row in found.rows]
     found.title = re.sub(r"\w+", lambda word: _word(method, word[0], summary), found.title)
+    found.head = [(_in_words(method, text, summary).replace(": ", ":\n"), number) for text, number in found.head]
     found.notes = [_worded(method, note, summary) for note in found.notes]
     for row in found.rows:
         row[0] = row_name(method, row[0])
@@ -118,8 +125,24 @@ def _word(method: str, word: str, summary: Mapping[str, Any]) -> str:
 
 
 def _worded(method: str, note: str, summary: Mapping[str, Any]) -> str:
-    name, colon, rest = note.partition(":")
-    return f"{row_name(method, name)}{colon}{rest}" if name in summary["order"] else note
+    """A note with rows and metrics by name; the setting that a warning recommends keeps its keys."""
+    said, mark, setting = note.partition("; set ")
+    name, colon, rest = said.partition(":")
+    name = row_name(method, name) if name in summary["order"] else _in_words(method, name, summary)
+    return f"{name}{colon}{_in_words(method, rest, summary)}{mark}{setting}"
+
+
+def _in_words(method: str, text: str, summary: Mapping[str, Any]) -> str:
+    """A text with row and metric names in place of keys such as ``iter2`` and ``revision_score``."""
+    metrics = {*summary["columns"], *summary["gains"], *summary["rates"], *OMISSIONS}
+
+    def word(found: re.Match[str]) -> str:
+        key = found[0]
+        if key in metrics:
+            return metric_name(key)
+        return row_name(method, key) if key in summary["order"] and re.search(r"[_\d]", key) else key
+
+    return re.sub(r"\w+", word, text)
 
 
 def _cells(table: Table) -> Plain:

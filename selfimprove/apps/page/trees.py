@@ -159,6 +159,8 @@ def drawing() -> Json:
              "range": [1, 7]},
         ],
         "legends": [
+            {"stroke": "path", "title": "path", "values": ["good", "bad", "both"], "orient": "bottom",
+             "direction": "horizontal", "symbolType": "stroke", "symbolStrokeWidth": 4},
             {"fill": "value", "title": "mean value", "orient": "bottom", "direction": "horizontal",
              "gradientLength": 120},
         ],

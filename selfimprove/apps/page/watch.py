@@ -1,7 +1,7 @@
-"""``make watch``: the report of a run in progress, served read-only at 127.0.0.1.
+"""``make watch``: a read-only live report of a run, served at 127.0.0.1.
 
-The live view shows running stages, their curves and latest output. The other views are those of ``make page``, rebuilt
-whenever a stage has written results.
+The first view shows running stages with their curves and latest output. The other views are those of ``make page``,
+rebuilt whenever a stage has written results.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ SECONDS = 5.0
 """Interval between checks for new results."""
 
 NOT_YET = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>Not yet</title>'
-    "<p>The report is being made for the first time; this page shows it then.</p></html>"
+    '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>Building</title>'
+    "<p>The report is being built for the first time. This page reloads until it is ready.</p></html>"
 )
 
 app = typer.Typer(add_completion=False)
 
 
 def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
-    """The server. It accepts only GET, and only with this machine as host, so that no other web page can read it."""
+    """The server: GET only, and only requests addressed to this machine, so that no other web page can read it."""
 
     async def live(_: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(status, root), headers={"Cache-Control": "no-store"})
@@ -70,7 +70,7 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
 
 
 def newest(root: Path) -> float:
-    """Modification time of the newest result, 0 if there is none."""
+    """Modification time of the newest result."""
     files = [*(root / "results").glob("*/*"), *(root / "results").glob("*/*/*")]
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
@@ -92,7 +92,7 @@ async def keep_fresh(root: Path, out: Path) -> None:
 
 
 def building(root: Path, out: Path) -> list[str]:
-    """The command that builds the report with the live view; no log-probabilities, the run needs the CPUs."""
+    """The command that builds the report with the live view; no log-probabilities, to leave the CPUs to the run."""
     options = ["--run", str(root), "--out", str(out), "--logprobs", "no", "--live"]
     return ["nice", sys.executable, "-m", "selfimprove.apps.page", *options]
 
@@ -100,8 +100,8 @@ def building(root: Path, out: Path) -> list[str]:
 @app.command()
 def watch(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8017,
-    run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
-    out: Annotated[Path, typer.Option(help="where the report is kept meanwhile")] = OUT,
+    run: Annotated[Path, typer.Option(help="folder of the run")] = Path(),
+    out: Annotated[Path, typer.Option(help="output folder of the report")] = OUT,
 ) -> None:
     """Serve the report until interrupted.
 
@@ -109,10 +109,10 @@ def watch(
         UserError: the run's folder does not exist, or the port is in use.
     """
     if not run.is_dir():
-        raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
+        raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
     listener = listen(HOST, port)
     write_live(out)
-    typer.echo(f"http://{HOST}:{port} shows the run; Ctrl-C ends it")
+    typer.echo(f"http://{HOST}:{port} shows the run; press Ctrl-C to stop")
     uvicorn.Server(uvicorn.Config(make_app(run, out), log_level="warning")).run([listener])
 
 

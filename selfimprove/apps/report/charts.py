@@ -20,13 +20,15 @@ Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 VEGA_LITE = "6.4"
-"""The version that draws the PNGs, and that the page contains."""
+"""The version that draws the PNGs and that the page bundles."""
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7f6a00", "#56b4e9", "#8c564b", "#666666")
-"""Palette of Okabe and Ito, distinguishable for colour-blind readers; yellow is darker, being too light on white."""
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7f6a00", "#56b4e9", "#8c564b", "#666666", "#882255", "#332288",
+)  # fmt: skip
+"""Okabe and Ito's colour-blind-safe palette, with yellow darkened for a white background, and four more colours."""
 
 MANY = 15
-"""Lines with at least this many points are drawn without point marks."""
+"""Lines with this many points or more have no point marks."""
 
 WIDTH, ROW_HEIGHT = 560, 26
 
@@ -77,7 +79,7 @@ def rows_chart(method: str, summary: Mapping[str, Any]) -> Spec:
     title = f"{metric_name(metric)} ± standard error"
     x = {"type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}, "axis": {"tickCount": 6}}
     return _spec(
-        f"{method_name(method)}: every row on held-out tasks",
+        f"{method_name(method)}: all rows on held-out tasks",
         {
             "data": {"values": values},
             "height": {"step": ROW_HEIGHT},

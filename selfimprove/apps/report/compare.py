@@ -28,7 +28,7 @@ Run = tuple[str, dict[str, Any], dict[str, str]]
 ERROR = " error"
 
 MOST_CHANGES = 12
-"""Maximum number of changed params listed per run: another profile changes hundreds."""
+"""How many changed params are listed per run: another profile changes hundreds."""
 
 
 @one_sentence()
@@ -37,7 +37,7 @@ def main() -> None:
     done = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        print(f"dvc exp show failed: {said[-1] if said else 'no output'}", file=sys.stderr)
+        print(f"dvc exp show failed: {said[-1] if said else 'no error message'}", file=sys.stderr)
         sys.exit(2)
     runs = list(read_runs(json.loads(done.stdout)))
     if not any(cells for _, _, cells in runs):
@@ -105,9 +105,11 @@ def table_of(runs: list[Run]) -> Table:
         table.add_row(escape(name), *(cells.get(heading, "-") for heading in columns))
         changed = changes(params, reference)
         if (more := len(changed) - MOST_CHANGES) > 0:
-            changed[MOST_CHANGES:] = [f"and {more} more, which `dvc params diff` lists"]
+            changed[MOST_CHANGES:] = [f"and {more} more (see `dvc params diff`)"]
         notes += [f"{name}: {'; '.join(changed)}"] if changed else []
-    table.caption = escape("\n".join(["mean ± standard error; minus: paired difference of the last row", *notes]))
+    table.caption = escape(
+        "\n".join(["mean ± standard error; minus: the last row minus that row, paired by task", *notes])
+    )
     return table
 
 

@@ -116,12 +116,14 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
-    notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
-    notes.append("* more than 3 standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
+    notes.append(
+        "tokens: training tokens (tokens of X: as many as row X); train, eval: seconds of the stage (-: not recorded)"
+    )
+    notes.append("*: more than three standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
     notes += [f"{kind}: {said}" for kind, said in OMISSIONS.items() if any(kind == one for _, one in left_out)]
     for name, match in summary.get("unlike_last", {}).items():
         notes.append(
-            f"WARNING: {name} read as many tokens as {match}, not as {summary['last']} (last): no fair comparison; "
+            f"WARNING: {name} has the training tokens of {match}, not of {summary['last']} (last): unfair comparison; "
             f"set {method}.{'models' if method == 'reflect_rl' else 'rows'}.{name}.match: {summary['last']}"
         )
     table.caption = "\n".join(notes)
@@ -201,7 +203,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
     """The last iteration minus every other row, over the same tasks; * marks more than three standard errors."""
     title = f"{method}: {summary['last']} minus each other row, paired"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    table.add_column("minus")
+    table.add_column("row")
     for column in summary["columns"]:
         table.add_column(column, justify="right")
     for name in summary["order"]:
@@ -213,7 +215,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
     """Draw a PNG of each method's rows and of each of its curves; files that show the same chart are not rewritten."""
-    with in_turn(LOCKS / "plots", f"another process is drawing the plots in {folder}; waiting for it"):
+    with in_turn(LOCKS / "plots", f"another process is drawing the plots in {folder}; waiting"):
         for method, summary in summaries.items():
             write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
             for curve in summary.get("curves") or [summary["curve"]]:

@@ -1,5 +1,5 @@
-"""Display names of methods, rows and metrics in legends and tables (``rise``, ``iter2`` is "RISE, iteration 2"), and
-formatting of their values."""
+"""Display names of methods, rows and metrics for legends and tables (``rise``, ``iter2``: "RISE, iteration 2"), and
+their values as text."""
 
 import re
 
@@ -7,10 +7,11 @@ METHOD_NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL"
 
 _CAPITALS = {"sft": "SFT", "rl": "RL", "dpo": "DPO"}
 _ROWS = {"base": "base", "chance": "chance", "oracle": "oracle", "policy": "SFT only"}
+_METRICS = {"em": "exact match", "f1": "F1", "told_apart_fall": "told apart: decrease"}
 
 
 def method_name(method: str) -> str:
-    """``agent_r`` -> "Agent-R"; a method without a display name keeps its key."""
+    """``agent_r`` -> "Agent-R"; any other key stays as it is."""
     return METHOD_NAMES.get(method, method)
 
 
@@ -25,8 +26,8 @@ def row_name(method: str, row: str) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """``invalid_actions`` -> "invalid actions"; ``m1@t5`` is unchanged."""
-    return {"em": "exact match", "f1": "F1"}.get(metric, metric.replace("_", " "))
+    """``em`` -> "exact match", ``invalid_actions`` -> "invalid actions"; ``m1@t5`` stays."""
+    return _METRICS.get(metric, metric.replace("_", " "))
 
 
 def figure_text(figure: dict[str, float], column: str) -> str:

@@ -146,7 +146,7 @@ def test_every_page_has_a_strict_policy_and_names_no_server(run: Path, tmp_path:
 def test_a_megabyte_in_one_line_is_cut_and_said() -> None:
     shown = clip("x" * 1_000_000)
     assert len(shown) < CUT + 100
-    assert shown.endswith("[cut by the page: 900,000 more characters]")
+    assert shown.endswith("[truncated: 900,000 more characters]")
 
 
 def test_half_a_character_is_replaced() -> None:
@@ -182,7 +182,7 @@ def test_a_damaged_summary_leaves_the_rows_that_are_there(content: bytes, run: P
     build(run, tmp_path / "out")
     text = "".join(read_html(tmp_path / "out/rise.html").text)
     assert "RISE, iteration 1" in text
-    assert "The report stage of this method has not run" in text
+    assert "This method's report stage has not run yet" in text
 
 
 def test_a_section_run_that_is_no_mapping_is_shown_as_not_set(run: Path, tmp_path: Path) -> None:
@@ -204,13 +204,13 @@ def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> N
     assert found["order"] == ["base"]
     (run / "results/spin/start").mkdir(parents=True)  # begun, and no row measured
     build(run, tmp_path / "out")
-    assert ", 1 of 4 methods measured" in "".join(read_html(tmp_path / "out/index.html").text)
+    assert " 1 of 4 methods evaluated" in "".join(read_html(tmp_path / "out/index.html").text)
 
 
 def test_a_run_without_results_says_so(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     assert build(tmp_path / "run", tmp_path / "out").problems == []
-    assert "There are no episodes yet." in "".join(read_html(tmp_path / "out/episodes.html").text)
+    assert "No episodes yet." in "".join(read_html(tmp_path / "out/episodes.html").text)
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_method_s_page_has_its_curriculum_levels(tmp_path: Path) -> None:
         ["pickup", "1 to 2", "0.200", "0.150", "0.100"], ["full", "3 to 4", "0.400", "0.350", "0.100"],
     ]  # fmt: skip
     build(tmp_path / "run", tmp_path / "out")
-    assert "Reinforcement, by level" in "".join(read_html(tmp_path / "out/reflect_rl.html").text)
+    assert "Reinforcement learning by level" in "".join(read_html(tmp_path / "out/reflect_rl.html").text)
 
 
 def test_an_unknown_record_is_refused() -> None:

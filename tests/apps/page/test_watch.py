@@ -87,4 +87,4 @@ def test_a_stage_that_has_just_begun_says_so(run: Path) -> None:
     with (run / ".scratch/logs/rise-finetune@iter1.log").open("a") as log:
         log.write("--- again\n")
     [stage] = status(run)["working"]
-    assert (stage["line"], stage["done"]) == ("It has just begun.", None)
+    assert (stage["line"], stage["done"]) == ("Starting.", None)

@@ -133,8 +133,8 @@ def test_what_the_first_of_several_attempts_is_worth_alone_and_any_of_them_is_sa
     write_method(root, "spin")
     (said,) = attempts_of(found(root))
     assert said == (
-        "RISE's first attempts alone are right in .000±.000 (base), .000±.000 (more SFT), .000±.000 (last), any of its "
-        "attempts in 1.00±.000 (base), 1.00±.000 (more SFT), 1.00±.000 (last)."
+        "RISE: the first attempt alone is correct in .000±.000 (base), .000±.000 (more SFT), .000±.000 (last); at "
+        "least one attempt in 1.00±.000 (base), 1.00±.000 (more SFT), 1.00±.000 (last)."
     )
     assert said in str(arena_tables(found(root))[0].caption)
 

@@ -278,6 +278,6 @@ def test_controls_that_match_another_iteration_than_the_last_are_warned_of(resul
     summary = summarise_rise(RiseParams.model_validate(values), results)
     assert summary["unlike_last"] == {"single_turn": "iter1"}
     assert (
-        "WARNING: single_turn read as many tokens as iter1, not as iter2 (last): no fair comparison; "
+        "WARNING: single_turn has the training tokens of iter1, not of iter2 (last): unfair comparison; "
         "set rise.rows.single_turn.match: iter2"
     ) in str(results_table("rise", summary).caption)

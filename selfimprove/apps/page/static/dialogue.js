@@ -27,18 +27,18 @@ const dialogue = (() => {
     if (said.tool) tell(`tool ${said.tool}`);
     else if (said.answer !== undefined) tell(said.answer === said.p[0]?.[0] ? "" : `→ ${said.answer}`);
     if (said.ok === false) tell("invalid", "bad");
-    if (said.cut) tell("cut by the token limit", "bad");
+    if (said.cut) tell("truncated at the token limit", "bad");
     if (said.togo !== undefined) tell(`cost to go ${signed(said.togo)}`);
     if (said.logprob !== undefined) tell(`log p ${signed(said.logprob)}`);
     const weights = said.p.map((part) => part[1]).filter((one) => one > 0);
-    if (weights.length) tell(`trained on, weight ${page.short(Math.max(...weights))}`);
+    if (weights.length) tell(`training weight ${page.short(Math.max(...weights))}`);
     const text = el("div", { class: "text" }, ...said.p.flatMap((part) => pieces(part, how)));
     const made = el("div", { class: `message ${said.r}` }, who, text);
     if (said.v) made.append(scene(said.v));
     if (said.others) {
       const items = said.others.map((/** @type {[string, number | null]} */ [other, reward]) =>
         el("li", {}, visible(other), el("span", { class: "small" }, reward === null ? "" : ` (reward ${signed(reward)})`)));
-      made.append(el("details", { class: "others" }, el("summary", {}, `${items.length} other samples of this turn`), el("ul", {}, ...items)));
+      made.append(el("details", { class: "others" }, el("summary", {}, `${items.length} other sample${items.length === 1 ? "" : "s"} of this turn`), el("ul", {}, ...items)));
     }
     return made;
   }
@@ -52,7 +52,7 @@ const dialogue = (() => {
         const p = now?.[place], old = before?.[place];
         const told = [`token ${id}`, `weight ${page.short(weight)}`];
         if (p !== undefined && p !== null) told.push(`log p ${signed(p)}`);
-        if (old !== undefined && old !== null) told.push(`before training ${signed(old)}`);
+        if (old !== undefined && old !== null) told.push(`log p before training ${signed(old)}`);
         const made = el("span", { class: `token${p === undefined || p === null ? "" : " scored"}`, title: told.join(", ") }, visible(piece));
         if (p !== undefined && p !== null) made.style.setProperty("--share", String(1 - Math.exp(p)));
         return made;
@@ -80,7 +80,7 @@ const dialogue = (() => {
     if (what.kitchen) return el("div", { class: "scene" }, kitchen(what.kitchen));
     const items = Object.entries(what.carries ?? {});
     const chips = items.map(([name, count]) => el("span", {}, visible(`${count} ${name}`)));
-    return el("div", { class: "scene chips" }, "carries", ...(chips.length ? chips : [" nothing"]));
+    return el("div", { class: "scene chips" }, "inventory:", ...(chips.length ? chips : [" empty"]));
   }
 
   /** The grid: letters stand in the even columns, walls and passages between them.
@@ -128,12 +128,12 @@ const dialogue = (() => {
       drawn.append(svg("rect", { class: `cell${here}`, x: x + 2, y: y + 2, width: width - 6, height: height - 6, rx: 6 }));
       drawn.append(svg("text", { x: x + 9, y: y + 18 }, room.open.includes(place) ? `${place} (open)` : place));
       const held = room.in[place];
-      const told = held === undefined ? "not seen" : held.length ? held.join(", ") : "empty";
+      const told = held === undefined ? "not seen yet" : held.length ? held.join(", ") : "empty";
       drawn.append(svg("text", { class: "faint", x: x + 9, y: y + 35 }, told.length > 22 ? `${told.slice(0, 21)}…` : told));
     });
-    const hands = `${room.at ? `at ${room.at}` : "in the middle of the room"}; carries ${room.holds || "nothing"}`;
+    const hands = `${room.at ? `at ${room.at}` : "in the middle of the room"}; holding ${room.holds || "nothing"}`;
     drawn.append(svg("text", { x: 2, y: rows * height + 16 }, hands));
-    drawn.setAttribute("aria-label", `The kitchen: ${hands}`);
+    drawn.setAttribute("aria-label", `Kitchen: ${hands}`);
     return drawn;
   }
 

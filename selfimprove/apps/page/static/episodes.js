@@ -95,7 +95,7 @@
         if (said || record.i.toLowerCase().includes(q)) hits.push(set.starts[number] + place);
       });
       found = Int32Array.from(hits);
-      list(set, number + 1 < set.starts.length ? `; ${number + 1} of ${set.starts.length} pieces searched` : "");
+      list(set, number + 1 < set.starts.length ? `; searched ${number + 1} of ${set.starts.length} chunks` : "");
     }
   }
 
@@ -139,14 +139,14 @@
     const facts = el("p", { class: "facts" }, el("span", {}, set.label));
     if (judged(set)) facts.append(el("span", { class: `badge ${one.s === "solved" ? "good" : one.s === "blocked" ? "bad" : ""}` }, one.s === "unsolved" ? "not solved" : one.s));
     if (one.r !== null) facts.append(el("span", {}, `reward ${dialogue.signed(one.r)}`));
-    facts.append(el("span", {}, `${one.n} turns`));
+    facts.append(el("span", {}, `${one.n} turn${one.n === 1 ? "" : "s"}`));
     if (one.u) facts.append(el("span", {}, one.u));
-    if (one.src) facts.append(el("span", {}, visible(`made from ${one.src}`)));
+    if (one.src) facts.append(el("span", {}, visible(`source: ${one.src}`)));
     facts.append(el("span", { class: "mono" }, `${set.path}, line ${line(set, place)}`));
     const made = el("article", {}, el("h2", {}, visible(one.i)), facts);
     if (one.e) made.append(el("p", { class: "warning" }, visible(one.e)));
     made.append(dialogue.show(one.m, { tokens, vocabulary }));
-    if (one.gold) made.append(el("details", {}, el("summary", {}, "The gold answer"), el("div", { class: "text" }, visible(one.gold))));
+    if (one.gold) made.append(el("details", {}, el("summary", {}, "Gold answer"), el("div", { class: "text" }, visible(one.gold))));
     return made;
   }
 
@@ -155,7 +155,7 @@
     const place = state().at === undefined ? -1 : Number(state().at);
     const reader = byId("reader");
     if (!index || !(place >= 0 && place < set.size)) {
-      reader.replaceChildren(el("p", { class: "empty" }, "Choose an episode."));
+      reader.replaceChildren(el("p", { class: "empty" }, "Select an episode."));
       return;
     }
     const one = await record(set, place);
@@ -165,8 +165,8 @@
     const tools = el("p", { class: "tools" });
     tools.append(el("button", { type: "button", "aria-pressed": String(tokens), onclick: () => { tokens = !tokens; read(set); } }, tokens ? "Show text" : "Show tokens"));
     if (others.length) {
-      const picker = /** @type {HTMLSelectElement} */ (el("select", { "aria-label": "The same task played by", onchange: () => { go({ ...state(), beside: picker.value }); read(set); } }));
-      fill(picker, [["", "the same task played by …"], .../** @type {[string, string][]} */ (others.map((other) => [other.name, other.label]))], beside?.name ?? "");
+      const picker = /** @type {HTMLSelectElement} */ (el("select", { "aria-label": "The same task in another row", onchange: () => { go({ ...state(), beside: picker.value }); read(set); } }));
+      fill(picker, [["", "compare with another row …"], .../** @type {[string, string][]} */ (others.map((other) => [other.name, other.label]))], beside?.name ?? "");
       tools.append(picker);
     }
     const mine = shown(set, one, place, vocabulary);
@@ -184,8 +184,8 @@
     const learnt = one.m.some((/** @type {Said} */ said) => said.p.some((part) => part[1] > 0));
     if (!learnt && !tokens) return [];
     const text = tokens
-      ? scored ? "The stronger the colour, the less likely the trained model finds the token; its numbers show when you point at it." : "This one has no log-probabilities. make page LOGPROBS=all computes them wherever the row's model is here."
-      : "Shaded text was trained on; the stronger the shade, the larger its weight.";
+      ? scored ? "A stronger colour means a lower probability under the trained model. Hover over a token to see its values." : "No log-probabilities here. make page LOGPROBS=all computes all of them if the row's models are available locally."
+      : "The loss covers only the shaded text; a darker shade means a larger weight.";
     return [el("p", { class: "small" }, text)];
   }
 
@@ -208,7 +208,7 @@
     const sets = index.sets;
     fill(select("set"), sets.map((set) => [set.name, set.label]), wanted.set ?? "");
     fill(select("against"), [["", "no other row"], .../** @type {[string, string][]} */ (sets.filter(judged).map((set) => [set.name, set.label]))], wanted.against ?? "");
-    const runs = /** @type {[string, string][]} */ (index.runs.map((run, number) => [String(number), run || "the only one"]));
+    const runs = /** @type {[string, string][]} */ (index.runs.map((run, number) => [String(number), run || "no run number"]));
     fill(select("run"), [["", "any"], ...(runs.length > 1 ? runs : [])], wanted.run ?? "");
     for (const name of ["result", "split", "change", "order", "q"]) select(name).value = wanted[name] ?? "";
     /** @type {any} */ (form.elements.namedItem("deep")).checked = Boolean(wanted.deep);

@@ -29,7 +29,7 @@
       }).catch(page.failed);
     }
     if (one.written.length) {
-      made.append(el("details", { open: true }, el("summary", {}, "Written last"), ...one.written.map((text) => el("div", { class: "message assistant" }, el("div", { class: "text" }, visible(text))))));
+      made.append(el("details", { open: true }, el("summary", {}, "Latest output"), ...one.written.map((text) => el("div", { class: "message assistant" }, el("div", { class: "text" }, visible(text))))));
     }
     return made;
   }
@@ -53,14 +53,14 @@
   async function look() {
     try {
       const now = await (await fetch("status.json")).json();
-      const facts = [`processors ${Math.round(now.cpu)} %`, `memory ${gigabytes(now.memory[0])} of ${gigabytes(now.memory[1])} GiB`,
+      const facts = [`CPU ${Math.round(now.cpu)} %`, `memory ${gigabytes(now.memory[0])} of ${gigabytes(now.memory[1])} GiB`,
         ...now.gpus.map((/** @type {any} */ gpu) => `${gpu.name}: ${gpu.use} %, ${gpu.used} of ${gpu.total} MiB`)];
       byId("machine").replaceChildren(...facts.map((text) => el("span", {}, text)));
       const stages = now.working.map(card);
-      byId("stages").replaceChildren(...(stages.length ? stages : [el("p", { class: "empty" }, "No stage is at work at this moment.")]));
+      byId("stages").replaceChildren(...(stages.length ? stages : [el("p", { class: "empty" }, "No stage is running.")]));
       byId("done").replaceChildren(...now.ended.map((/** @type {any} */ one) => el("li", {}, visible(one.stage), ` · ${one.seconds === null ? "" : `${page.short(Math.round(one.seconds))} s, `}${Math.round(now.time - one.at)} s ago`)));
     } catch {
-      byId("machine").textContent = "The server does not answer: make watch has ended.";
+      byId("machine").textContent = "No response from the server: make watch is not running.";
     }
     setTimeout(look, EVERY);
   }

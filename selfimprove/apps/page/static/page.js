@@ -71,7 +71,7 @@ const page = (() => {
     for (const found of text.matchAll(HIDDEN)) {
       made.append(text.slice(from, found.index));
       const code = found[0].charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
-      made.append(el("span", { class: "hidden", title: `the invisible character U+${code}` }, `⟨${code}⟩`));
+      made.append(el("span", { class: "hidden", title: `invisible character U+${code}` }, `⟨${code}⟩`));
       from = found.index + found[0].length;
     }
     made.append(text.slice(from));
@@ -107,7 +107,7 @@ const page = (() => {
 
   /** @param {Error} error */
   function failed(error) {
-    const text = `This view cannot be shown: ${error.message}. Make the report again with make page.`;
+    const text = `Cannot show this view: ${error.message}. Run make page to rebuild the report.`;
     byId("main").prepend(el("p", { class: "warning", role: "alert" }, text));
   }
 
@@ -188,13 +188,13 @@ const page = (() => {
     const values = spec.data?.values;
     if (!Array.isArray(values) || !values.length) return;
     const heads = Object.keys(values[0]).filter((key) => !["low", "high", "own", "kind"].includes(key));
-    const details = el("details", { class: "numbers" }, el("summary", {}, "The numbers"));
+    const details = el("details", { class: "numbers" }, el("summary", {}, "Data table"));
     details.addEventListener("toggle", () => {
       if (details.querySelector("table")) return;
       const head = el("tr", {}, ...heads.map((one) => el("th", { scope: "col" }, one)));
       const rows = values.map((/** @type {any} */ value) => el("tr", {}, ...heads.map((one) => el("td", {}, short(value[one])))));
       const table = el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
-      details.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "The chart's numbers" }, table));
+      details.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Data table of the chart" }, table));
     });
     figure.append(details);
   }

@@ -39,7 +39,7 @@
     });
     at = Math.min(at, Math.max(0, Math.floor((found.length - 1) / PAGE) * PAGE));
     const scored = set.margins.filter(Boolean).length;
-    const of = scored ? `; margins were computed of ${scored.toLocaleString("en")}` : "";
+    const of = scored ? `; ${scored.toLocaleString("en")} with a margin` : "";
     byId("count").textContent = `${found.length.toLocaleString("en")} of ${set.ids.length.toLocaleString("en")} pairs${of}`;
     byId("list").replaceChildren(...found.slice(at, at + PAGE).map((place) => {
       const margin = set.margins[place];
@@ -66,7 +66,7 @@
   async function read() {
     const place = state().at === undefined ? -1 : Number(state().at);
     if (!(place >= 0 && place < set.ids.length)) {
-      byId("reader").replaceChildren(el("p", { class: "empty" }, "Choose a pair."));
+      byId("reader").replaceChildren(el("p", { class: "empty" }, "Select a pair."));
       return;
     }
     let number = set.starts.length - 1;
@@ -75,12 +75,12 @@
     const facts = el("p", { class: "facts" }, el("span", {}, set.label));
     if (pair.margin) {
       const [before, after] = pair.margin.map((/** @type {number} */ value) => dialogue.signed(value));
-      facts.append(el("span", {}, `margin log p(preferred) − log p(other): before training ${before}, after ${after}`),
+      facts.append(el("span", {}, `margin log p(preferred) − log p(rejected): ${before} before training, ${after} after`),
         el("span", { class: pair.margin[1] >= pair.margin[0] ? "good" : "bad" }, change(pair.margin)));
     }
     const prompt = el("div", { class: "message user" }, el("div", { class: "who" }, el("b", {}, "prompt")), el("div", { class: "text" }, visible(pair.q)));
     byId("reader").replaceChildren(el("h2", {}, visible(pair.i)), facts, prompt,
-      el("div", { class: "beside" }, column("To be preferred", pair.real, "ins"), column("Written by the model, or wrong", pair.generated, "del")));
+      el("div", { class: "beside" }, column("Preferred", pair.real, "ins"), column("Rejected", pair.generated, "del")));
   }
 
   async function open() {

@@ -40,13 +40,16 @@
   /** @param {number} id */
   function title(id) {
     const one = tree?.nodes[id] ?? [];
-    return id ? one[ACTION] || one[REPLY] || "(nothing)" : "the start";
+    return id ? one[ACTION] || one[REPLY] || "(empty)" : "root";
   }
+
+  /** @param {any[]} one */
+  const visits = (one) => `${one[VISITS]} visit${one[VISITS] === 1 ? "" : "s"}`;
 
   /** @param {number} id */
   function told(id) {
     const one = tree?.nodes[id] ?? [];
-    return `${id ? `node ${id}: ` : ""}${title(id)} · ${one[VISITS]} visits, mean value ${page.short(mean(one))}`;
+    return `${id ? `node ${id}: ` : ""}${title(id)} · ${visits(one)}, mean value ${page.short(mean(one))}`;
   }
 
   /** @param {number} id */
@@ -103,7 +106,7 @@
   }
 
   function outline() {
-    byId("outline").replaceChildren(el("ul", { role: "tree", "aria-label": "The search tree" }, item(0, 1)));
+    byId("outline").replaceChildren(el("ul", { role: "tree", "aria-label": "Search tree" }, item(0, 1)));
     draw().catch(page.failed);
   }
 
@@ -147,9 +150,9 @@
     const one = tree.nodes[node];
     const now = tree.revisions[revision];
     const verdict = now?.verdicts.find(([judged]) => judged === node);
-    const facts = el("p", { class: "facts" }, el("span", {}, `${one[VISITS]} visits`), el("span", {}, `mean value ${page.short(mean(one))}`), el("span", {}, `reward ${page.short(one[REWARD])}`), ...marks(node));
-    const made = [el("h2", {}, node ? `Node ${node}` : "The start"), facts];
-    if (verdict) made.push(el("p", { class: "notice" }, "The judge: ", visible(verdict[2])));
+    const facts = el("p", { class: "facts" }, el("span", {}, visits(one)), el("span", {}, `mean value ${page.short(mean(one))}`), el("span", {}, `reward ${page.short(one[REWARD])}`), ...marks(node));
+    const made = [el("h2", {}, node ? `Node ${node}` : "Root"), facts];
+    if (verdict) made.push(el("p", { class: "notice" }, "Judge: ", visible(verdict[2])));
     const said = /** @type {Said[]} */ (node ? [{ r: "assistant", p: [[one[REPLY], 0]] }, { r: "environment", p: [[one[OBSERVATION], 0]] }] : [{ r: "user", p: [[tree.q, 0]] }]);
     made.push(dialogue.show(said));
     byId("reader").replaceChildren(...made);
@@ -158,7 +161,7 @@
   function revisions() {
     const place = byId("revisions");
     if (!tree?.revisions.length) {
-      place.replaceChildren(el("h2", {}, "Revision trajectories"), el("p", { class: "empty" }, "None was made of this tree."));
+      place.replaceChildren(el("h2", {}, "Revision trajectories"), el("p", { class: "empty" }, "No revision trajectory was built from this tree."));
       return;
     }
     const now = tree.revisions[revision];
@@ -167,9 +170,9 @@
       onclick: () => { revision = number; follow(); outline(); detail(); revisions(); go({ ...state(), revision: String(number) }); },
     }, `${one.bad.at(-1)} → ${one.good.at(-1)}`));
     place.replaceChildren(el("h2", {}, `Revision trajectories: ${tree.revisions.length}`),
-      el("p", {}, "Each goes along a bad path up to its first error, says that it errs, and goes on along a good path. Numbers are the leaves."),
+      el("p", {}, "Each follows a bad path up to its first error, adds a revision thought, and continues along a good path. The buttons name the bad and the good leaf."),
       el("p", { class: "tools" }, ...buttons),
-      el("p", { class: "small" }, `Judged ${now.verdicts.length} steps of the bad path; cut after node ${now.cut}. Shaded text was trained on.`),
+      el("p", { class: "small" }, `The judge read ${now.verdicts.length} step${now.verdicts.length === 1 ? "" : "s"} of the bad path; cut after node ${now.cut}. The loss covers only the shaded text.`),
       dialogue.show(now.m));
   }
 
