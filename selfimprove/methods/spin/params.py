@@ -292,7 +292,7 @@ class SpinParams(Iterated):
             if isinstance(self.env, AnswerParams):
                 raise ValueError(f"prompt.format: {self.env.name} expects a single answer, as in plain SPIN; set reply")
             raise ValueError(
-                "prompt.format: must be reply (plain SPIN) if tasks.source is chat or env takes one answer, and only then"
+                "prompt.format: must be reply (plain SPIN) if tasks.source is chat or env has problems, and only then"
             )
         if self.prompt.format == "reply" and self.prompt.few_shot != "off":
             raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
