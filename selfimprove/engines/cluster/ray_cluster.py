@@ -178,7 +178,7 @@ def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: P
     if not there["repository"]:
         return f"node {node.host} has no repository at {root}; put it on a path that all nodes share"
     if there["code"] != here["code"]:
-        return f"node {node.host} has different code in {root}/selfimprove than this machine; check out the same commit on both"
+        return f"node {node.host} has different code in {root}/selfimprove than this machine; use one commit on both"
     names = sorted({*here["versions"], *there["versions"]})
     mine, other = here["versions"], there["versions"]
     differ = [
