@@ -41,7 +41,7 @@ def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(rise_bench: Wo
     folder = rise_bench.copy(tmp_path / "engine", {"rise": {"engines": {"teacher": teacher}}})
     assert "models/nowhere holds no model (config.json)" in rise_bench.refused(folder, "rise.generate", "iter1")
     folder = rise_bench.copy(tmp_path / "student", engine(model="models/nowhere"))
-    assert "name a model of your own as base.rise.model" in rise_bench.refused(folder, "rise.generate", "iter1")
+    assert "set base.rise.model to use a model of your own" in rise_bench.refused(folder, "rise.generate", "iter1")
     folder = rise_bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
     assert "base.rise: model 'models/nowhere' is no folder" in rise_bench.refused(folder, "base", "rise")
 
@@ -159,7 +159,7 @@ def test_a_missing_key_is_named_and_a_present_one_never_shown(rise_bench: Workbe
 
 def test_too_many_problems_are_refused(rise_bench: Workbench, tmp_path: Path) -> None:
     folder = rise_bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"tasks": 99}}}}})
-    assert "iterations.iter1.generate: 99 tasks from place 0 on are asked for, tasks.train is 12" in rise_bench.refused(
+    assert "iterations.iter1.generate: offset 0 + tasks 99 exceeds tasks.train, which is 12" in rise_bench.refused(
         folder, "rise.generate", "iter1"
     )
 
@@ -175,7 +175,7 @@ def test_own_files_are_refused_by_line_and_by_their_number(rise_bench: Workbench
     (folder / "my/test.jsonl").write_text("\n".join(rows[5:7]))
     (folder / "my/train.jsonl").write_text("\n".join(rows[:4]))
     said = rise_bench.refused(folder, "rise.data")
-    assert "rise.tasks.demonstrations: 1 problems are asked for, 0 are left of 4; ask for fewer" in said
+    assert "rise.tasks.demonstrations: 1 problems are requested, but 0 of 4 are left; request fewer" in said
     (folder / "my/train.jsonl").write_text("\n".join(rows[:5]).replace("#### 3", "3"))
     assert "my/train.jsonl, line 3" in rise_bench.refused(folder, "rise.data")
     (folder / "my/train.jsonl").write_text("\n".join(rows[:5]))

@@ -228,7 +228,10 @@ def test_own_questions_are_asked_by_rise_and_spin(forks: Forks, root: Path) -> N
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nowhere.at_all:Counter", "agent_r.env: name: module 'nowhere.at_all' can't be imported (ModuleNotFoundError"),
+        (
+            "nowhere.at_all:Counter",
+            "agent_r.env: name: module 'nowhere.at_all' cannot be imported (ModuleNotFoundError",
+        ),
         ("my.worlds:Abacus", "agent_r.env: name: my.worlds has no class 'Abacus'"),
         ("my.worlds:Fact", "my.worlds:Fact lacks expert, instruction, name, reset, restore, snapshot, step, "),
         ("counter", "name: 'counter' is unknown; choose encyclopedia, hotpotqa, "),

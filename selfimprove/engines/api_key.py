@@ -25,9 +25,11 @@ def find_key(variable: str | None, file: str | None, environment: Mapping[str, s
         key = _key_in_file(Path(file), name)
     if not key:
         place = f" or add the line '{name}: <key>' to {file}" if file else ""
-        raise UserError(f"the API key {name} is not set; export {name}=<key>{place} (null api_key_env: no key).")
+        raise UserError(
+            f"the API key {name} is not set; export {name}=<key>{place} (without a key: set api_key_env to null)."
+        )
     if not key.isascii() or any(c.isspace() or not c.isprintable() for c in key):
-        raise UserError(f"the API key {name} holds characters that no key has (spaces, say); set it again.")
+        raise UserError(f"the API key {name} contains characters that a key cannot have, such as spaces; set it again.")
     return key
 
 

@@ -79,5 +79,5 @@ def allowed_trie(chat: ChatFormat, allowed: tuple[str, ...], choice: bool) -> To
             raise ValueError(f"the tokenizer cannot write the allowed output {text!r}")
     outputs = [chat.content_ids(Message(role="assistant", content=text)) for text in allowed]
     if choice and (len({tuple(ids) for ids in outputs}) < len(outputs) or any(len(ids) != 1 for ids in outputs)):
-        raise ValueError("a choice is among outputs of one token each, all different; these are not")
+        raise ValueError("the outputs of a choice must be distinct single tokens")
     return TokenTrie(outputs, chat.end_id)

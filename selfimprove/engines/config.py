@@ -18,7 +18,7 @@ MOST_ROWS = 8192
 def _check_count(value: object) -> object:
     if value == "auto" or (type(value) is int and 1 <= value <= MOST_ROWS):
         return value
-    raise ValueError(f"a whole number from 1 to {MOST_ROWS}, or auto, is expected, got {value!r}")
+    raise ValueError(f"expected a whole number from 1 to {MOST_ROWS}, or auto, got {value!r}")
 
 
 CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_check_count)]
@@ -55,9 +55,11 @@ class TransformersEngineConfig(Section):
     @model_validator(mode="after")
     def _replicas_share_slots_of_a_cpu(self) -> TransformersEngineConfig:
         if self.replicas > 1 and self.device != "cpu":
-            raise ValueError(f"replicas {self.replicas} is for device cpu; set replicas to 1 on {self.device}")
+            raise ValueError(
+                f"replicas {self.replicas} works only with device: cpu; set replicas to 1 on {self.device}"
+            )
         if self.slots != "auto" and self.replicas > self.slots:
-            raise ValueError(f"replicas {self.replicas} is more than slots {self.slots}; raise slots")
+            raise ValueError(f"replicas {self.replicas} exceeds slots {self.slots}; raise slots")
         return self
 
 
@@ -150,11 +152,11 @@ def check_own_model(name: str, cfg: EngineConfig, method: str) -> None:
         return
     if cfg.model != "policy":
         raise ValueError(
-            f"engines.{name}.model: every row would be evaluated with this one model; set policy, and name a model "
-            f"of your own as base.{method}.model"
+            f"engines.{name}.model: every row would be evaluated with this one model; set policy, and set "
+            f"base.{method}.model to use a model of your own"
         )
     if cfg.chat_template is not None:
         raise ValueError(
             f"engines.{name}.chat_template: training would use another template; set base.{method}.chat_template, "
-            "which holds for both, and remove this line"
+            "which applies to both, and remove this line"
         )

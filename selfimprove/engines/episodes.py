@@ -62,7 +62,7 @@ def say_diverged(stage: str, diverged: int) -> None:
     """Print one sentence on standard error if replayed episodes differed from their first run."""
     if diverged:
         print(
-            f"{stage}: {diverged} replays saw something else than the first time, so trees and scores mix different "
-            "worlds; see whether the environment's server was restarted with other data, or draws at random.",
+            f"{stage}: {diverged} replays diverged from the first time, so trees and scores mix different worlds; "
+            "check whether the environment's server was restarted with other data, or is not deterministic.",
             file=sys.stderr,
         )

@@ -44,7 +44,7 @@ def make_engine(
         from selfimprove.engines.scripted import ScriptedEngine
 
         if expert is None:
-            raise UserError("engine scripted: this environment has no expert; name another engine as the teacher.")
+            raise UserError("engine scripted: this environment has no expert; choose another engine as the teacher.")
         return ScriptedEngine(expert)
     if isinstance(cfg, OpenAiEngineConfig):
         from selfimprove.engines.openai import OpenAiEngine
@@ -52,7 +52,7 @@ def make_engine(
         return OpenAiEngine(cfg)
     folder = policy_dir if cfg.model == POLICY else Path(cfg.model)
     if not (folder / "config.json").is_file():
-        raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); fix the param model.")
+        raise UserError(f"engine {cfg.engine}: {folder} contains no model (no config.json); fix the param model.")
     if isinstance(cfg, VllmEngineConfig):
         check_model(cfg, folder)
         if cluster.kind != "ray":

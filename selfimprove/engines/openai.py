@@ -88,16 +88,14 @@ class OpenAiEngine:
     async def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
         """Like ``generate``, but yields the completions of each call as soon as it returns."""
         if request.allowed is not None:
-            raise UserError(
-                "engine openai cannot limit answers to an allowed list; name engine transformers or vllm instead."
-            )
+            raise UserError("engine openai cannot limit answers to an allowed list; use engine transformers or vllm.")
         if request.keep_stop:
             raise UserError(
-                "engine openai cannot tell a stop string from an end of turn; name engine transformers or vllm instead."
+                "engine openai cannot distinguish a stop string from an end of turn; use engine transformers or vllm."
             )
         if request.choice or request.top_k:
             raise UserError(
-                "engine openai has no choices with their probabilities and no top_k; name engine transformers instead."
+                "engine openai supports neither choices with probabilities nor top_k; use engine transformers."
             )
         self.stats.requests += 1
         done = 0
@@ -241,12 +239,13 @@ class OpenAiEngine:
         if status in (401, 403):
             if self._key is None:
                 raise UserError(
-                    f"{self._url} wants a key (status {status}); name its variable with api_key_env and set it."
+                    f"{self._url} requires a key (status {status}); set api_key_env to the name of a variable that "
+                    "holds it."
                 )
             name = cfg.api_key_env or DEFAULT_NAME
             raise UserError(
-                f"{self._url} refuses the key {name} or its use of model {cfg.model!r} (status {status}); "
-                "put a valid key in that variable or its key file."
+                f"{self._url} rejects the key {name} or its use of model {cfg.model!r} (status {status}); set a valid "
+                "key in that variable or in its key file."
             )
         if status in (404, 405):
             raise UserError(
@@ -258,11 +257,11 @@ class OpenAiEngine:
         if status in (402, 429) and code in _QUOTA:
             name = cfg.api_key_env or DEFAULT_NAME
             raise UserError(
-                f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or name another "
-                "key, and run again: what was answered is kept."
+                f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or use another "
+                "key, and run again: finished work is kept."
             )
         if status in (301, 308) and not self._served:
-            raise UserError(f"{self._url} has moved for good (status {status}); correct base_url.")
+            raise UserError(f"{self._url} redirects permanently (status {status}); correct base_url.")
         if 300 <= status < 400:
             raise Passing(f"a redirect (status {status}), which is not followed; if it stays, correct base_url")
         if status in (408, 409, 425, 429) or status >= 500:
@@ -336,11 +335,11 @@ def _endpoint(base_url: str) -> tuple[str, str | None]:
         raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
         shown = url.netloc.decode("ascii") if url.host else str(url)  # without a password in the URL
-        raise UserError(f"base_url {shown!r} is no http(s) address; try http://localhost:8000/v1.")
+        raise UserError(f"base_url {shown!r} is not an http(s) address; write it like http://localhost:8000/v1.")
     if url.userinfo or url.fragment or set(url.params) - {_VERSION}:
         raise UserError(
-            f"base_url of {url.host} holds a password, a query or a fragment; keep the plain address in params and the "
-            "key in the environment."
+            f"base_url of {url.host} contains a password, a query or a fragment; set the plain address, and put the "
+            "key in an environment variable (api_key_env)."
         )
     address = str(url.copy_with(query=None)).rstrip("/").removesuffix(_PATH)
     return f"{address}{_PATH}", url.params.get(_VERSION)

@@ -51,6 +51,6 @@ class ScriptedEngine:
             text = text[: found[1] if request.keep_stop else found[0]]
         if request.allowed is not None and text not in request.allowed:
             raise UserError(
-                f"engine scripted: the expert answered {text!r}, which is not allowed here; name another engine."
+                f"engine scripted: the expert answered {text!r}, which is not allowed here; choose another engine."
             )
         return text

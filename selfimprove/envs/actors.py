@@ -173,7 +173,7 @@ class _Nodes:
                 self._faults |= found
             fit = [node for node in nodes if node.id in self._faults and self._faults[node.id] is None]
             if not fit:
-                raise UserError("run.cluster: no node answers what it has; see `ray status`, and run again.")
+                raise UserError("run.cluster: no node responds; check `ray status`, and run again.")
             node = min(fit, key=lambda one: self._held[one.id])
             self._held[node.id] += 1
             return node

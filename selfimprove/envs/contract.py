@@ -42,7 +42,7 @@ def _check(name: str, make: Callable[[], AgentEnv]) -> None:
     env, other = make(), make()
     tasks = list(env.task_ids())
     if not tasks:
-        raise UserError(f"{name} has no tasks; task_ids has to list at least one.")
+        raise UserError(f"{name} has no tasks; task_ids must list at least one.")
     task, draw = tasks[0], rng("own contract", name)
     first = env.reset(task)
     _is_text(name, "begins", first)
@@ -56,15 +56,15 @@ def _check(name: str, make: Callable[[], AgentEnv]) -> None:
         observation, reward, _, _ = env.step(action)
         _is_text(name, f"answers {action!r}", observation)
         if not 0 <= reward <= 1:
-            raise UserError(f"{name}: step gave reward {reward} for {action!r}; rewards are from 0 to 1.")
+            raise UserError(f"{name}: step gave reward {reward} for {action!r}; rewards must be from 0 to 1.")
     for again in (env.reset(task), other.reset(task)):
         if again != first:
             raise UserError(
-                f"{name}: task {task} began with {first[:60]!r} and then with {again[:60]!r}; reset has to depend on "
-                "nothing but the task."
+                f"{name}: task {task} began with {first[:60]!r} and then with {again[:60]!r}; reset must depend only "
+                "on the task."
             )
 
 
 def _is_text(name: str, does: str, observation: object) -> None:
     if not isinstance(observation, str):
-        raise UserError(f"{name} {does} with {observation!r}; an observation is a text.")
+        raise UserError(f"{name} {does} with {observation!r}; an observation must be a string.")

@@ -56,8 +56,9 @@ def label_ids(labels: Sequence[str], encode: Callable[[str], Sequence[int]], off
     if wrong:
         shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise UserError(
-            f"reflect_rl: the tokenizer does not spell each label in one token of its own ({shown}); set "
-            f"reflect_rl.env.labels: {offer}, the {len(LABELS[offer])} of one character, or take another base model."
+            f"reflect_rl: the tokenizer does not encode every label as a distinct single token ({shown}); set "
+            f"reflect_rl.env.labels: {offer} (the {len(LABELS[offer])} one-character labels), or use another base "
+            "model."
         )
     return [i[0] for i in ids]
 

@@ -88,7 +88,7 @@ class ListedText:
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
         """See ``EnumeratedEnv``: there are no levels."""
         if level:
-            raise UserError(f"{self.name} has no level {level!r}; leave the levels out.")
+            raise UserError(f"{self.name} has no level {level!r}; remove the levels.")
         return list(tasks)
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
@@ -120,7 +120,7 @@ class ListedText:
         commands = self._game.valid_actions()
         if commands is None:
             raise UserError(
-                f"{self.name} does not list its actions, so that they can't get labels; choose another method."
+                f"{self.name} does not list its actions, so they cannot be labelled; choose another method."
             )
         return sorted({*commands, *self.oracle()[:1]}) if self._add_expert else commands
 

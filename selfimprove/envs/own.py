@@ -56,7 +56,7 @@ class TextEnv(ABC):
     def reset(self, task_id: int) -> str:
         """See ``AgentEnv``."""
         if not 0 <= task_id < self.tasks:
-            raise UserError(f"{self.name} has no task {task_id}; its tasks are 0 to {self.tasks - 1}.")
+            raise UserError(f"{self.name} has no task {task_id}; choose one from 0 to {self.tasks - 1}.")
         self._last: tuple[float, bool] = (0.0, False)
         return self.begin(task_id)
 
@@ -67,7 +67,7 @@ class TextEnv(ABC):
         if valid:
             said, reward, done = self.act(action)
             if not 0 <= reward <= 1:
-                raise UserError(f"{self.name}: act gave reward {reward} for {action!r}; rewards are from 0 to 1.")
+                raise UserError(f"{self.name}: act gave reward {reward} for {action!r}; rewards must be from 0 to 1.")
             self._last = (float(reward), bool(done) or reward == 1)
         reward, done = self._last
         return Step(said, reward, done, {"raw_score": reward, "valid": valid, "disaster": False})
@@ -95,7 +95,7 @@ class TextEnv(ABC):
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             said = " ".join(str(error).split())
             raise UserError(
-                f"{self.name}: the state cannot be copied ({said}); keep what never changes on the class, or override "
+                f"{self.name}: the state cannot be copied ({said}); move constant attributes to the class, or override "
                 "snapshot and restore."
             ) from None
 
@@ -169,13 +169,13 @@ class Answers(ABC):
         for line, row in rows:
             question, answer = row.get("question"), row.get("answer")
             if not isinstance(question, str) or not isinstance(answer, str):
-                raise UserError(f"{where}, line {line}: question and answer must be text; fix or delete the line.")
+                raise UserError(f"{where}, line {line}: question and answer must be strings; fix or delete the line.")
             own = question if row.get("id") is None else str(row["id"])
             problem = Problem(ids.of({"id": own}, question), question, answer, answer)
             if self.grade(self.demonstration(problem), problem).reward != 1:
                 raise UserError(
-                    f"{where}, line {line}: {self.name} reads {self.extract(self.demonstration(problem))!r} from its "
-                    f"demonstration, and the answer is {answer!r}; fix the line, extract or demonstration."
+                    f"{where}, line {line}: {self.name} extracts {self.extract(self.demonstration(problem))!r} from "
+                    f"its demonstration, but the answer is {answer!r}; fix the line, extract or demonstration."
                 )
             problems.append(problem)
         return problems

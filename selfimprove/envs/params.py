@@ -152,7 +152,7 @@ class TextParams(EnvParams):
     def _protocol(self) -> AgentGym:
         protocol = self.agentgym()
         if protocol is None:
-            raise UserError(f"env.server: AgentGym's protocol has no {self.name}; set null.")
+            raise UserError(f"env.server: AgentGym's protocol does not support {self.name}; set null.")
         return protocol
 
     def layouts(self, count: int) -> list[AgentEnv]:
@@ -287,7 +287,9 @@ class OwnTasksParams(AnswerParams):
     @classmethod
     def _no_example(cls, value: bool) -> bool:
         if value:
-            raise ValueError("the worked example is of mathematics, and this environment has other tasks; set false")
+            raise ValueError(
+                "the worked example is a mathematics problem, but this environment has other tasks; set false"
+            )
         return value
 
 
@@ -332,7 +334,7 @@ def make_own(name: str, needs: type, **options: Any) -> Any:
     try:
         return own_class(name, needs)(**options)
     except TypeError as error:
-        raise UserError(f"{name} can't be made with these options ({error}); fix options.") from None
+        raise UserError(f"{name} cannot be constructed with these options ({error}); fix options.") from None
 
 
 def own_class(name: str, needs: type, key: str = "name") -> Any:
@@ -346,15 +348,16 @@ def own_class(name: str, needs: type, key: str = "name") -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything at import
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{key}: module {module_name!r} can't be imported ({said})") from None
+        raise ValueError(f"{key}: module {module_name!r} cannot be imported ({said}); fix it") from None
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
-        raise ValueError(f"{key}: {module_name} has no class {class_name!r}")
+        raise ValueError(f"{key}: {module_name} has no class {class_name!r}; fix the name")
     lacking = {member for member in members(needs) if not hasattr(found, member)}
     lacking |= getattr(found, "__abstractmethods__", frozenset())
     if lacking:
         raise ValueError(
-            f"{key}: {name} lacks {', '.join(sorted(lacking))} (see {needs.__name__} in {needs.__module__})"
+            f"{key}: {name} lacks {', '.join(sorted(lacking))}; add what {needs.__name__} in {needs.__module__} "
+            "requires"
         )
     return found
 

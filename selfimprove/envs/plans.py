@@ -97,7 +97,7 @@ class Plans:
             if reward != 1:
                 raise UserError(
                     f"{problem.id}: the expert's plan ends with reward {reward:g} instead of 1 within "
-                    f"{self._max_actions} actions; raise env.max_actions, or ask for fewer demonstrations."
+                    f"{self._max_actions} actions; raise env.max_actions, or request fewer demonstrations."
                 )
         return made
 

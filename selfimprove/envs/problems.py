@@ -41,7 +41,7 @@ def problem_splits(
     """
     if source == "embedded":
         if not isinstance(env, MakesProblems):
-            raise UserError(f"{where}.source: {env.name} has no problems of its own; name where they come from.")
+            raise UserError(f"{where}.source: {env.name} has no problems of its own; choose another source.")
         splits = env.problems(counts, seed=seed, difficulty=difficulty)
     else:
         paths = {path.stem: path for path in fetch(source, download, mirror=mirror)} if files is None else files
@@ -80,7 +80,7 @@ def _divide(
 def _take(pool: Sequence[Problem], count: int, key: str, start: int) -> list[Problem]:
     if start + count > len(pool):
         raise UserError(
-            f"{key}: {count} problems are asked for, {max(0, len(pool) - start)} are left of {len(pool)}; ask for "
+            f"{key}: {count} problems are requested, but {max(0, len(pool) - start)} of {len(pool)} are left; request "
             "fewer."
         )
     return list(pool[start : start + count])

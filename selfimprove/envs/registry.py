@@ -166,7 +166,7 @@ def section(kind: type[P], default: str) -> Any:
         """The environment's section, and the adapter's if one is needed."""
         name = value.get("name", default)
         one = section_of(name, kind) if isinstance(name, str) else None
-        offered = f"choose {', '.join(playable(kind))}, or package.module:Class of your own"
+        offered = f"choose {', '.join(playable(kind))}, or a custom package.module:Class"
         if one is None:
             raise ValueError(f"name: {name!r} is unknown; {meant(name, playable(kind), offered)}")
         if lacking := lacks(kind, one):
@@ -186,7 +186,7 @@ def section(kind: type[P], default: str) -> Any:
         if isinstance(value, Mapping) and value.get("name") == MIXTURE and isinstance(value.get("parts"), list):
             value = {**value, "parts": parts_of(value["parts"])}
         if not isinstance(value, Mapping):
-            raise ValueError("keys are expected, name first")
+            raise ValueError("expected a section with the key name")
         one, by = chosen(value)
         fields = {*one.model_fields, *(by.model_fields if by else ())}
         kept = {"name": default, **value}
@@ -196,7 +196,7 @@ def section(kind: type[P], default: str) -> Any:
                 continue
             if all(value[key] != other.model_fields[key].get_default(call_default_factory=True) for other in owners):
                 whose = _names(owners[0])[0]
-                raise ValueError(f"{key} is an option of {whose}, and name is {kept['name']}; remove it")
+                raise ValueError(f"{key} is an option of {whose}, but name is {kept['name']}; remove it")
             del kept[key]
         return kept if by is None else nested(one, by, kept)
 
@@ -215,10 +215,12 @@ def parts_of(sections: Sequence[Any]) -> list[Any]:
         if isinstance(keys, Mapping) and isinstance(keys.get("env"), Mapping):  # as sections are serialised
             keys = {**keys["env"], "share": keys.get("share")}
         if not isinstance(keys, Mapping) or "name" not in keys:
-            raise ValueError(f"{place}: name is missing; a list has an environment with its name in each place")
+            raise ValueError(f"{place}: name is missing; every entry of the list must be an environment with its name")
         share, own = keys.get("share", 1 / len(sections)), {key: keys[key] for key in keys if key != "share"}
         if not isinstance(share, int | float) or not 0 < share <= 1:
-            raise ValueError(f"{place}.share: {share!r} is no share of the tasks; give a number above 0 and at most 1")
+            raise ValueError(
+                f"{place}.share: {share!r} is not a share of the tasks; set a number above 0 and at most 1"
+            )
         try:
             parts.append({"share": share, "env": TypeAdapter(TextSection).validate_python(own)})
         except ValidationError as error:

@@ -91,8 +91,8 @@ def _drawn(
     for name, count in counts:
         if start + count > len(drawn):
             raise UserError(
-                f"{where}.{name}: {count} tasks of {env_name} are asked for, {len(drawn) - start} are left of "
-                f"{all_of}; ask for fewer{more}."
+                f"{where}.{name}: {count} tasks of {env_name} are requested, but {len(drawn) - start} of {all_of} are "
+                f"left; request fewer{more}."
             )
         splits[name] = drawn[start : start + count]
         start += count

@@ -60,7 +60,7 @@ def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
         UserError: the tree has no conversation (its episode was blocked before it began).
     """
     if not tree.prompt:
-        raise UserError(f"tree {tree.id} was blocked before it began, so there is nothing to export; leave it out.")
+        raise UserError(f"tree {tree.id} was blocked before it began, so there is nothing to export; remove it.")
     built: list[dict[str, Any]] = []
     for node in tree.nodes:  # parents precede their children
         parent = None if node.parent is None else tree.nodes[node.parent]
@@ -125,7 +125,7 @@ class _Root(_Entry):
     def _conversation(cls, state: list[_Spoken]) -> list[_Spoken]:
         roles = [message.role for message in state]
         if len(roles) % 2 or roles[1:] != (["user", "assistant"] * len(roles))[: len(roles) - 1]:
-            raise ValueError("behind its first message it must be user and assistant by turns, and end with user")
+            raise ValueError("after the first message, user and assistant must alternate, ending with user")
         return state
 
 
@@ -145,7 +145,7 @@ def from_json(
             the full score is not a finite number above 0.
     """
     if not (math.isfinite(full_score) and full_score > 0):
-        raise UserError(f"the full score is {full_score:g}; give a finite number above 0 with --full-score.")
+        raise UserError(f"the full score is {full_score:g}; set --full-score to a finite number above 0.")
     try:
         root = _Root.model_validate(data)
     except (ValidationError, RecursionError) as error:
@@ -158,8 +158,8 @@ def from_json(
         index = len(nodes)
         if entry.env_score > full_score:
             raise UserError(
-                f"{where}: field 'env_score': {entry.env_score:g} is above the full score, which is {full_score:g}; "
-                "give the environment's with --full-score (100 for ScienceWorld)."
+                f"{where}: field 'env_score': {entry.env_score:g} exceeds the full score {full_score:g}; set "
+                "--full-score to the environment's (100 for ScienceWorld)."
             )
         ended = entry.is_terminal and not entry.children and (max_depth is None or entry.depth <= max_depth)
         nodes.append(
@@ -211,24 +211,26 @@ app = typer.Typer(
 @app.command("trees")
 def export_trees(
     source: Annotated[Path, typer.Argument(help="trees.jsonl")],
-    folder: Annotated[Path, typer.Argument(help="where search_results_<task>.json are written")],
+    folder: Annotated[Path, typer.Argument(help="output folder of search_results_<task>.json")],
 ) -> None:
     """Trees (JSONL) to one file per tree; trees that were blocked before they began are skipped."""
     trees = [tree for tree in read_jsonl(source, Tree) if tree.prompt]
     tasks = [tree.task_id for tree in trees]
     twice = next((task for task in tasks if tasks.count(task) > 1), None)
     if twice is not None:
-        raise UserError(f"{source}: task {twice} has several trees, but the format has one file a task; keep one.")
+        raise UserError(f"{source}: task {twice} has several trees, but the format has one file per task; keep one.")
     for tree in trees:
         write_json(folder / f"search_results_{tree.task_id}.json", to_json(tree))
 
 
 @app.command("import-trees")
 def import_trees(
-    folder: Annotated[Path, typer.Argument(help="with search_results_<task>.json")],
-    target: Annotated[Path, typer.Argument(help="trees.jsonl to write")],
-    env: Annotated[str, typer.Option(help="textcraft, webshop or sciworld")],
-    full_score: Annotated[float, typer.Option(min=1e-9, help="100 for the original's ScienceWorld trees")] = 1.0,
+    folder: Annotated[Path, typer.Argument(help="folder with search_results_<task>.json")],
+    target: Annotated[Path, typer.Argument(help="output file (trees.jsonl)")],
+    env: Annotated[str, typer.Option(help="environment: textcraft, webshop or sciworld")],
+    full_score: Annotated[
+        float, typer.Option(min=1e-9, help="maximum score; 100 for the original's ScienceWorld trees")
+    ] = 1.0,
     max_depth: Annotated[int | None, typer.Option(help="MAX_DEPTH of the search")] = None,
 ) -> None:
     """One file per tree to trees (JSONL), ordered by task."""
@@ -237,9 +239,9 @@ def import_trees(
         if found := _FILE.fullmatch(path.name):
             other = files.setdefault(int(found[1]), path)
             if other != path:
-                raise UserError(f"{folder}: {other.name} and {path.name} are of the same task; remove one of them.")
+                raise UserError(f"{folder}: {other.name} and {path.name} belong to the same task; remove one of them.")
     if not files:
-        raise UserError(f"{folder} holds no search_results_<task>.json; name the folder that the search wrote.")
+        raise UserError(f"{folder} contains no search_results_<task>.json; name the output folder of the search.")
     trees = []
     for task, path in sorted(files.items()):
         data = load_json(path)
@@ -255,7 +257,7 @@ _From = Literal["xtuner", "openai", "log"]
 @app.command("conversations")
 def export_conversations(
     source: Annotated[Path, typer.Argument(help="examples.jsonl")],
-    target: Annotated[Path, typer.Argument(help="JSONL to write")],
+    target: Annotated[Path, typer.Argument(help="output file (JSONL)")],
     to: Annotated[_To, typer.Option(help="xtuner: turns with output_with_loss; openai: messages with loss")] = "openai",
 ) -> None:
     """Training examples (JSONL) to conversations, each reply with its loss flag."""
@@ -268,8 +270,10 @@ def export_conversations(
 @app.command("import-conversations")
 def import_conversations(
     source: Annotated[Path, typer.Argument(help="JSONL of conversations")],
-    target: Annotated[Path, typer.Argument(help="examples.jsonl to write")],
-    form: Annotated[_From, typer.Option("--from", help="log: the original's pair or good log")] = "openai",
+    target: Annotated[Path, typer.Argument(help="output file (examples.jsonl)")],
+    form: Annotated[
+        _From, typer.Option("--from", help="format of the source; log: the original's pair or good log")
+    ] = "openai",
 ) -> None:
     """Conversations (JSONL) to training examples; weights are 1 where the loss flag is set, else 0."""
     read = {"xtuner": formats.from_xtuner, "openai": formats.from_openai, "log": formats.from_log}[form]
@@ -281,9 +285,11 @@ def import_conversations(
 @app.command("results")
 def export_results(
     source: Annotated[Path, typer.Argument(help="episodes.jsonl of an evaluation")],
-    target: Annotated[Path, typer.Argument(help="JSONL to write")],
+    target: Annotated[Path, typer.Argument(help="output file (JSONL)")],
     model: Annotated[str, typer.Option(help="model_name of every row")],
-    revised: Annotated[bool, typer.Option(help="the episodes that begin badly, instead of the whole ones")] = False,
+    revised: Annotated[
+        bool, typer.Option(help="export the episodes from given bad beginnings instead of the complete ones")
+    ] = False,
 ) -> None:
     """Episodes (JSONL) to the original's result rows: task_id, env_score, model_name, step_num, state."""
     episodes = [one for one in read_jsonl(source, Episode) if revised == task_of(one.id)[1]]

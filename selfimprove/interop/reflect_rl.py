@@ -58,7 +58,9 @@ def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[Teache
     told: dict[int, list[OriginalTrajectory]] = {}
     for one in trajectories:
         if one.env != "autoexplore" or not 0 <= one.task_id < len(tasks):
-            raise UserError(f"trajectory {one.id} is of no task of the list; export it with the tasks it was made of.")
+            raise UserError(
+                f"trajectory {one.id} belongs to no task of the list; export it with the tasks it was generated from."
+            )
         steps = [Reflected(reflection=step.reflection, cmd=step.done or step.command) for step in one.steps]
         told.setdefault(one.task_id, []).append(
             OriginalTrajectory(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
@@ -75,7 +77,7 @@ def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]
     rows = []
     for one in trajectories:
         if one.env == "autoexplore":
-            raise UserError(f"trajectory {one.id} is AutoExplore's; export it with `tasks`.")
+            raise UserError(f"trajectory {one.id} is from AutoExplore; export it with the command `tasks`.")
         problem = {"problem": str(one.task_id)} if one.env == "alfworld" else {}
         rows += [
             {
@@ -107,8 +109,8 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
     there = [m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text]
     if not isinstance(text, str) or not there:
         raise UserError(
-            f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
-            "trained on; fix or delete the line."
+            f"{where}: the text contains neither {markers.act.strip()!r} nor {markers.analyse.strip()!r}, which marks "
+            "the answer to train on; fix or delete the line."
         )
     marker = max(there, key=text.rfind)  # a file in the prompt may contain the other marker
     prompt, _, answer = text.rpartition(marker)
@@ -149,7 +151,7 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         json.dumps(made, allow_nan=False)  # 1e999 is parsed as infinity, which cannot be written
         return made
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); fix it.") from None
+        raise UserError(f"{where}: not a row of a log.jsonl of reinforcement learning ({error}); fix it.") from None
 
 
 def _probability(logprob: Any) -> float:
@@ -164,8 +166,8 @@ MOST_BYTES = 2**30
 
 app = typer.Typer(add_completion=False, help="Reflect-RL's files in the original's formats.", no_args_is_help=True)
 
-Source = Annotated[Path, typer.Argument(help="what a stage wrote (JSONL)")]
-Target = Annotated[Path, typer.Argument(help="the file to write")]
+Source = Annotated[Path, typer.Argument(help="output file of a stage (JSONL)")]
+Target = Annotated[Path, typer.Argument(help="output file")]
 
 
 @app.command("tasks")
@@ -173,14 +175,14 @@ def export_tasks(
     folder: Annotated[Path, typer.Argument(help="data/reflect_rl/tasks of an AutoExplore run")],
     source: Source,
     target: Target,
-    split: Annotated[str, typer.Option(help="train, dev or test: only that split's tasks; none: all")] = "",
+    split: Annotated[str, typer.Option(help="export only this split: train, dev or test; default: all tasks")] = "",
 ) -> None:
     """AutoExplore's tasks with their trajectories, in the format of train.json, validate.json and test.json."""
     tasks = tasks_with_trajectories(read_tasks(folder / TASKS_FILE), read_jsonl(source, TeacherTrajectory))
     if split:
         name = next((name for name in SPLITS if name == split), None)
         if name is None:
-            raise UserError(f"there is no split {split!r}; name one of {', '.join(SPLITS)}.")
+            raise UserError(f"there is no split {split!r}; choose one of {', '.join(SPLITS)}.")
         tasks = [tasks[task] for task in load_split(folder / f"{name}.jsonl", "autoexplore")]
     with aside(target) as part:
         write_tasks(part, tasks)
@@ -207,7 +209,7 @@ def import_sft(
     """{"text"} rows as a supervised set."""
     style: MarkerStyle | None = next((style for style in MARKERS if style == markers), None)
     if style is None:
-        raise UserError(f"there are no markers {markers!r}; name one of {', '.join(MARKERS)}.")
+        raise UserError(f"there are no markers {markers!r}; choose one of {', '.join(MARKERS)}.")
     rows = [from_text(row, f"{source}, line {line}", MARKERS[style]) for line, row in read_rows(source)]
     with aside(target) as part:
         write_jsonl(part, rows)
@@ -221,12 +223,12 @@ def export_logs(source: Source, target: Target) -> None:
 
 @app.command("filter-repo")
 def export_filtered(
-    folder: Annotated[Path, typer.Argument(help="a repository, or a folder of some")],
-    target: Annotated[Path, typer.Argument(help="the folder to make")],
+    folder: Annotated[Path, typer.Argument(help="a repository, or a folder of repositories")],
+    target: Annotated[Path, typer.Argument(help="output folder, which must not exist")],
 ) -> None:
     """Copy the files of repositories that AutoExplore would explore; reports the dropped files per repository."""
     if target.exists():
-        raise UserError(f"{target} is there already; name a folder that can be made.")
+        raise UserError(f"{target} already exists; name a new folder.")
     filtered = filter_repo(folder)
     part = target.with_name(f".part-{target.name}")
     shutil.rmtree(part, ignore_errors=True)
@@ -238,7 +240,9 @@ def export_filtered(
                 (part / name / path).write_bytes(repo.tree.read(path, MOST_BYTES)[0])
         os.replace(part, target)
     except OSError as error:
-        raise UserError(f"{target}: the files can't be copied ({error}); make room, or name another folder.") from None
+        raise UserError(
+            f"{target}: the files cannot be copied ({error}); free some space, or name another folder."
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     for row in filtered.rows:
@@ -249,15 +253,15 @@ def export_filtered(
 @app.command("split")
 def export_split(
     source: Annotated[Path, typer.Argument(help="a JSON list of tasks")],
-    target: Annotated[Path, typer.Argument(help="the folder to write train.json, validate.json and test.json to")],
-    seed: Annotated[int, typer.Option(help="of the shuffle")] = 0,
+    target: Annotated[Path, typer.Argument(help="output folder of train.json, validate.json and test.json")],
+    seed: Annotated[int, typer.Option(help="seed of the shuffle")] = 0,
 ) -> None:
     """Split a list of tasks into the original's three files, 7:2:1, by a seeded shuffle."""
     parts = split_tasks(read_tasks(source), seed)._asdict()
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{target} can't be made a folder ({error.strerror}); name another place.") from None
+        raise UserError(f"{target} cannot be created as a folder ({error.strerror}); name another.") from None
     for name, tasks in parts.items():
         with aside(target / f"{name}.json") as part:
             write_tasks(part, tasks)
@@ -268,7 +272,7 @@ def export_split(
 def export_curves(
     folder: Annotated[Path, typer.Argument(help="the original's results/NNN_rl_finetune")],
     target: Target,
-    window: Annotated[int, typer.Option(help="points of the centred mean; odd")] = WINDOW,
+    window: Annotated[int, typer.Option(help="window of the centred mean in points; odd")] = WINDOW,
 ) -> None:
     """Success, cost and loss of a run of the original and its ancestors."""
     rows = curve_rows({folder.name: smoothed(stitch(read_original(folder)), window)})

@@ -169,7 +169,7 @@ def _observations(turn: Turn, query: str) -> list[str]:
 def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids]) -> Episode:
     name = entry.env or env_name
     if name is None:
-        raise UserError(f"{where}: the log does not say which environment it is of; give --env gsm8k or --env math.")
+        raise UserError(f"{where}: the log does not name its environment; set --env gsm8k or --env math.")
     history = entry.turn_history
     turns = []
     for t, action in enumerate(history.best_actions):
@@ -196,7 +196,9 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
     history, key = entry.turn_history, str(t)
     texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
     if len(texts) != len(rewards) or action not in texts:
-        raise UserError(f"{where}: turn {t} lists other actions than rewards; fix or delete the entry.")
+        raise UserError(
+            f"{where}: turn {t}: the actions do not match the rewards or the best action; fix or delete the entry."
+        )
     best = history.best_rewards[t : t + 1]
     alike = [i for i, text in enumerate(texts) if text == action]
     chosen = next((i for i in alike if rewards[i] in best), alike[0])
@@ -206,7 +208,7 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
         raise UserError(f"{where}: turn {t} has no observation; fix or delete the entry.")
     answers = entry.answers.get(key) or _extracted(texts, where, env_name)
     if len(answers) != len(texts):
-        raise UserError(f"{where}: turn {t} lists other answers than actions; fix or delete the entry.")
+        raise UserError(f"{where}: turn {t}: the numbers of answers and actions differ; fix or delete the entry.")
     attempts = [
         Attempt(text=text, reward=reward, answer=answer)
         for text, reward, answer in zip(texts, rewards, answers, strict=True)
@@ -223,7 +225,8 @@ def _extracted(texts: Sequence[str], where: str, env_name: str) -> list[str | No
         env = make_env(env_name, "strict" if env_name == "gsm8k" else "robust")
     except UserError:
         raise UserError(
-            f"{where}: answers can be read for gsm8k and math, not for {env_name!r}; correct its env, or --env."
+            f"{where}: answers can be extracted for gsm8k and math, not for {env_name!r}; fix the entry's env, or "
+            "--env."
         ) from None
     return [env.extract(text) for text in texts]
 
@@ -274,7 +277,8 @@ def export_log(
     source: _In,
     target: _Out,
     api: Annotated[
-        list[str] | None, typer.Option(help="a model behind an API: its dialogue has the role assistant")
+        list[str] | None,
+        typer.Option(help="name of a model behind an API, whose dialogue uses the role assistant; repeatable"),
     ] = None,
 ) -> None:
     """Episodes (JSONL) to the original's log."""
@@ -291,14 +295,16 @@ def export_dataset(source: _In, target: _Out) -> None:
 
 @app.command("import-log")
 def import_log(
-    source: _In, target: _Out, env: Annotated[str | None, typer.Option(help="gsm8k or math, for old logs")] = None
+    source: _In,
+    target: _Out,
+    env: Annotated[str | None, typer.Option(help="environment of a log that does not name it: gsm8k or math")] = None,
 ) -> None:
     """The original's log to episodes (JSONL)."""
     log = load_json(source)
     if not isinstance(log, dict):
-        raise UserError(f"{source}: a log is one JSON object keyed by task index; this is not one.")
+        raise UserError(f"{source}: not a JSON object keyed by task index; name a log of the original.")
     if not log:
-        raise UserError(f"{source} holds no episodes; name a log that has some.")
+        raise UserError(f"{source} contains no episodes; name a log that has some.")
     with aside(target) as part:
         write_jsonl(part, from_log(log, str(source), env))
 

@@ -41,7 +41,7 @@ def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewa
             rows.append(alpaca_row(entry["traj"], mode))
         except (ValueError, AttributeError):
             raise UserError(
-                f"{where}, task {key}: the trajectory has no Alpaca wrapper; play with prompt.format: alpaca."
+                f"{where}, task {key}: the trajectory has no Alpaca wrapper; generate it with prompt.format: alpaca."
             ) from None
     return rows
 
@@ -107,7 +107,7 @@ def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any
     """
     missing = requested - len(trajectories)
     if missing < 0:
-        raise UserError(f"the file has {len(trajectories)} episodes, {requested} were requested; raise --requested.")
+        raise UserError(f"the file has {len(trajectories)} episodes, but {requested} are requested; raise --requested.")
 
     def share(field: str) -> dict[str, float | int]:
         return mean_and_error([*(_mark(key, entry, field) for key, entry in trajectories.items()), *[0.0] * missing])
@@ -118,7 +118,7 @@ def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any
 def _mark(key: str, entry: Any, field: str) -> float:
     """One score of an entry; 0 if it was not scored."""
     if not isinstance(entry, Mapping):
-        raise UserError(f"task {key}: an object was expected; fix or delete the entry.")
+        raise UserError(f"task {key}: the entry is not an object; fix or delete it.")
     value = entry.get(field)
     if value is None:
         return 0.0
@@ -138,22 +138,22 @@ app = typer.Typer(add_completion=False, help="SPIN's files in the original's for
 @app.command("trajectories")
 def export_trajectories(
     source: Annotated[Path, typer.Argument(help="episodes.jsonl")],
-    target: Annotated[Path, typer.Argument(help="the trajectory file to write")],
-    run: Annotated[int, typer.Option(help="which run of each question")] = 0,
+    target: Annotated[Path, typer.Argument(help="output file (trajectories)")],
+    run: Annotated[int, typer.Option(help="run of each question to export")] = 0,
 ) -> None:
     """Episodes to the trajectory JSON."""
     played = read_jsonl(source, SpinEpisode)
     episodes = [episode for episode in played if episode.run == run]
     if not episodes:
         last = max(episode.run for episode in played)
-        raise UserError(f"{source} has no episode of run {run}; its last run is {last}. Name another with --run.")
+        raise UserError(f"{source} has no episodes of run {run}; set --run to at most {last}.")
     write_text(target, as_json(to_json(episodes)))
 
 
 @app.command("alpaca")
 def export_alpaca(
     source: Annotated[Path, typer.Argument(help="a trajectory file")],
-    target: Annotated[Path, typer.Argument(help="rows {instruction, input, output} to write")],
+    target: Annotated[Path, typer.Argument(help="output file: rows {instruction, input, output}")],
     mode: Annotated[Mode, typer.Option(help="parity: the original's bytes; self_play: without the terminal line")],
     rewarded: Annotated[bool, typer.Option(help="only trajectories that earned the reward")] = False,
 ) -> None:
@@ -165,8 +165,8 @@ def export_alpaca(
 @app.command("preferences")
 def export_preferences(
     one: Annotated[Path, typer.Argument(help="a trajectory file")],
-    other: Annotated[Path, typer.Argument(help="another on the same tasks")],
-    target: Annotated[Path, typer.Argument(help="rows {prompt, chosen, rejected} to write")],
+    other: Annotated[Path, typer.Argument(help="a trajectory file on the same tasks")],
+    target: Annotated[Path, typer.Argument(help="output file: rows {prompt, chosen, rejected}")],
 ) -> None:
     """Two runs to outcome pairs for DPO."""
     rows = preferences(read_trajectories(one), read_trajectories(other), f"{one} or {other}")
@@ -176,7 +176,7 @@ def export_preferences(
 @app.command("pairs")
 def export_pairs(
     source: Annotated[Path, typer.Argument(help="pairs.jsonl")],
-    target: Annotated[Path, typer.Argument(help="JSONL rows {real, generated} to write")],
+    target: Annotated[Path, typer.Argument(help="output file (JSONL): rows {real, generated}")],
 ) -> None:
     """Pairs to the original's message lists."""
     lines = [json.dumps(pair_row(pair), ensure_ascii=False) + "\n" for pair in read_jsonl(source, Pair)]
@@ -186,7 +186,9 @@ def export_pairs(
 @app.command("score")
 def score(
     source: Annotated[Path, typer.Argument(help="a trajectory file")],
-    requested: Annotated[int | None, typer.Option(min=1, help="tasks asked for; otherwise those in the file")] = None,
+    requested: Annotated[
+        int | None, typer.Option(min=1, help="number of requested tasks; default: those in the file")
+    ] = None,
 ) -> None:
     """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""
     trajectories = read_trajectories(source)

@@ -65,7 +65,7 @@ async def answer_all(
         try:
             (answer,) = await engine.generate(request)
         except EngineError as error:
-            raise UserError(f"row {place}: {error}; raise --context, or take the row out.") from None
+            raise UserError(f"row {place}: {error}; raise --context, or remove the row.") from None
         return make_row(prompt, real, answer.text.replace(EOS, "").lstrip())
 
     asked = [(place, content(row, f"row {place}", 0), content(row, f"row {place}", 1)) for place, row in rows]
@@ -78,8 +78,10 @@ app = typer.Typer(add_completion=False, help="Plain SPIN's data, step by step.",
 @app.command("reformat")
 def reformat_command(
     data: Annotated[Path, typer.Option(help="folder of the SFT data set: JSONL, JSON or parquet files of chats")],
-    output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")] = Path("reformatted"),
-    kind: Annotated[Literal["ultrachat", "tulu-v2"], typer.Option(help="how the data set splits")] = "ultrachat",
+    output_dir: Annotated[Path, typer.Option(help="output folder of {train,test}_prefs-…")] = Path("reformatted"),
+    kind: Annotated[
+        Literal["ultrachat", "tulu-v2"], typer.Option(help="layout of the data set's splits")
+    ] = "ultrachat",
     file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
     """Convert chats to rows of a prompt, its answer, and a placeholder for the opponent's."""
@@ -93,17 +95,17 @@ def reformat_command(
 @app.command("generate")
 def generate_command(
     model: Annotated[Path, typer.Option(help="folder of the opponent")],
-    input_dir: Annotated[Path, typer.Option(help="what reformat wrote")],
-    output_dir: Annotated[Path, typer.Option(help="where loser_<fraction>.jsonl is written")],
-    data_frac: Annotated[int, typer.Option(min=0, help="which fraction")] = 0,
-    frac_len: Annotated[int, typer.Option(min=0, help="rows of a fraction; 0: the whole set")] = 0,
+    input_dir: Annotated[Path, typer.Option(help="output folder of reformat")],
+    output_dir: Annotated[Path, typer.Option(help="output folder of loser_<fraction>.jsonl")],
+    data_frac: Annotated[int, typer.Option(min=0, help="index of the fraction")] = 0,
+    frac_len: Annotated[int, typer.Option(min=0, help="number of rows in a fraction; 0: the whole set")] = 0,
     split: Annotated[Split, typer.Option()] = "train",
-    batch_size: Annotated[int, typer.Option(min=1, help="answers decoded at once")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="number of answers decoded concurrently")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    context: Annotated[int, typer.Option(min=16, help="tokens of prompt and answer")] = 2048,
+    context: Annotated[int, typer.Option(min=16, help="maximum number of tokens in prompt and answer together")] = 2048,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    chat_template: Annotated[str, typer.Option(help="of generation and training alike")] = "zephyr",
+    chat_template: Annotated[str, typer.Option(help="chat template; must be the one used in training")] = "zephyr",
     device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
     threads: Annotated[int, typer.Option(min=1)] = 2,
     seed: Annotated[int, typer.Option(min=0)] = 42,
@@ -133,9 +135,9 @@ def generate_command(
 
 @app.command("gather")
 def gather_command(
-    input_dir: Annotated[Path, typer.Option(help="the fractions")],
-    output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")],
-    num_fracs: Annotated[int, typer.Option(min=1, help="how many fractions there must be")] = 125,
+    input_dir: Annotated[Path, typer.Option(help="folder of the fractions")],
+    output_dir: Annotated[Path, typer.Option(help="output folder of {train,test}_prefs-…")],
+    num_fracs: Annotated[int, typer.Option(min=1, help="number of fractions")] = 125,
     split: Annotated[Split, typer.Option()] = "train",
     file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:

@@ -22,7 +22,7 @@ def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> Non
             if key in known:
                 raise ValueError(f"{kind}.{key}: the name is taken; choose another")
             if not _NAME.fullmatch(key):
-                raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+                raise ValueError(f"{kind}.{key}: a name may contain only letters, digits, _ and -; choose another")
             known.add(key)
 
 
@@ -36,7 +36,7 @@ def check_known(place: str, kind: str, name: str, known: Collection[str]) -> Non
         ValueError: lists the existing names.
     """
     if name not in known:
-        raise ValueError(f"{place}: there is no {kind} {name!r}; there are {', '.join(known)}")
+        raise ValueError(f"{place}: there is no {kind} {name!r}; choose one of {', '.join(known)}")
 
 
 def check_room(place: str, count: int, offset: int, train: int) -> None:
@@ -47,8 +47,8 @@ def check_room(place: str, count: int, offset: int, train: int) -> None:
     """
     if offset + count > train:
         raise ValueError(
-            f"{place}: {count} tasks from place {offset} on are asked for, tasks.train is {train}; fix tasks, "
-            "offset or tasks.train"
+            f"{place}: offset {offset} + tasks {count} exceeds tasks.train, which is {train}; change tasks, offset or "
+            "tasks.train"
         )
 
 
@@ -63,7 +63,7 @@ def check_split(split: str, tasks: object) -> None:
     """
     if getattr(tasks, split) == 0:
         raise ValueError(
-            f"evaluate.split: {split} is asked for, but tasks.{split} is 0; raise it, or evaluate on another split"
+            f"evaluate.split: is {split}, but tasks.{split} is 0; raise tasks.{split}, or evaluate on another split"
         )
 
 
@@ -82,7 +82,9 @@ def lineage(
         if name not in iterations:
             child = chain[-1] if chain else "?"
             known = ", ".join([*roots, *iterations])
-            raise ValueError(f"{kind}.{child}.init: there is no {kind.removesuffix('s')} {name!r}; there are {known}")
+            raise ValueError(
+                f"{kind}.{child}.init: there is no {kind.removesuffix('s')} {name!r}; choose one of {known}"
+            )
         if name in chain:
             raise ValueError(f"{kind}.{name}.init: the {kind} form a cycle ({' <- '.join([*chain, name])})")
         chain.append(name)

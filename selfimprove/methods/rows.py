@@ -67,7 +67,11 @@ class Iterated(Trained):
         check_names({"rows": rows}, RESERVED)
         for key in iterations:
             if key == BASE or key not in rows:
-                said = "is the warm start; choose another name" if key == BASE else f"has no row; add rows.{key}"
+                said = (
+                    "is the name of the warm start; choose another name"
+                    if key == BASE
+                    else f"has no row; add rows.{key}"
+                )
                 raise ValueError(f"iterations.{key}: {said}")
             self.lineage(key)
         if BASE not in rows:
@@ -87,18 +91,18 @@ class Iterated(Trained):
             elif key != BASE:
                 if row.match == NONE:
                     raise ValueError(
-                        f"rows.{key}.match: none, but iterations has no {key!r}; add it there, or name the iteration "
-                        "whose tokens this control reads"
+                        f"rows.{key}.match: is none, but iterations has no {key!r}; add it there, or name the "
+                        "iteration whose token count this control matches"
                     )
                 check_known(f"rows.{key}.match", "iteration", row.match, iterations)
                 check_known(f"rows.{key}.source", "data of", row.source, [BASE, *iterations])
                 _expect(key, row, "a control", {"init": (BASE,)})
                 if row.data != "examples" if row.source == BASE else own != "examples" == row.data:
-                    raise ValueError(f"rows.{key}.data: {row.source} has no set {row.data!r} to learn; name another")
+                    raise ValueError(f"rows.{key}.data: {row.source} has no data set {row.data!r}; name another")
 
 
 def _expect(key: str, row: Any, kind: str, wanted: Mapping[str, tuple[str, ...]]) -> None:
     for name, values in wanted.items():
         if getattr(row, name) not in values:
             said = " or ".join(repr(value) for value in values)
-            raise ValueError(f"rows.{key}.{name}: {getattr(row, name)!r} is given; {kind} has {said} there")
+            raise ValueError(f"rows.{key}.{name}: is {getattr(row, name)!r}, but must be {said} for {kind}")

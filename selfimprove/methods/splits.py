@@ -34,6 +34,6 @@ def load_split(path: Path, env_name: str) -> list[int]:
     for line, row in read_rows(path, may_be_empty=True):
         task_id = row.get("task_id")
         if not isinstance(task_id, int) or isinstance(task_id, bool) or row.get("env") != env_name:
-            raise UserError(f"{path}, line {line}: no task of {env_name}; run the method's data stage again.")
+            raise UserError(f"{path}, line {line}: not a task of {env_name}; run the method's data stage again.")
         ids.append(task_id)
     return ids

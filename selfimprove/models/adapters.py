@@ -47,7 +47,7 @@ class AdapterBase(BaseModel):
     def _relative(cls, value: str) -> str:
         path = PurePosixPath(value)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise ValueError("a relative path without '..' is expected")
+            raise ValueError("expected a relative path without '..'")
         return value
 
 
@@ -119,19 +119,21 @@ def read_base(folder: Path) -> tuple[Path, AdapterBase]:
     file = folder / BASE
     if not file.is_file():
         raise UserError(
-            f"{folder} holds an adapter without {BASE}, so its base is not known; name the folder as "
-            "base.<method>.model, which merges it with its base first."
+            f"{folder} contains an adapter without {BASE}, so its base is unknown; set base.<method>.model to the "
+            "folder, which merges the adapter with its base first."
         )
     try:
         record = AdapterBase.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise UserError(f"{file} cannot be used ({fault(error)}); restore it, or run the stage that made it.") from None
+        raise UserError(
+            f"{file} cannot be used ({fault(error)}); restore it, or run the stage that created it."
+        ) from None
     above = [parent / record.base for parent in folder.absolute().parents]
     base = next((one for one in above if one.is_dir()), None)
     if base is None:
         raise UserError(
-            f"{folder} is an adapter of {record.base}, which is not here; `dvc pull {record.base}` or `dvc repro` "
-            "brings it."
+            f"{folder} is an adapter of {record.base}, which is missing; get it with `dvc pull {record.base}` or `dvc "
+            "repro`."
         )
     if weights_key(base) != record.weights:
         raise UserError(

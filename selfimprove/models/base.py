@@ -19,7 +19,10 @@ SMOLLM2 = "models/smollm2"
 SHIPPED = "models/pretrained"
 """The folder of the small model that is in git (``make pretrain`` rebuilds it)."""
 
-MADE = {SMOLLM2: f"run `make {SMOLLM2}` first", SHIPPED: f"run `git checkout {SHIPPED}`, or make it: `make pretrain`"}
+MADE = {
+    SMOLLM2: f"run `make {SMOLLM2}` first",
+    SHIPPED: f"run `git checkout {SHIPPED}`, or rebuild it with `make pretrain`",
+}
 """Folders that params may specify before they exist, and how to create them."""
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
@@ -46,9 +49,11 @@ class BaseParams(Section):
     @model_validator(mode="after")
     def _pinned(self) -> BaseParams:
         if self.model and self.model not in MADE and not Path(self.model).is_dir() and not self.revision:
-            raise ValueError(f"model {self.model!r} is no folder; for a hub model give its revision too")
+            raise ValueError(f"model {self.model!r} is not a folder; for a hub model, set revision too")
         if self.model is None and self.chat_template is not None:
-            raise ValueError("chat_template goes with a model; the small one's is tokenizer.<method>.template")
+            raise ValueError(
+                "chat_template requires model; for the small model, set tokenizer.<method>.template instead"
+            )
         return self
 
 
@@ -94,13 +99,13 @@ def resolve_model(params: BaseParams) -> Path:
         ) from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"base: the hub has no {params.model!r} at that revision for you; fix the name, or set HF_TOKEN if the "
+            f"base: the hub has no {params.model!r} that you can access; fix the name, or set HF_TOKEN if the "
             "repository is private."
         ) from None
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"base: {params.model!r} could not be fetched ({type(error).__name__}); "
-            "check the network, or name a folder that holds the model."
+            f"base: {params.model!r} could not be downloaded ({type(error).__name__}); check the network and the "
+            "revision, or name a folder that contains the model."
         ) from None
     return Path(path)
 
@@ -116,7 +121,9 @@ def take_weights(source: Path, folder: Path, *, own: bool) -> None:
     """
     files = [*source.glob("*.safetensors"), *source.glob("*.safetensors.index.json")]
     if not any(file.suffix == ".safetensors" for file in files):
-        raise UserError(f"{source} holds no *.safetensors; convert the model first, other formats are not read.")
+        raise UserError(
+            f"{source} contains no *.safetensors; convert the model, because other formats are not supported."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for file in [*files, source / "config.json", source / "generation_config.json"]:
         if file.exists():

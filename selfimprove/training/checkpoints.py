@@ -67,7 +67,7 @@ def drop_damaged(folder: Path) -> None:
         shutil.rmtree(lost)
         goes_on = f"step {sealed[-1].name.removeprefix('checkpoint-')}" if sealed else "the start"
         print(
-            f"{lost / damaged} is damaged: {lost.name} was deleted, and training goes on from {goes_on}.",
+            f"{lost / damaged} is damaged: {lost.name} was deleted, and training resumes from {goes_on}.",
             file=sys.stderr,
             flush=True,
         )

@@ -12,7 +12,7 @@ from selfimprove.core.params import Section
 def below_one(betas: tuple[float, float]) -> tuple[float, float]:
     """Validate Adam's decay rates."""
     if not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"two numbers from 0 to below 1 are expected, got {list(betas)}")
+        raise ValueError(f"expected two numbers in [0, 1), got {list(betas)}")
     return betas
 
 
@@ -47,7 +47,7 @@ class LauncherConfig(Section):
         if self.kind == "single" and self.processes * self.nodes > 1:
             raise ValueError("kind 'single' has one process; use fork, torchrun or deepspeed for more")
         if self.kind == "fork" and self.nodes > 1:
-            raise ValueError("kind 'fork' works on one node; use torchrun or deepspeed for more")
+            raise ValueError("kind 'fork' supports only one node; use torchrun or deepspeed for more")
         return self
 
 
@@ -101,15 +101,15 @@ class FinetuneParams(Section):
     @model_validator(mode="after")
     def _forks_are_for_cpus(self) -> FinetuneParams:
         if self.launcher.kind == "fork" and self.device != "cpu":
-            raise ValueError("launcher kind 'fork' is for device: cpu; use torchrun or deepspeed on GPUs")
+            raise ValueError("launcher kind 'fork' works only with device: cpu; use torchrun or deepspeed on GPUs")
         return self
 
     @model_validator(mode="after")
     def _known_to_the_backend(self) -> FinetuneParams:
         if self.backend == "trainer" and self.dtype == "float16":
-            raise ValueError("dtype 'float16' is for backend xtuner; use bfloat16")
+            raise ValueError("dtype 'float16' works only with backend xtuner; use bfloat16")
         if self.backend == "xtuner" and (missing := unknown_to_xtuner(self)):
-            raise ValueError(f"backend 'xtuner' has no {missing}; change it, or use backend trainer")
+            raise ValueError(f"backend 'xtuner' does not support {missing}; change it, or use backend trainer")
         return self
 
 

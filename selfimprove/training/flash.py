@@ -31,7 +31,7 @@ def settle(params: P) -> P:
         return params
     print(
         f"train.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, with a mask over packed rows, "
-        "which is slower. docs/gpu.md says how to get the kernel.",
+        "which is slower. See docs/gpu.md for how to install the kernel.",
         file=sys.stderr,
         flush=True,
     )
@@ -71,7 +71,7 @@ def attend() -> None:
 
     packaged = is_flash_attn_2_available()
     if not packaged and not is_kernels_available():
-        raise ImportError("the package kernels, which brings it, is not installed")
+        raise ImportError("the package kernels, which provides it, is not installed")
     name = NAME if packaged else FLASH_ATTN_KERNEL_FALLBACK[NAME]
     lazy_import_flash_attention(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -149,8 +149,8 @@ def _killed(process: _Process, log_file: Path) -> UserError:
     code = status.si_status
     how = f"with code {code}" if status.si_code == os.CLD_EXITED else f"by {signal.Signals(code).name}"
     return UserError(
-        f"fork: training process {process.rank} was ended {how}; look at {log_file} and at the machine's free memory, "
-        "then run again: it goes on from its newest checkpoint."
+        f"fork: training process {process.rank} was ended {how}; check {log_file} and the machine's free memory, then "
+        "run again: training resumes from the newest checkpoint."
     )
 
 

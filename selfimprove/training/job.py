@@ -94,9 +94,11 @@ def check_hardware(params: FinetuneParams) -> None:
     if params.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
     if params.device == "cpu" and params.tf32:
-        raise UserError("train.tf32: only GPUs have it; remove the line or set device: cuda.")
+        raise UserError("train.tf32: only GPUs support it; remove the line or set device: cuda.")
     if params.attention == "flash_attention_2" and (params.device == "cpu" or params.dtype == "float32"):
-        raise UserError("train.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; else set sdpa.")
+        raise UserError(
+            "train.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; set these, or sdpa."
+        )
 
 
 def check_vocabulary(config: Any, examples: Sequence[EncodedExample], where: Path) -> None:
@@ -105,8 +107,8 @@ def check_vocabulary(config: Any, examples: Sequence[EncodedExample], where: Pat
     highest = max((max(example.ids) for example in examples), default=0)
     if highest >= known:
         raise UserError(
-            f"{where}: the tokenizer writes id {highest}, but the model knows only {known} ids; "
-            "put the model's own tokenizer files beside its weights."
+            f"{where}: the tokenizer produces id {highest}, but the model has only {known} ids; use the model's own "
+            "tokenizer files."
         )
 
 

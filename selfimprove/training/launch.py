@@ -82,8 +82,8 @@ def finetune(
         return _nothing_trained().model_copy(update={"counters": counters})
     if not encoded:
         raise UserError(
-            f"no example is left to train on ({counters.dropped_empty} without weight, {counters.dropped_long} longer "
-            f"than max_length {cfg.max_length}); look at convert's output or raise train.max_length."
+            f"no examples remain to train on ({counters.dropped_empty} without weight, {counters.dropped_long} longer "
+            f"than max_length {cfg.max_length}); check convert's output or raise train.max_length."
         )
     keys = [json.dumps([one.ids, one.token_weights]) for one in encoded] if cfg.validation else []
     held_out = drawn_out(keys, cfg.validation, seed)
@@ -132,9 +132,9 @@ def prepare(model_dir: Path, out_dir: Path) -> Path:
         UserError: there is no model, or ``out_dir`` is not empty.
     """
     if not (model_dir / "config.json").is_file():
-        raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
+        raise UserError(f"{model_dir} contains no model (config.json is missing); run the stage that creates it.")
     if out_dir.is_dir() and any(out_dir.iterdir()):
-        raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
+        raise UserError(f"{out_dir} is not empty; choose a new folder for the model.")
     part = out_dir.with_name(f".{out_dir.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.parent.mkdir(parents=True, exist_ok=True)

@@ -129,7 +129,7 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
         UserError: there is no model, or its config is unreadable.
     """
     if not (model_dir / "config.json").is_file():
-        raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
+        raise UserError(f"{model_dir} contains no model (config.json is missing); run the stage that creates it.")
     try:
         config = AutoConfig.from_pretrained(
             model_dir, trust_remote_code=params.trust_remote_code, local_files_only=True

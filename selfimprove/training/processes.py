@@ -91,17 +91,17 @@ def run_workers(
     else:
         if launcher.nodes > 1 and launcher.rendezvous is None:
             raise UserError(
-                f"launcher: nodes {launcher.nodes} need a cluster that starts them (CLUSTER=ray or CLUSTER=slurm, "
-                "docs/scale.md), or rendezvous: host:port of node 0, where you start the others by hand."
+                f"launcher: nodes {launcher.nodes} needs a cluster that starts the nodes (CLUSTER=ray or "
+                "CLUSTER=slurm, docs/scale.md); to start them manually, set rendezvous to host:port of node 0."
             )
         here = worker_command(job_file.absolute(), launcher)
         if launcher.nodes > 1:
-            print(f"finetune: run this on every other node too: {' '.join(here)}", file=sys.stderr, flush=True)
+            print(f"finetune: run this command on every other node too: {' '.join(here)}", file=sys.stderr, flush=True)
         code = watch(here, environment, log_file, progress)
     if code != 0 or not report_file.is_file():
         raise UserError(
-            f"{job.params.launcher.kind}: the training processes ended with code {code}; "
-            f"the end of {log_file} says: {reason(log_file)}"
+            f"{job.params.launcher.kind}: the training processes failed with exit code {code}; {log_file} ends with: "
+            f"{reason(log_file)}"
         )
     return report.model_validate_json(report_file.read_text(encoding="utf-8"))
 
@@ -243,7 +243,7 @@ def compile_apart(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process of this run was faster
             if lock.stat().st_mtime < started:
                 lock.unlink()
-                print(f"{lock}: left by a run that was killed while it compiled; deleted.", flush=True)
+                print(f"{lock}: deleted; it was left by a run that was killed during compilation.", flush=True)
 
 
 def reason(log_file: Path) -> str:

@@ -75,8 +75,8 @@ def _reserve(ray: Any, params: FinetuneParams, threads: int) -> Any:
     ):
         if time.monotonic() > deadline:
             raise UserError(
-                f"launcher: nodes {launcher.nodes} with {bundle.get('GPU', 0)} GPUs and {bundle['CPU']} CPUs each are "
-                f"asked for, but the cluster has: {'; '.join(map(str, living_nodes(ray)))}. Lower nodes or processes, "
+                f"launcher: {launcher.nodes} nodes with {bundle.get('GPU', 0)} GPUs and {bundle['CPU']} CPUs each are "
+                f"requested, but the cluster has: {'; '.join(map(str, living_nodes(ray)))}. Lower nodes or processes, "
                 "or add nodes."
             )
         time.sleep(POLL_SECONDS)
@@ -84,8 +84,8 @@ def _reserve(ray: Any, params: FinetuneParams, threads: int) -> Any:
     if not group.wait(timeout_seconds=ROOM_SECONDS):
         ray.util.remove_placement_group(group)
         raise UserError(
-            f"launcher: {launcher.nodes} nodes did not become free in {ROOM_SECONDS:g} s; wait for what else runs on "
-            "the cluster (`ray status` shows it), and run again."
+            f"launcher: {launcher.nodes} nodes did not become free in {ROOM_SECONDS:g} s; wait until other work on the "
+            "cluster ends (`ray status` shows the usage), and run again."
         )
     return group
 

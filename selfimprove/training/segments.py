@@ -39,10 +39,7 @@ def attend(
         UserError: the architecture does not pass on ``segments``, or needs another kind of attention.
     """
     if segments is None or softcap is not None or (sliding_window is not None and sliding_window < max(segments)):
-        raise UserError(
-            f"train.attention: {NAME} does not fit {type(module).__name__}, which attends in a way of its own; "
-            "set sdpa."
-        )
+        raise UserError(f"train.attention: {NAME} does not support the attention of {type(module).__name__}; set sdpa.")
     apart = [part.split(list(segments), dim=2) for part in (query, key, value)]
     grouped = query.shape[1] != key.shape[1]
     parts = [

@@ -27,10 +27,10 @@ def attempt(cluster: ClusterParams, run: NodesRun) -> int:
     nodes = run.params.launcher.nodes
     allotted = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
     if allotted < nodes or shutil.which("srun") is None:
-        found = f"this one has {allotted}" if allotted else "this process belongs to none"
+        found = f"this one has {allotted}" if allotted else "this process is not in a Slurm job"
         raise UserError(
-            f"launcher: CLUSTER=slurm starts nodes {nodes} by srun, in a Slurm job of so many nodes, and {found}; run "
-            f"`CLUSTER=slurm sbatch --nodes={nodes} cluster/slurm/repro.sbatch` (docs/scale.md)."
+            f"launcher: nodes {nodes} with CLUSTER=slurm needs a Slurm job of at least {nodes} nodes and srun, but "
+            f"{found}; run `CLUSTER=slurm sbatch --nodes={nodes} cluster/slurm/repro.sbatch` (docs/scale.md)."
         )
     command = [
         "srun",
@@ -58,7 +58,7 @@ def main(job_file: Path) -> None:
         print(f"{MEETING_MARK}{host}:{free_port()}", flush=True)
     endpoint = _read_line()
     if not endpoint:
-        sys.exit("srun passed no address on")
+        sys.exit("srun passed no address to this task")
     own = [f"--local-addr={_address_towards(endpoint.rpartition(':')[0])}", f"--rdzv-conf=is_host={task == 0}"]
     if task:
         log = os.open(job_file.with_name(f"node{task}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

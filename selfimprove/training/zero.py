@@ -54,7 +54,7 @@ def read_tensors_only() -> None:
 
     def stage(kind: Any, name: str) -> Any:
         if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
-            raise pickle.UnpicklingError(f"a checkpoint asks for {name} of {kind}, which is no ZeRO stage")
+            raise pickle.UnpicklingError(f"a checkpoint asks for {name} of {kind}, which is not a ZeRO stage")
         return ZeroStageEnum[name]
 
     # Pickles refer to it as getattr. It is renamed, since torch 2.5 (XTuner's) accepts no (function, name) pairs.

@@ -162,7 +162,7 @@ def test_killed_replicas_cost_only_what_they_were_asked(
 ) -> None:
     kill = lambda: min(actors(), key=psutil.Process.create_time).kill()  # noqa: E731
     assert asyncio.run(answers(on(cluster, folder), do={1: kill, 100: kill, 280: kill})) == expected
-    said = re.search(r"3 replicas lost, (\d+) requests asked again", capfd.readouterr().err)
+    said = re.search(r"3 replicas lost, (\d+) requests retried", capfd.readouterr().err)
     assert said
     assert 0 < int(said[1]) <= 3 * (8 + 4)  # slots and those ahead
 
@@ -192,10 +192,12 @@ def test_nodes_that_join_get_their_share_unless_they_are_unfit_and_a_lost_node_s
     assert len(counted) == 3
     assert min(counted.values()) > 0
     said = capfd.readouterr().err
-    assert re.search(r"node \S+ has other versions: torch 1\.2\.3 \(here 2\.\S+\); install .*left out", said)
-    assert re.search(r"1 replicas lost, \d+ requests asked again", said)
+    assert re.search(
+        r"node \S+ has different package versions: torch 1\.2\.3 \(here 2\.\S+\); install .*not used", said
+    )
+    assert re.search(r"1 replicas lost, \d+ requests retried", said)
     # At the start such a node is an error.
-    with pytest.raises(UserError, match=r"run\.cluster: node \S+ has other versions: torch 1\.2\.3 \(here"):
+    with pytest.raises(UserError, match=r"run\.cluster: node \S+ has different package versions: torch 1\.2\.3 \(here"):
         asyncio.run(answers(on(cluster, folder)))
     cluster.remove_node(unfit[0])
 
@@ -250,7 +252,7 @@ def test_of_two_engines_each_shared_gpu_holds_one_replica_of_each_and_they_load_
     [
         ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1 (Connection refused); start one there with `ray start --head`"),
         ("no.such.host.invalid:6379", "no Ray cluster at no.such.host.invalid:6379"),
-        ("here", "'here' is none of auto, local and host:port"),
+        ("here", "'here' is not auto, local or host:port"),
     ],
 )
 def test_an_address_without_a_cluster_is_one_sentence_at_once(folder: Path, address: str, words: str) -> None:
@@ -284,8 +286,8 @@ def test_nodes_without_the_repository_or_with_other_code_are_one_sentence_and_ex
             nodes.enter_context(node_of_its_own(command, partial(has_nodes, ray, count)))
         ray.shutdown()
         said = bench.refused(folder, "rise.generate", "iter1", env={"CLUSTER": "ray", "RAY_ADDRESS": cluster.address})
-    assert re.search(rf"node \S+ has no repository at {folder}; put the folder where all nodes see it", said)
-    assert re.search(rf"node \S+ has other code in {folder}/selfimprove than this machine; bring both to", said)
+    assert re.search(rf"node \S+ has no repository at {folder}; put it on a path that all nodes share", said)
+    assert re.search(rf"node \S+ has different code in {folder}/selfimprove than this machine; use one commit", said)
 
 
 def has_nodes(ray: Any, count: int) -> bool:

@@ -313,7 +313,7 @@ def test_asked_to_end_it_saves_first_and_goes_on_to_the_same_weights_reading_ten
     whole = state.read_bytes()
     torch.save({"optimizer_state_dict": MakesAFolder(tmp_path / "ran")}, state)
     seal(saved)
-    with pytest.raises(UserError, match="xtuner: training ended with code 1"):
+    with pytest.raises(UserError, match="xtuner: training failed with exit code 1"):
         run(model_dir, examples, tmp_path, **told)
     assert not (tmp_path / "ran").exists(), "no code in a checkpoint is run"
     state.write_bytes(whole)
@@ -375,7 +375,7 @@ def test_what_goes_wrong_over_there_is_one_sentence_here(
     broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
     whole = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(whole[:-100])
-    with pytest.raises(UserError, match=r"xtuner: training ended with code 1; .*[Ss]afetensor") as error:
+    with pytest.raises(UserError, match=r"xtuner: training failed with exit code 1; .*[Ss]afetensor") as error:
         run(broken, examples, tmp_path, backend="xtuner")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()

@@ -155,7 +155,7 @@ def test_a_journaled_choice_is_told_again_word_for_word(engine: TransformersEngi
 def test_a_remote_engine_refuses_choices_and_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = OpenAiEngineConfig(engine="openai", base_url="http://127.0.0.1:9", model="m", api_key_env=None)
     for changes in ({"choice": True}, {"top_k": 5, "choice": False}):
-        with pytest.raises(UserError, match="name engine transformers"):
+        with pytest.raises(UserError, match="use engine transformers"):
             run(OpenAiEngine(cfg), [ask(0, allowed=None, **changes)])
 
 

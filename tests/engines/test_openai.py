@@ -346,7 +346,7 @@ def test_a_missing_key_names_the_variable_and_the_file(tmp_path: Path) -> None:
         ("http://user:sk-secret@host/v1", "host"),
         ("https://host/v1?api-key=sk-secret", "host"),
         ("http://a\x00b/v1", "base_url"),
-        ("http://localhost:99999/v1", "base_url 'localhost:99999' is no http(s) address"),
+        ("http://localhost:99999/v1", "base_url 'localhost:99999' is not an http(s) address"),
         ("", "base_url"),
     ],
 )

@@ -285,7 +285,7 @@ def test_reflect_rl_bad_input_nothing_to_explore(tmp_path: Path) -> None:
 def test_reflect_rl_bad_input_unreadable_files_are_counted_and_named(tmp_path: Path) -> None:
     plant(tmp_path / "repo", {"a.py": "x"})
     (tmp_path / "repo/a.py").write_bytes(b"\xff\xfe" * 40)
-    with pytest.raises(UserError, match=r"1 of its files can't be read, the first is 'a\.py'"):
+    with pytest.raises(UserError, match=r"1 of its files cannot be read; the first is 'a\.py'"):
         listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make()
 
 

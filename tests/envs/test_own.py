@@ -102,11 +102,11 @@ def test_the_expert_of_a_goal_that_cannot_be_reached_gives_up(monkeypatch: pytes
 
 
 def test_a_wrong_task_and_a_reward_beyond_one_are_refused() -> None:
-    with pytest.raises(UserError, match=r"corridor has no task 3; its tasks are 0 to 2\."):
+    with pytest.raises(UserError, match=r"corridor has no task 3; choose one from 0 to 2\."):
         Corridor().reset(3)
     env = Lavish()
     env.reset(0)
-    with pytest.raises(UserError, match=r"lavish: act gave reward 2\.0 for 'open'; rewards are from 0 to 1\."):
+    with pytest.raises(UserError, match=r"lavish: act gave reward 2\.0 for 'open'; rewards must be from 0 to 1\."):
         env.step("open")
 
 
@@ -146,7 +146,9 @@ def test_facts_are_dealt_to_splits_that_share_no_question() -> None:
     dealt = [{quest.question.question for quest in Colours().quests(split, n)} for split, n in SIZES]  # type: ignore[arg-type]
     assert [len(one) for one in dealt] == [16, 2, 2]
     assert len(set.union(*dealt)) == 20
-    with pytest.raises(UserError, match=r"spin\.tasks\.dev: 3 questions are asked for, Colours has 2 for this split"):
+    with pytest.raises(
+        UserError, match=r"spin\.tasks\.dev: 3 questions are requested, but Colours has 2 for this split"
+    ):
         Colours().quests("dev", 3)
 
 
@@ -196,12 +198,15 @@ class Stream(Corridor):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Silent", r"Silent begins with None; an observation is a text"),
-        ("Mute", r"Mute answers '\w+' with None; an observation is a text"),
-        ("Stream", r"stream: the state cannot be copied \(cannot pickle 'generator' object\); keep what never changes"),
-        ("Dice", r"Dice: task 0 began with 'Roll \d\.' and then with 'Roll \d\.'; reset has to depend on nothing but"),
-        ("Paid", r"Paid: step gave reward -5\.0 for '\w+'; rewards are from 0 to 1"),
-        ("Lavish", r"act gave reward 2\.0 for '\w+'; rewards are from 0 to 1"),
+        ("Silent", r"Silent begins with None; an observation must be a string"),
+        ("Mute", r"Mute answers '\w+' with None; an observation must be a string"),
+        (
+            "Stream",
+            r"stream: the state cannot be copied \(cannot pickle 'generator' object\); move constant attributes",
+        ),
+        ("Dice", r"Dice: task 0 began with 'Roll \d\.' and then with 'Roll \d\.'; reset must depend only on"),
+        ("Paid", r"Paid: step gave reward -5\.0 for '\w+'; rewards must be from 0 to 1"),
+        ("Lavish", r"act gave reward 2\.0 for '\w+'; rewards must be from 0 to 1"),
         ("Broken", r"Broken failed in .*test_own\.py, line \d+ \(KeyError: 0\); fix the class"),
     ],
 )

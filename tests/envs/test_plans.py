@@ -114,9 +114,12 @@ def test_splits_are_drawn_once_and_a_larger_one_keeps_the_test_split() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"few_shot": True}, "the worked example is of mathematics, and this environment has other tasks; set false"),
-        ({"told": 200, "max_actions": 30}, "told: 200 characters are too few for 30 actions; set 10 for each"),
-        ({"jvms": 3}, "jvms is an option of sciworld, and name is textcraft; remove it"),
+        (
+            {"few_shot": True},
+            "the worked example is a mathematics problem, but this environment has other tasks; set false",
+        ),
+        ({"told": 200, "max_actions": 30}, "told: 200 characters are too few for 30 actions; set at least 300"),
+        ({"jvms": 3}, "jvms is an option of sciworld, but name is textcraft; remove it"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(env: Mapping[str, Any], said: str) -> None:
@@ -127,7 +130,7 @@ def test_options_that_do_not_fit_are_refused(env: Mapping[str, Any], said: str) 
 def test_too_many_tasks_too_few_actions_and_wrong_rows_are_refused() -> None:
     plans, _ = made({"name": "textcraft"})
     with pytest.raises(
-        UserError, match=r"tasks\.train: 9000 tasks of textcraft are asked for, \d+ are left of \d+; ask"
+        UserError, match=r"tasks\.train: 9000 tasks of textcraft are requested, but \d+ of \d+ are left; request"
     ):
         plans.problems({"train": 9000}, seed=1)
     short = answer_env(name="textcraft", max_actions=1).make()

@@ -134,10 +134,11 @@ def test_too_few_that_are_held_out_are_refused_with_what_gives_more() -> None:
     with pytest.raises(UserError) as refused:
         agent_r.build_splits(AgentRTasks(**{**COUNTS, "test": 43}, layouts=1), env, seed=1)
     assert str(refused.value) == (
-        "agent_r.tasks.test: 43 tasks of encyclopedia are asked for, 42 are left of the 42 for test; ask for fewer, or "
+        "agent_r.tasks.test: 43 tasks of encyclopedia are requested, but 42 of the 42 for test are left; request "
+        "fewer, or "
         "raise env.questions."
     )
-    with pytest.raises(UserError, match=r"demonstrations: 61 tasks of .* 60 are left of the 100 for train; ask for f"):
+    with pytest.raises(UserError, match=r"demonstrations: 61 tasks of .* 60 of the 100 for train are left; request f"):
         agent_r.build_splits(AgentRTasks(**{**COUNTS, "demonstrations": 61}, layouts=1), env, seed=1)
 
 

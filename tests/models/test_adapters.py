@@ -159,7 +159,9 @@ def test_a_folder_without_a_model_has_no_full_weights(tmp_path: Path) -> None:
 
 def test_a_base_that_is_missing_or_has_changed_is_one_sentence(own: Path) -> None:
     os.rename(own / "iter1", own / "elsewhere")
-    with pytest.raises(UserError, match=r"iter2 is an adapter of iter1, which is not here; `dvc pull iter1`"):
+    with pytest.raises(
+        UserError, match=r"iter2 is an adapter of iter1, which is missing; get it with `dvc pull iter1`"
+    ):
         full_weights(own / "iter2")
     os.rename(own / "elsewhere", own / "iter1")
     base = own / "base" / "model.safetensors"

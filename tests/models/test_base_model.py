@@ -91,7 +91,7 @@ def test_a_gated_repository_says_where_its_licence_is_accepted(
 def test_a_missing_or_private_repository_is_not_called_gated(tmp_path: Path) -> None:
     with hub("RepoNotFound", "RepoNotFound") as url:
         said = resolved(url, tmp_path)
-    assert said.startswith("refused: base: the hub has no 'org/model' at that revision for you")
+    assert said.startswith("refused: base: the hub has no 'org/model' that you can access")
 
 
 def test_a_repository_that_may_be_read_is_fetched(tmp_path: Path) -> None:

@@ -61,9 +61,12 @@ def edit_config(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda weights: weights.pop(QUERY), f"the weights lack 1 of the tensors that config.json asks for ({QUERY}"),
-        (lambda weights: weights.update({QUERY: torch.zeros(8, 32)}), f"{QUERY} has the shape [8, 32], config.json"),
-        (lambda weights: weights.update({QUERY: weights[QUERY].int()}), f"{QUERY} holds I32, no floating-point"),
+        (
+            lambda weights: weights.pop(QUERY),
+            f"the weights lack 1 of the tensors that config.json requires (the first is {QUERY}",
+        ),
+        (lambda weights: weights.update({QUERY: torch.zeros(8, 32)}), f"{QUERY} has shape [8, 32], but config.json"),
+        (lambda weights: weights.update({QUERY: weights[QUERY].int()}), f"{QUERY} holds I32, not floating-point"),
         (lambda weights: weights[QUERY][3].fill_(float("nan")), f"{QUERY} holds numbers that are not finite"),
         (lambda weights: weights[QUERY][31].fill_(float("inf")), f"{QUERY} holds numbers that are not finite"),
     ],
@@ -81,7 +84,7 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_named(
         ({"num_attention_heads": 0}, "the model does not load"),
         ({"num_hidden_layers": 10**6}, "config.json: num_hidden_layers is 1000000"),
         ({"num_hidden_layers": "two"}, "config.json: num_hidden_layers is 'two'"),
-        ({"hidden_size": 64}, "has the shape"),
+        ({"hidden_size": 64}, "has shape"),
         ({"model_type": "nonsense"}, "the model does not load"),
     ],
 )
@@ -95,7 +98,7 @@ def test_files_that_are_missing_torn_or_garbage_are_named(folder: Path) -> None:
     for content in (weights[:-100], b"\0" * 4096, b""):
         (folder / WEIGHTS).unlink()
         (folder / WEIGHTS).write_bytes(content)
-        assert f"{WEIGHTS} is not a whole safetensors file" in refused(folder)
+        assert f"{WEIGHTS} is not an intact safetensors file" in refused(folder)
     (folder / WEIGHTS).write_bytes(weights)
     (folder / "config.json").write_text("{")
     assert "config.json is not JSON" in refused(folder)
@@ -107,5 +110,5 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused(whole: Path) ->
     model = check_base(whole)
     rows = model.get_input_embeddings().num_embeddings
     check_tokenizer(whole, model, rows)
-    with pytest.raises(UserError, match=f"the tokenizer has {rows + 1} ids but the model only {rows}"):
+    with pytest.raises(UserError, match=f"the tokenizer has {rows + 1} ids, but the model only {rows}"):
         check_tokenizer(whole, model, rows + 1)

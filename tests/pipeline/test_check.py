@@ -118,7 +118,7 @@ def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(
     with Path("params.yaml").open("w") as file:
         YAML().dump(values, file)
     (said,) = ends_with(capsys)
-    assert "a name has letters, digits, _ and - only" in said
+    assert "a name may contain only letters, digits, _ and -" in said
 
 
 def test_a_key_that_a_stage_would_miss_late_is_asked_for_first_and_only_where_it_is_used(

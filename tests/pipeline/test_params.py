@@ -192,7 +192,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.iterations.iter1.generate.tasks", 2.5, "integer"),
         ("rise.iterations.iter1.convert.criteria", "good", "got 'good'"),
         ("rise.engines.student.engine", "vlm", "student.engine: 'vlm' is unknown; choose one of 'transformers'"),
-        ("rise.engines.student.slots", 0, "a whole number from 1 to 8192, or auto, is expected, got 0"),
+        ("rise.engines.student.slots", 0, "expected a whole number from 1 to 8192, or auto, got 0"),
         ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
@@ -222,7 +222,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.evaluate.max_tokens", 10**8, "a number of at most 10000000 is expected"),
         ("rise.iterations.iter1.convert.reward_temperature", 1e-320, "greater than or equal to 0.02"),
         ("rise.engines.student.slots", 100_000, "a whole number from 1 to 8192, or auto"),
-        ("rise.rows.base.train.betas", [0.9, 2.0], "two numbers from 0 to below 1 are expected"),
+        ("rise.rows.base.train.betas", [0.9, 2.0], "expected two numbers in [0, 1)"),
         ("rise.rows.base.train.epochs", 1e30, "a number from 1e-12 to 1e+09 is expected"),
         ("base.rise.arch", {"hidden": 10**9}, "less than or equal to 65536"),
         ("base.rise.arch", {"layers": 10**6}, "less than or equal to 1000"),
@@ -272,9 +272,13 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused(path: str, engine: 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("rise.iterations.iter2.generate.offset", 13, "iterations.iter2.generate: 12 tasks from place 13 on"),
-        ("agent_r.iterations.iter2.generate.tasks", 13, "iterations.iter2.generate: 13 tasks from place 0 on"),
-        ("spin.iterations.iter1.generate.end", 25, "iterations.iter1.generate.end: 25 is asked for, tasks.train is 24"),
+        ("rise.iterations.iter2.generate.offset", 13, "iterations.iter2.generate: offset 13 + tasks 12 exceeds"),
+        ("agent_r.iterations.iter2.generate.tasks", 13, "iterations.iter2.generate: offset 0 + tasks 13 exceeds"),
+        (
+            "spin.iterations.iter1.generate.end",
+            25,
+            "iterations.iter1.generate.end: 25 exceeds tasks.train, which is 24",
+        ),
         ("rise.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
         (
             "rise.rows.iter2.init",
@@ -282,22 +286,34 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused(path: str, engine: 
             "rows.iter2.init: 'iter2' is given; an iteration's row has 'iter1' or",
         ),
         ("rise.iterations.iter1.generate.models", ["student", "techer"], "there is no engine 'techer'; there are"),
-        ("rise.iterations.iter1.generate.num_of_samples", [1], "num_of_samples needs one entry a turn (2), has 1"),
-        ("rise.iterations.iter1.generate.models", ["student"] * 3, "models needs one entry a turn (2), has 3"),
-        ("rise.iterations.iter1.generate.num_of_samples", [1, 0], "every turn needs at least one sample"),
+        (
+            "rise.iterations.iter1.generate.num_of_samples",
+            [1],
+            "num_of_samples: has 1 entries, but max_turns is 2; give one per turn",
+        ),
+        (
+            "rise.iterations.iter1.generate.models",
+            ["student"] * 3,
+            "models: has 3 entries, but max_turns is 2; give one per turn",
+        ),
+        (
+            "rise.iterations.iter1.generate.num_of_samples",
+            [1, 0],
+            "num_of_samples: every entry must be between 1 and 10000",
+        ),
         ("rise.rows.more_sft.match", "iter9", "rows.more_sft.match: there is no iteration 'iter9'"),
-        ("rise.tasks.source", "files", "files: is read with source 'files' and only then"),
-        ("rise.tasks.files", {"test": "x.jsonl"}, "files: is read with source 'files' and only then"),
+        ("rise.tasks.source", "files", "files: must be set if source is 'files', and only then"),
+        ("rise.tasks.files", {"test": "x.jsonl"}, "files: must be set if source is 'files', and only then"),
         ("agent_r.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
         ("agent_r.rows.iter1.init", "iter2", "rows.iter1.init: 'iter2' is given; an iteration's row has 'base' there"),
-        ("agent_r.rows.more_sft.data", "good", "rows.more_sft.data: base has no set 'good' to learn; name another"),
+        ("agent_r.rows.more_sft.data", "good", "rows.more_sft.data: base has no data set 'good'; name another"),
         (
             "agent_r.iterations.iter1.generate.engine",
             "gpt",
             "iterations.iter1.generate.engine: there is no engine 'gpt'; there are actor, expert",
         ),
         ("agent_r.rows.direct.match", "iter9", "rows.direct.match: there is no iteration 'iter9'; there are"),
-        ("agent_r.env", {"name": "webshop"}, "tasks.layouts: webshop has no other layouts of a task; set 1"),
+        ("agent_r.env", {"name": "webshop"}, "tasks.layouts: webshop has only one layout per task; set 1"),
         ("agent_r.engines.actor", {"engine": "scripted"}, "engines.actor: a scripted engine has no model"),
         ("agent_r.iterations", {}, "agent_r.iterations"),
     ],
@@ -339,7 +355,7 @@ def test_the_student_that_evaluation_plays_must_be_there() -> None:
 
 
 def test_the_actor_that_judges_and_is_evaluated_must_be_there() -> None:
-    assert "engines: 'actor', which searches, judges and is evaluated, is missing" in complaint(
+    assert "engines: 'actor', the engine for search, judging and evaluation, is missing" in complaint(
         drop("agent_r.engines.actor")
     )
 
@@ -347,14 +363,14 @@ def test_the_actor_that_judges_and_is_evaluated_must_be_there() -> None:
 def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> None:
     said = complaint(put("base.rise.model", "org/model"))
     assert said.startswith(
-        "params.yaml: base.rise: model 'org/model' is no folder; for a hub model give its revision too"
+        "params.yaml: base.rise: model 'org/model' is not a folder; for a hub model, set revision too"
     )
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 
 def test_a_chat_template_goes_with_a_model_since_the_small_one_has_its_tokenizer_s() -> None:
     said = complaint(put("base.spin.chat_template", "zephyr"))
-    assert "base.spin: chat_template goes with a model; the small one's is tokenizer.<method>.template" in said
+    assert "base.spin: chat_template requires model; for the small model, set tokenizer.<method>.template" in said
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -465,5 +481,5 @@ def test_an_evaluation_on_a_split_without_tasks_is_refused(method: str) -> None:
     values = profile("smoke")
     values[method]["tasks"]["dev"] = 0
     values[method]["evaluate"]["split"] = "dev"
-    with pytest.raises(UserError, match=f"{method}: evaluate.split: dev is asked for, but tasks.dev is 0"):
+    with pytest.raises(UserError, match=f"{method}: evaluate.split: is dev, but tasks.dev is 0"):
         load_section(values, method, SCHEMAS[method], "params.yaml")

@@ -133,7 +133,7 @@ def test_without_the_package_rows_are_planned_for_sdpa(
     for params in (FLASH, FLASH.model_copy(update={"attention": "sdpa"})):
         job = SftJob(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=params, seed=0, threads=1)
         launch(job, tmp_path, [EncodedExample([1, 2], [0.0, 1.0])], train, TrainReport, None)
-    assert "(the package kernels, which brings it, is not installed)" in capsys.readouterr().err
+    assert "(the package kernels, which provides it, is not installed)" in capsys.readouterr().err
     assert folders[0] == folders[1]  # the same run from here on: a checkpoint of the one continues the other
 
 

@@ -140,7 +140,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(
 def test_a_workers_own_words_reach_the_user(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     launcher = {"kind": "torchrun", "processes": 1}
     cfg = params(**launcher).model_copy(update={"tf32": True})
-    with pytest.raises(UserError, match=r"torchrun: the training processes ended with code .*tf32") as error:
+    with pytest.raises(UserError, match=r"torchrun: the training processes failed with exit code .*tf32") as error:
         run(tiny, dialogues(4), tmp_path, cfg)
     assert "Traceback" not in str(error.value)
     assert not (tmp_path / "model").exists()
@@ -201,9 +201,9 @@ def test_a_process_whose_torch_threads_run_can_fork_others_with_threads(
 
 
 def test_fork_is_refused_on_gpus_and_over_nodes() -> None:
-    with pytest.raises(UserError, match=r"rise.*launcher kind 'fork' is for device: cpu; use torchrun"):
+    with pytest.raises(UserError, match=r"rise.*launcher kind 'fork' works only with device: cpu; use torchrun"):
         load_section({"rise": {"device": "cuda", "launcher": FORK}}, "rise", FinetuneParams, "params.yaml")
-    with pytest.raises(UserError, match="kind 'fork' works on one node"):
+    with pytest.raises(UserError, match="kind 'fork' supports only one node"):
         load_section(
             {"rise": {"launcher": {**FORK, "nodes": 2, "rendezvous": "n0:1"}}}, "rise", FinetuneParams, "params.yaml"
         )
@@ -313,14 +313,14 @@ def test_the_module_is_light_until_training_starts() -> None:
     ("settings", "said"),
     [
         ({"device": "cuda"}, "finds no GPU"),
-        ({"tf32": True}, "only GPUs have it"),
+        ({"tf32": True}, "only GPUs support it"),
         ({"attention": "flash_attention_2"}, "needs device: cuda"),
     ],
 )
 def test_settings_that_this_machine_cannot_run_are_refused_in_a_sentence(settings: dict, said: str) -> None:
     if settings.get("device") == "cuda" and torch.cuda.is_available():
         settings = {"tf32": True}  # this machine has a GPU: the other refusal
-        said = "only GPUs have it"
+        said = "only GPUs support it"
     with pytest.raises(UserError, match=said):
         check_hardware(FinetuneParams(**settings))
 
@@ -340,7 +340,10 @@ def test_a_lock_that_torch_would_wait_for_goes_when_it_is_older_than_the_run_and
     os.utime(folder / "lock", (0, 0))
     compile_apart(tmp_path)
     assert FileBaton(str(folder / "lock")).try_acquire()
-    assert "an_extension/lock: left by a run that was killed while it compiled; deleted." in capsys.readouterr().out
+    assert (
+        "an_extension/lock: deleted; it was left by a run that was killed during compilation."
+        in capsys.readouterr().out
+    )
 
 
 EXTENSION = """
@@ -373,5 +376,5 @@ def test_a_run_that_is_killed_while_torch_compiles_does_not_make_the_next_one_wa
     assert locks[0].exists()
     time.sleep(1.1)  # start times of processes are known to the second
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "tiny/lock: left by a run that was killed while it compiled; deleted." in done.stdout
+    assert "tiny/lock: deleted; it was left by a run that was killed during compilation." in done.stdout
     assert done.stdout.endswith("tiny\n")

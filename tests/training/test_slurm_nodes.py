@@ -68,7 +68,7 @@ def test_without_a_job_of_so_many_nodes_it_is_one_sentence(tmp_path: Path, monke
     cfg = FinetuneParams(launcher=LauncherConfig(kind="torchrun", nodes=3))
     (tmp_path / "srun").symlink_to(SRUN)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for allotted, words in ((None, "this process belongs to none"), ("2", "this one has 2")):
+    for allotted, words in ((None, "this process is not in a Slurm job"), ("2", "this one has 2")):
         monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
         if allotted:
             monkeypatch.setenv("SLURM_JOB_NUM_NODES", allotted)

@@ -109,9 +109,7 @@ def test_segments_attend_alone_with_fewer_key_heads_too_and_refuse_what_they_can
         )
         assert torch.allclose(out[:, start:stop], expected.transpose(1, 2), atol=1e-6)
     for odd in ({"segments": None}, {"segments": [4, 5], "sliding_window": 4}, {"segments": [9], "softcap": 30.0}):
-        with pytest.raises(
-            UserError, match="segments does not fit Linear, which attends in a way of its own; set sdpa"
-        ):
+        with pytest.raises(UserError, match="segments does not support the attention of Linear; set sdpa"):
             attend(module, query, key, value, None, **odd)
 
 
@@ -286,7 +284,7 @@ def test_counters_reach_the_report(tiny: Path, dialogues: Maker, tmp_path: Path)
 
 def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     silent = Example(id="s", messages=[Message(role="user", content="q"), Message(role="assistant", content="a")])
-    with pytest.raises(UserError, match="no example is left to train on"):
+    with pytest.raises(UserError, match="no examples remain to train on"):
         run(tiny, [silent], tmp_path, PARAMS)
     with pytest.raises(UserError, match="holds no model"):
         run(tmp_path / "nowhere", dialogues(2), tmp_path, PARAMS)
@@ -311,7 +309,9 @@ def test_weights_that_are_not_there_are_not_made_up(tiny: Path, dialogues: Maker
         run(model, dialogues(2), tmp_path, PARAMS)
     state = {**load_file(tiny / "model.safetensors"), "model.norm.weight": torch.ones(3)}
     save_file(state, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"model-without: model\.norm\.weight has the shape \[3\], config\.json asks"):
+    with pytest.raises(
+        UserError, match=r"model-without: model\.norm\.weight has shape \[3\], but config\.json requires"
+    ):
         run(model, dialogues(2), tmp_path, PARAMS)
 
 

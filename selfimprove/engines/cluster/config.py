@@ -63,7 +63,7 @@ class ClusterParams(Section):
         if not kind:
             return self
         if kind not in KINDS:
-            raise UserError(f"{VARIABLE}={kind}: there are: {', '.join(KINDS)}.")
+            raise UserError(f"{VARIABLE}={kind} is unknown; choose one of {', '.join(KINDS)}.")
         return self.model_copy(update={"kind": kind})
 
 

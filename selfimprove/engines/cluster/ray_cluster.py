@@ -50,8 +50,8 @@ def check_ray() -> None:
     """
     if find_spec("ray") is None:
         raise UserError(
-            "run.cluster: Ray is not installed in this environment; run `make env-ray`, and start with "
-            "`CLUSTER=ray make repro`, which uses it (docs/scale.md)."
+            "run.cluster: Ray is not installed in this environment; run `make env-ray`, then start with `CLUSTER=ray "
+            "make repro` (docs/scale.md)."
         )
 
 
@@ -84,7 +84,7 @@ def connect(cluster: ClusterParams) -> Any:
         said = " ".join(str(error).split())
         remedy = (
             "start one with `ray start --head`, set run.cluster.address to local or to host:port of its head, or, if "
-            "it has a token, set RAY_AUTH_MODE=token here, too"
+            "it uses token authentication, set RAY_AUTH_MODE=token here too"
         )
         raise UserError(f"run.cluster.address: {address}: no Ray cluster there ({said[:200]}); {remedy}.") from None
     return ray
@@ -100,7 +100,7 @@ def _check_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UserError(f"run.cluster.address: {address!r} is none of auto, local and host:port; fix it.")
+        raise UserError(f"run.cluster.address: {address!r} is not auto, local or host:port; fix it.")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
@@ -176,9 +176,9 @@ class Examination:
 
 def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: Path) -> str | None:
     if not there["repository"]:
-        return f"node {node.host} has no repository at {root}; put the folder where all nodes see it under this path"
+        return f"node {node.host} has no repository at {root}; put it on a path that all nodes share"
     if there["code"] != here["code"]:
-        return f"node {node.host} has other code in {root}/selfimprove than this machine; bring both to one commit"
+        return f"node {node.host} has different code in {root}/selfimprove than this machine; use one commit on both"
     names = sorted({*here["versions"], *there["versions"]})
     mine, other = here["versions"], there["versions"]
     differ = [
@@ -188,7 +188,7 @@ def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: P
     ]
     if differ:
         shown = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
-        return f"node {node.host} has other versions: {shown}; install the same locks on all nodes"
+        return f"node {node.host} has different package versions: {shown}; install the same locks on all nodes"
     return None
 
 

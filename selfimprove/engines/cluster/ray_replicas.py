@@ -204,7 +204,9 @@ class RayEngine(Dispatcher[_Worker]):
                 waited = 0.0 if self._workers else waited + NODE_SECONDS
                 if waited > WAIT_SECONDS:
                     waited = 0.0
-                    self._say("no replica is ready; waiting for room on the cluster (`ray status` shows who has it)")
+                    self._say(
+                        "no replica is ready; waiting for free resources on the cluster (`ray status` shows the usage)"
+                    )
                 self._changed.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), NODE_SECONDS)
@@ -223,7 +225,7 @@ class RayEngine(Dispatcher[_Worker]):
             raise UserError(f"run.cluster: {'; '.join(dict.fromkeys(faults.values()))}.")
         self._known += [node.id for node in new if node.id in found]
         for sentence in dict.fromkeys(faults.values()):
-            self._say(f"{sentence}; it is left out")
+            self._say(f"{sentence}; the node is not used")
         self._refused |= faults
 
     def _place(self, nodes: Sequence[Node]) -> None:
@@ -329,9 +331,9 @@ class RayEngine(Dispatcher[_Worker]):
             for call in again:
                 call.lost += 1
                 if call.lost >= MOST_LOST:
-                    self._fail(self._death(f"{MOST_LOST} replicas died while they answered {call.request.seed}"))
+                    self._fail(self._death(f"{MOST_LOST} replicas died while answering {call.request.seed}"))
                     return
-            self._say(f"a replica on node {worker.node.place} was lost ({reason}); {len(again)} requests asked again")
+            self._say(f"a replica on node {worker.node.place} was lost ({reason}); {len(again)} requests are retried")
             self._waiting -= len(worker.queue)
             for call in reversed([*again, *worker.queue]):
                 self._enqueue(call, first=True)
@@ -341,12 +343,12 @@ class RayEngine(Dispatcher[_Worker]):
         """Exclude a node on which replicas die while loading."""
         self._refused[node.id] = reason
         if not self._workers and not self._ready and not self._starting:
-            self._fail(self._death(f"{MOST_LOST} replicas on node {node.host} died while they loaded ({reason})"))
+            self._fail(self._death(f"{MOST_LOST} replicas on node {node.host} died while loading ({reason})"))
 
     def _death(self, how: str) -> UserError:
         return UserError(
-            f"engine {self._name}: {how}; if memory ran out, lower {self._remedy}, and run again: "
-            "what was done is kept."
+            f"engine {self._name}: {how}; if memory ran out, lower {self._remedy}, and run again: finished work is "
+            "kept."
         )
 
     def _check_room(self, nodes: Sequence[Node]) -> None:
@@ -356,8 +358,8 @@ class RayEngine(Dispatcher[_Worker]):
         wanted = f"{need.gpus} GPUs (tensor_parallel)" if need.gpus else f"{need.cpus} CPUs (threads / replicas)"
         whole = f" for each of its {need.sharing} engines" if need.gpus > 1 and need.sharing > 1 else ""
         raise UserError(
-            f"engine {self._name}: a replica needs {wanted} on one node{whole}, and the cluster has no room for it: "
-            f"{'; '.join(map(str, nodes)) or 'it has no node'}. Lower what a replica needs, or add nodes."
+            f"engine {self._name}: a replica needs {wanted} on one node{whole}, which the cluster does not have: "
+            f"{'; '.join(map(str, nodes)) or 'it has no node'}. Lower the needs of a replica, or add nodes."
         )
 
     def _leave(self) -> None:
@@ -366,7 +368,7 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _summary(self) -> str:
         answered = ", ".join(f"{count} on {place}" for place, count in sorted(self.requests_by_node().items()))
-        lost = f"; {self._losses} replicas lost, {self._again} requests asked again" if self._losses else ""
+        lost = f"; {self._losses} replicas lost, {self._again} requests retried" if self._losses else ""
         return f"requests answered: {answered or 'none'}{lost}"
 
     def _say(self, text: str) -> None:

@@ -142,7 +142,7 @@ class ReplicatedEngine(Dispatcher[_Worker]):
         place = self._workers.index(worker) + 1
         return UserError(
             f"engine {self._name}: worker process {place} of {len(self._workers)} {how}; if memory ran out, lower "
-            f"{self._remedy}, and run again: what was done is kept."
+            f"{self._remedy}, and run again: finished work is kept."
         )
 
     def _end(self) -> None:

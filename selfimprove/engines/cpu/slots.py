@@ -146,8 +146,8 @@ def cache_shape(model: Any) -> CacheShape:
         )
     if len(shapes) != 2 * layers or len(set(shapes)) != 1:
         raise UserError(
-            f"engine transformers: {type(model).__name__} does not keep equal keys and values in every layer; "
-            "name another engine (vllm) for this model."
+            f"engine transformers: {type(model).__name__} does not have the same KV cache shape in every layer; use "
+            "another engine (vllm) for this model."
         )
     heads, dim, dtype = shapes[0]
     return CacheShape(layers, heads, dim, dtype)

@@ -45,17 +45,15 @@ def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
         raise UserError(f"{folder / 'config.json'} is not JSON ({error}); restore it from its source.") from None
     limit = positions(config)
     if limit is not None and cfg.context > limit:
-        raise UserError(
-            f"engine vllm: context {cfg.context} is more than the {limit} positions of {folder}; lower context."
-        )
+        raise UserError(f"engine vllm: context {cfg.context} exceeds the {limit} positions of {folder}; lower context.")
     inner = config.get("text_config") or config
     heads = inner.get("num_attention_heads", inner.get("n_head"))
     shared = inner.get("num_key_value_heads") or heads  # vLLM divides them, or replicates each on several GPUs
     width = cfg.tensor_parallel
     if isinstance(heads, int) and (heads % width or (shared % width and width % shared)):
         raise UserError(
-            f"engine vllm: tensor_parallel {width} does not divide the {heads} attention heads ({shared} for keys) of "
-            f"{folder}; set it to a divisor."
+            f"engine vllm: tensor_parallel {width} does not divide the {heads} attention heads ({shared} key/value "
+            f"heads) of {folder}; set it to a divisor."
         )
 
 

@@ -98,8 +98,8 @@ class VllmEngine(Templated):
 
         if request.allowed is None:
             raise UserError(
-                "engine vllm gives no probabilities of the whole vocabulary; limit the choice to labels "
-                "(shrink_head or mask_invalid), or name engine transformers."
+                "engine vllm does not return probabilities over the whole vocabulary; limit the choice to labels "
+                "(shrink_head or mask_invalid), or use engine transformers."
             )
         try:
             allowed = self._choices(tuple(request.allowed))

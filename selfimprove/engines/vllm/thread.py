@@ -69,7 +69,7 @@ class VllmThread:
             self._thread.join()
             raise UserError(
                 f"engine vllm cannot load {model_dir} ({first_line(error)}); fix the param model or context, or free "
-                "memory."
+                "some memory."
             ) from error
 
     async def ask(self, prompts: list[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
@@ -118,13 +118,13 @@ class VllmThread:
                     self._step(engine, running)
         except Exception as error:  # vLLM's state is undefined from here on: the engine cannot be used again
             self._stopped = UserError(
-                f"engine vllm broke down ({first_line(error)}); run the stage again (finished work is kept), with "
-                "less gpu_memory or max_sequences if memory ran out."
+                f"engine vllm failed ({first_line(error)}); run the stage again (finished work is kept); if memory ran "
+                "out, lower gpu_memory or max_sequences first."
             )
             for sample in running.values():
                 _answer(sample, self._stopped)
         else:
-            self._stopped = UserError("engine vllm is closed; make a new one.")
+            self._stopped = UserError("engine vllm is closed; create a new one.")
             for sample in running.values():
                 if not sample.loop.is_closed():
                     sample.loop.call_soon_threadsafe(sample.future.cancel)

@@ -57,7 +57,7 @@ class AttemptsParams(TextParams):
     @model_validator(mode="after")
     def _has_problems(self) -> AttemptsParams:
         if self.problems is None and not isinstance(self.inner.make(), MakesProblems):
-            raise ValueError(f"problems: {self.name} needs a file of problems (JSONL); name one")
+            raise ValueError(f"problems: {self.name} needs a JSONL file of problems; name one")
         return self
 
     def instruction(self) -> str:
@@ -110,7 +110,9 @@ class Attempts:
     def reset(self, task_id: int) -> str:
         """Returns the question. Raises: UserError: no such task."""
         if task_id not in self.task_ids():
-            raise UserError(f"{self.name} has no problem {task_id}; they are numbered 0 to {len(self._problems) - 1}.")
+            raise UserError(
+                f"{self.name} has no problem {task_id}; choose a number from 0 to {len(self._problems) - 1}."
+            )
         self._now = Tried(task_id)
         return self._problem.question
 

@@ -27,12 +27,10 @@ class LabelledParams(ListedParams):
     @model_validator(mode="after")
     def _embedded(self) -> LabelledParams:
         if self.inner.server is not None:
-            raise ValueError("server: actions are listed by the embedded environment; set null")
+            raise ValueError("server: only the embedded environment lists actions; set null")
         for one in self.inner.mixed():
             if not one.lists_actions:
-                raise ValueError(
-                    f"name: {one.world_name} has no {self.capability}, which this method needs; leave it out"
-                )
+                raise ValueError(f"name: {one.world_name} has no {self.capability}, which this method needs; remove it")
         return self
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:

@@ -29,7 +29,8 @@ class PlannedParams(OwnTasksParams):
     def _room(self) -> PlannedParams:
         if self.told < 10 * self.max_actions:
             raise ValueError(
-                f"told: {self.told} characters are too few for {self.max_actions} actions; set 10 for each"
+                f"told: {self.told} characters are too few for {self.max_actions} actions; set at least "
+                f"{10 * self.max_actions}"
             )
         return self
 

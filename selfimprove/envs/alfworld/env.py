@@ -84,7 +84,7 @@ class AlfWorld:
         """Raises: UserError: no such kind, no such game, max_turns below 1, or the folder is not a game set."""
         for kind in kinds:
             if kind not in KINDS:
-                raise UserError(f"alfworld: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
+                raise UserError(f"alfworld: there is no kind of goal {kind!r}; choose one of {', '.join(KINDS)}.")
         if max_turns < 1:
             raise UserError(f"alfworld: max_turns must be at least 1, not {max_turns}.")
         self._games = make_games(folder, seed, kinds, thing, place)

@@ -90,7 +90,7 @@ class DownloadedGames:
             UserError: it cannot be read, or contains no games, or none with these kinds, this thing and this place.
         """
         if not folder.is_dir():
-            raise UserError(f"{folder}: no folder; name the one that alfworld-download filled, or leave it out.")
+            raise UserError(f"{folder}: not a folder; name the one that alfworld-download filled, or set null.")
         self.folder = folder
         found = sorted(
             os.path.relpath(place_, folder)
@@ -99,7 +99,7 @@ class DownloadedGames:
         )
         if not found:
             raise UserError(
-                f"{folder}: holds no ALFWorld games (folders with traj_data.json and game.tw-pddl or "
+                f"{folder}: contains no ALFWorld games (folders with traj_data.json and game.tw-pddl or "
                 "initial_state.pddl); name the folder that alfworld-download filled."
             )
         self._found: list[tuple[str, Goal]] = []
@@ -124,7 +124,7 @@ class DownloadedGames:
 
     def game(self, task: int) -> AlfGame:
         if not 0 <= task < len(self._found):
-            raise UserError(f"{self.folder}: there is no game {task!r}; there are {len(self._found)}.")
+            raise UserError(f"{self.folder}: there is no game {task!r}; choose one from 0 to {len(self._found) - 1}.")
         path, goal = self._found[task]
         made = _read(self.folder / path / "game.tw-pddl")
         text = made.get("pddl_problem")
@@ -145,11 +145,13 @@ class Blacklist:
         if path is None:
             return
         if games is not None and path.resolve().is_relative_to(games.resolve()):
-            raise UserError(f"{path}: the blacklist must not lie in the game set ({games}); name another file.")
+            raise UserError(f"{path}: the blacklist must not be inside the game set ({games}); name another file.")
         if path.exists():
             value = load_json(path)
             if not isinstance(value, dict):
-                raise UserError(f"{path}: not a blacklist (JSON, game: reason); fix or delete it.")
+                raise UserError(
+                    f"{path}: not a blacklist (a JSON object that maps games to reasons); fix or delete it."
+                )
             self.reasons = {str(key): str(reason) for key, reason in value.items()}
 
     def add(self, game: str, reason: str) -> None:
@@ -208,9 +210,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
-        raise UserError(f"{path}: can't be read as text; download the game set again.") from None
+        raise UserError(f"{path}: cannot be read as text; download the game set again.") from None
 
 
 def _nothing(kinds: Sequence[Kind], thing: str | None, place: str | None) -> str:
     asked = f"thing {thing!r} and place {place!r}" if thing or place else f"kind ({', '.join(kinds)})"
-    return f"alfworld: no game has the asked-for {asked}; choose others."
+    return f"alfworld: no game has the requested {asked}; choose others."

@@ -97,13 +97,13 @@ class Kitchen:
         """Raises: UserError: no such kind, no goal with that thing and place, or max_turns below 1."""
         for kind in kinds:
             if kind not in KINDS:
-                raise UserError(f"kitchen: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
+                raise UserError(f"kitchen: there is no kind of goal {kind!r}; choose one of {', '.join(KINDS)}.")
         self._kinds = tuple(
             kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)
         )
         if not self._kinds:
             asked = f"thing {thing!r} and place {place!r}" if thing or place else "kind"
-            raise UserError(f"kitchen: no game has the asked-for {asked}; choose others.")
+            raise UserError(f"kitchen: no game has the requested {asked}; choose others.")
         if max_turns < 1:
             raise UserError(f"kitchen: max_turns must be at least 1, not {max_turns}.")
         self._seed, self._thing, self._place, self._max_turns = seed, thing, place, max_turns
@@ -126,9 +126,7 @@ class Kitchen:
             UserError: no such game.
         """
         if not 0 <= task_id < VALID.stop or KINDS[task_id % len(KINDS)] not in self._kinds:
-            raise UserError(
-                f"kitchen: there is no game {task_id!r} of {', '.join(self._kinds)}; task_ids() lists what there is."
-            )
+            raise UserError(f"kitchen: there is no game {task_id!r} of {', '.join(self._kinds)}; see task_ids().")
         game = self._game_of(task_id)
         self.restore(KitchenSnapshot(task_id, first_scene(game), 0, ""))
         room = look(game, first_scene(game))

@@ -91,8 +91,8 @@ class AlfWorldProcess:
         """Start the process, replacing one that has ended. Raises: UserError: as ``ask``."""
         if not self._python.is_file():
             raise UserError(
-                f"ALFWorld's own environment is missing ({self._python}): run 'make env-alfworld', or take the "
-                "built-in kitchen, which needs none ('make play ENV=kitchen'; in params.yaml env.backend: kitchen)."
+                f"ALFWorld's Python environment is missing ({self._python}): run 'make env-alfworld', or use the "
+                "built-in kitchen, which needs none ('make play ENV=kitchen'; in params.yaml, env.backend: kitchen)."
             )
         self.close()
         # The order of listed facts is that of hashed sets. -P: the folder's math.py must not shadow Python's.
@@ -108,7 +108,7 @@ class AlfWorldProcess:
                 start_new_session=True,  # Ctrl-C is handled by this process
             )
         except OSError as error:
-            raise UserError(f"{self._python} can't be started ({error.strerror}); run 'make env-alfworld'.") from None
+            raise UserError(f"{self._python} cannot be started ({error.strerror}); run 'make env-alfworld'.") from None
         self._alive.append(self._process)
         self._buffer.clear()
         self.life += 1

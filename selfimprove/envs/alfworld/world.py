@@ -57,7 +57,7 @@ class AlfworldParams(ListedParams):
         fields = type(self).model_fields
         for key in OF_TEXTWORLD if self.backend == "kitchen" else ():
             if getattr(self, key) != fields[key].default:
-                raise ValueError(f"{key} is an option of textworld, and backend is kitchen; remove it")
+                raise ValueError(f"{key} is an option of textworld, but backend is kitchen; remove it")
         return self
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:

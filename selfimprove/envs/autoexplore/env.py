@@ -145,16 +145,17 @@ class AutoExplore:
     ) -> None:
         """Raises: UserError: no tasks, or a task's repository or target is missing or cannot be reached."""
         if not tasks:
-            raise UserError("autoexplore: there are no tasks; make some from repositories or name a file of tasks.")
+            raise UserError("autoexplore: there are no tasks; generate some from repositories or name a task file.")
         for number, task in enumerate(tasks):
             if task.root not in repos:
                 raise UserError(
-                    f"task {number} is about the repository {task.root!r}, which is not there; add it or drop the task."
+                    f"task {number} refers to the repository {task.root!r}, which is missing; add it or remove the "
+                    "task."
                 )
             if not reachable(repos[task.root], task.filename, len(labels)):
                 raise UserError(
-                    f"task {number}: its target {task.filename!r} is missing from {task.root!r} (or can't be reached "
-                    f"by listed commands); restore the file or drop the task."
+                    f"task {number}: its target {task.filename!r} is missing from {task.root!r} (or cannot be reached "
+                    "by listed commands); restore the file or remove the task."
                 )
         self._tasks, self._repos = tasks, repos
         self.max_turns = max_turns
@@ -176,9 +177,7 @@ class AutoExplore:
             UserError: no such task.
         """
         if task_id not in self.task_ids():
-            raise UserError(
-                f"autoexplore has no task {task_id}; its ids are 0 to {len(self._tasks) - 1}, choose one of those."
-            )
+            raise UserError(f"autoexplore has no task {task_id}; choose an id from 0 to {len(self._tasks) - 1}.")
         self.restore(ExploreSnapshot(task_id, episode))
         return self.observation()
 

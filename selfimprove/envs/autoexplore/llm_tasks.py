@@ -193,8 +193,8 @@ async def make_llm_tasks(
     }
     if not shown:
         raise UserError(
-            f"autoexplore: no file of {', '.join(sorted(repos)) or 'no repository'} has {MIN_TOKENS} tokens to ask "
-            "about; name other repositories."
+            f"autoexplore: no file of {', '.join(sorted(repos)) or 'no repository'} has the {MIN_TOKENS} tokens that "
+            "questions need; name other repositories."
         )
     done = 0
 
@@ -269,12 +269,12 @@ def gather(asked: Mapping[tuple[str, str], Asked]) -> Asked:
     counts["tasks"] = len(unique)
     if counts["failed"] == counts["files"]:
         raise UserError(
-            f"autoexplore: the teacher failed at each of the {counts['files']} files ({error}); see to its endpoint "
-            "and run again."
+            f"autoexplore: the teacher failed on all {counts['files']} files ({error}); check its endpoint and run "
+            "again."
         )
     if not unique:
         raise UserError(
-            f"autoexplore: the teacher's answers about {counts['files']} files hold no QUERY and ANSWER that can be "
-            "used; name another model, or leave the tasks to templates."
+            f"autoexplore: the teacher's answers about {counts['files']} files contain no usable QUERY and ANSWER; "
+            "choose another model, or set reflect_rl.tasks.teacher to null for templates."
         )
     return Asked(unique, counts, error)

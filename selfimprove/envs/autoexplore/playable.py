@@ -40,8 +40,8 @@ def playable_tasks(env: Any, file: Path | None = None, asked: Sequence[Task] | N
     if not found.tasks:
         source = file or ", ".join(sorted(repos))
         raise UserError(
-            f"reflect_rl.tasks: no task of {source} can be played, since its repository or its target is missing; "
-            "name other tasks, or the repositories that they are about (reflect_rl.env.repos)."
+            f"reflect_rl.tasks: no task of {source} can be played, because repositories or targets are missing; name "
+            "other tasks, or set reflect_rl.env.repos to the repositories of the tasks."
         )
     return found
 

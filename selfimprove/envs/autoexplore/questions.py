@@ -92,8 +92,8 @@ def make_tasks(
     tasks = [task for name in sorted(repos) for task in _of_repo(repos[name], seed, per_file, max_files, max_level)]
     if not tasks:
         raise UserError(
-            f"no question can be asked about {', '.join(sorted(repos)) or 'no repository'}; name a folder whose files "
-            f"have docstrings, headings, columns or settings."
+            f"no questions can be generated about {', '.join(sorted(repos)) or 'no repository'}; name a folder whose "
+            "files have docstrings, headings, columns or settings."
         )
     return tasks
 

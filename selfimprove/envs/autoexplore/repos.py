@@ -59,7 +59,7 @@ class Repo:
         if not repo.files:
             blocked = ""
             if unreadable:
-                blocked = f" ({len(unreadable)} of its files can't be read, the first is {min(unreadable)!r})"
+                blocked = f" ({len(unreadable)} of its files cannot be read; the first is {min(unreadable)!r})"
             raise UserError(
                 f"{folder}: nothing to explore{blocked}; name a folder with readable text files "
                 f"such as .py, .md or .csv that are not all tests or examples."
@@ -172,7 +172,7 @@ def installed_repos(
     if len(drawn) < limit:
         raise UserError(
             f"only {len(drawn)} of the Python packages on this machine have {min_files} to {max_files} files to "
-            f"explore, {limit} are asked for; ask for fewer or name a folder of repositories."
+            f"explore, but {limit} are requested; request fewer or name a folder of repositories."
         )
     return MappingProxyType(dict(sorted(drawn.items())))
 

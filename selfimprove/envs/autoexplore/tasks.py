@@ -210,7 +210,7 @@ def read_tasks(path: Path) -> list[Task]:
     """
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
-        raise UserError(f"{path}: no .json file of tasks is in this folder; name another.")
+        raise UserError(f"{path}: the folder contains no .json task file; name another.")
     tasks = []
     for place, row in chain.from_iterable(map(read_records, files)):
         kept = {key: value for key, value in row.items() if key not in _DROPPED}

@@ -68,7 +68,7 @@ class Tree:
             os.listdir(real)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a path"
-            raise UserError(f"{root}: can't be listed ({reason}); name a folder that can be read.") from None
+            raise UserError(f"{root}: cannot be listed ({reason}); name a readable folder.") from None
         folders: dict[str, Mapping[str, Entry]] = {}
         pending, count = [("", 0)], 0
         while pending:
@@ -77,7 +77,7 @@ class Tree:
             folders[path] = MappingProxyType(found)
             count += len(found)
             if count > MAX_ENTRIES:
-                raise UserError(f"{root}: holds more than {MAX_ENTRIES:,} entries; name a smaller folder.")
+                raise UserError(f"{root}: contains more than {MAX_ENTRIES:,} entries; name a smaller folder.")
             pending.extend((join(path, name), depth + 1) for name, entry in found.items() if entry.kind == "dir")
         # The root's path, also after file://, but not as part of a longer name; text after a slash is kept.
         hide = re.compile(r"(?<![\w.~-])(?<!(?<!/)/)" + re.escape(real.rstrip("/") or "\0") + r"(/|(?![\w.-]))")

@@ -90,8 +90,8 @@ class AutoExploreParams(ListedParams):
             write_json(folder / "asked.json", dict(sorted(made.counts.items())))
             if made.counts["failed"]:
                 said.append(
-                    f"the teacher failed at {made.counts['failed']} of {made.counts['files']} files, which have no "
-                    f"tasks; the first: {' '.join(str(made.error).split())}"
+                    f"the teacher failed on {made.counts['failed']} of {made.counts['files']} files, which have no "
+                    f"tasks; the first error: {' '.join(str(made.error).split())}"
                 )
         found = playable_tasks(self, file, made.tasks if made else None)
         write_tasks(folder / TASKS_FILE, found.tasks)

@@ -88,9 +88,9 @@ class Gymnasium(TextEnv):
                 score = float(float(reward) >= least)
         if not -CLOSE <= score <= 1 + CLOSE:
             raise UserError(
-                f"gymnasium:{self.name}: the rewards of task {self._task} add up to {self._sum:g}, and a score lies in "
-                "[0, 1]; set env.success_return to the sum that means success, or env.score to terminated or to the "
-                "reward that means success."
+                f"gymnasium:{self.name}: the rewards of task {self._task} add up to {self._sum:g}, but a score must be "
+                "in [0, 1]; set env.success_return to the sum that means success, or env.score to terminated or to "
+                "the reward that means success."
             )
         return self._written(seen, info), min(1.0, max(0.0, round(score, 9))), terminated or truncated
 
@@ -180,11 +180,11 @@ def _made(made_as: str, options: Mapping[str, Any]) -> Any:
             env = gymnasium.make(made_as, disable_env_checker=True, render_mode="ansi", **options)
     except Exception as error:  # the environment's module may raise anything
         said = " ".join(str(error).split())
-        raise UserError(f"gymnasium:{made_as} can't be made ({said}); fix env.name or env.options.") from None
+        raise UserError(f"gymnasium:{made_as} cannot be created ({said}); fix env.name or env.options.") from None
     if env.render_mode != "ansi" and (values := _values(env.observation_space)) > MOST_VALUES:
         raise UserError(
-            f"gymnasium:{made_as} shows {values} values at once, and at most {MOST_VALUES} are written as text; choose "
-            "an environment with smaller observations, or one that is drawn in text."
+            f"gymnasium:{made_as} has observations of {values} values, but at most {MOST_VALUES} can be shown as text; "
+            "choose an environment with smaller observations, or one with render mode ansi."
         )
     return env
 
@@ -205,9 +205,9 @@ def _names(made_as: str, space: Any, names: Sequence[str]) -> list[str]:
             raise UserError(f"gymnasium:{made_as}: actions are free text; remove env.actions.")
         return []
     if not isinstance(space, spaces.Discrete):
-        raise UserError(f"gymnasium:{made_as}: an action is of {space}; only numbered actions and text can be written.")
+        raise UserError(f"gymnasium:{made_as}: the action space {space} is not supported; only Discrete and Text are.")
     if names and (len(names) != space.n or len(set(names)) != space.n):
-        raise UserError(f"gymnasium:{made_as} has {space.n} actions; env.actions has to name each once.")
+        raise UserError(f"gymnasium:{made_as} has {space.n} actions; env.actions must name each once.")
     return list(names) or [str(space.start + i) for i in range(space.n)]
 
 

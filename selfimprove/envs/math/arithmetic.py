@@ -81,8 +81,8 @@ def generate(
             fruitless = 0
         elif (fruitless := fruitless + 1) == _PATIENCE:
             raise UserError(
-                f"arithmetic: {len(found)} different {split} problems found where {count} are asked for, and no more "
-                f"in {fruitless} draws; widen the difficulty's ranges or ask for fewer."
+                f"arithmetic: only {len(found)} of {count} requested {split} problems are distinct, with no more found "
+                f"in {fruitless} draws; widen the difficulty's ranges or request fewer."
             )
     return list(found.values())
 

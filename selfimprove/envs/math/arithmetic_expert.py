@@ -63,8 +63,8 @@ def _read(problem: WordProblem) -> tuple[list[tuple[str, int, str]], int]:
     found = [_LINE.fullmatch(line) for line in steps]
     if not found or None in found or not re.fullmatch(r"#### \d+", last):
         raise UserError(
-            f"problem {problem.id}: its answer is not in the form that the arithmetic generator writes; the scripted "
-            "expert can only solve generated problems."
+            f"problem {problem.id}: its answer is not in the form of the arithmetic generator, and the scripted expert "
+            "can only solve generated problems; choose another teacher."
         )
     lines = [(line["expression"], int(line["value"]), line["unit"]) for line in found if line is not None]
     return lines, int(last.removeprefix("#### "))

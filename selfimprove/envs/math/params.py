@@ -34,9 +34,9 @@ class Difficulty(Section):
         for name in ("term", "factor", "multiplicand"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(f"{name}: the range's first number must not be larger than its second")
+                raise ValueError(f"{name}: the first number of the range must not exceed the second; fix it")
         if not all(2 <= steps <= 6 for steps in self.steps):
-            raise ValueError("steps: only 2 to 6 operations can be told")
+            raise ValueError("steps: the number of operations must be from 2 to 6")
         for name in ("steps", "per_line"):
             if sum(getattr(self, name).values()) <= 0:
                 raise ValueError(f"{name}: at least one weight must be above 0")

@@ -32,13 +32,13 @@ def make_env(name: str, extraction: str = "robust", equiv: str = "hendrycks", gr
 
     if name == "gsm8k":
         if equiv != "hendrycks":
-            raise UserError("env.equiv: gsm8k compares numbers, 'extended' is for math; remove the line.")
+            raise UserError("env.equiv: gsm8k compares numbers, and 'extended' works only with math; remove the line.")
         if extraction not in ("robust", "strict"):
             raise UserError(f"env.extraction: {extraction!r} is unknown; set robust or strict.")
         return Gsm8k(strict=extraction == "strict")
     if name == "math":
         if extraction != "robust":
-            raise UserError("env.extraction: math has only 'robust'; 'strict' is for gsm8k.")
+            raise UserError("env.extraction: math supports only 'robust'; set that ('strict' is for gsm8k).")
         if equiv not in ("hendrycks", "extended"):
             raise UserError(f"env.equiv: {equiv!r} is unknown; set hendrycks or extended.")
         return Math(extended=equiv == "extended", timeout=grade_timeout)

@@ -38,11 +38,11 @@ class MixtureParams(TextParams):
     def _whole(self) -> MixtureParams:
         total = sum(part.share for part in self.parts)
         if abs(total - 1) > CLOSE:
-            raise ValueError(f"share: the shares of {self.world_name} add up to {total:g}; make them add up to 1")
+            raise ValueError(f"share: the shares of {self.world_name} sum to {total:g}; make them sum to 1")
         if len(set(self.names())) < len(self.parts):
             raise ValueError(f"name: {self.world_name} names an environment twice; name each once")
         if self.server is not None:
-            raise ValueError("server: a mixture has none of its own; give it to an environment of the list")
+            raise ValueError("server: a mixture has no server; set it on an environment of the list")
         return self
 
     def mixed(self) -> tuple[TextParams, ...]:

@@ -115,13 +115,13 @@ def read_experts(rows: Any, where: Any, tasks: int) -> dict[int, list[Move]]:
         task, moves = row.get("task"), row.get("moves")
         if not isinstance(task, int) or isinstance(task, bool) or not 0 <= task < tasks or task in found:
             raise UserError(
-                f"{where}, line {line}: 'task' must be a number below env.tasks ({tasks}), and no other line's; fix or "
+                f"{where}, line {line}: 'task' must be a number below env.tasks ({tasks}) and occur only once; fix or "
                 "delete the line."
             )
         if not isinstance(moves, list) or not moves or not all(map(_is_move, moves)):
             raise UserError(
-                f"{where}, line {line}: 'moves' must be a list of objects with texts 'thought' and 'action'; fix or "
-                "delete the line."
+                f"{where}, line {line}: 'moves' must be a list of objects with the strings 'thought' and 'action'; fix "
+                "or delete the line."
             )
         found[task] = [Move(move["thought"], move["action"]) for move in moves]
     return found

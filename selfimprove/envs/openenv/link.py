@@ -109,7 +109,7 @@ class Server:
             if error.status >= 500:
                 raise Dropped(f"status {error.status}") from None
             raise UserError(
-                f"{self.name} is no OpenEnv server (status {error.status} for /ws); fix the address in env.name."
+                f"{self.name} is not an OpenEnv server (status {error.status} for /ws); fix the address in env.name."
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise Dropped(f"cannot connect: {in_short(str(error)) or type(error).__name__}") from None
@@ -166,7 +166,7 @@ class Connection:
             if getattr(message.data, "code", None) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
                 raise UserError(
                     f"{self._server.name}: the answer to {kind} is longer than {self._server.most_bytes} bytes; raise "
-                    "env.max_message, or choose an environment that says less."
+                    "env.max_message, or choose an environment with shorter messages."
                 )
             raise Dropped(f"the connection broke: {in_short(str(message.data))}")
         return self._understood(kind, message.data)

@@ -58,7 +58,7 @@ class Pool:
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except EnvError as error:
-            raise UserError(f"{error}; look at the server's own output.") from None
+            raise UserError(f"{error}; check the server's output.") from None
 
     async def soon(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine of another loop, which is not blocked."""

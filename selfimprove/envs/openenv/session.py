@@ -76,7 +76,9 @@ class Rules:
         try:
             seen = Seen(plain_text(written(self._at(told, self.field) if self.field else told.observation)))
         except RecursionError:
-            raise UserError(f"{self.name}: an observation is nested too deeply; name a text in env.field.") from None
+            raise UserError(
+                f"{self.name}: an observation is nested too deeply; set env.field to a field that contains text."
+            ) from None
         seen.listed = tuple(self.actions) or None
         if told.done:
             seen.listed = ()
@@ -84,7 +86,7 @@ class Rules:
             values = self._at(told, self.listed)
             if not isinstance(values, list) or not all(isinstance(one, str | int) for one in values):
                 raise UserError(
-                    f"{self.name}: {self.listed} lists no actions: {in_short(str(values))}; fix env.listed."
+                    f"{self.name}: {self.listed} is not a list of actions: {in_short(str(values))}; fix env.listed."
                 )
             seen.listed = tuple(dict.fromkeys(self._named(one) for one in values))
         return seen
@@ -103,8 +105,8 @@ class Rules:
             except (KeyError, IndexError, TypeError, ValueError):
                 there = in_short(", ".join(value) if isinstance(value, dict) else str(value))
                 raise UserError(
-                    f"{self.name}: an observation has no {path} (there is {there[:200] or 'nothing'}); fix env.field "
-                    "or env.listed."
+                    f"{self.name}: an observation has no {path} (it has {there[:200] or 'nothing'}); fix env.field or "
+                    "env.listed."
                 ) from None
         return value
 
@@ -122,7 +124,7 @@ class Rules:
         if not -CLOSE <= score <= 1 + CLOSE:
             what = f"the rewards add up to {total:g}" if self.score == "return" else f"a reward is {reward:g}"
             raise UserError(
-                f"{self.name}: in task {task} {what}, and a score lies in [0, 1]; set env.success_return to the sum "
+                f"{self.name}: in task {task} {what}, but a score must be in [0, 1]; set env.success_return to the sum "
                 "that means success, or env.score to terminated or to the reward that means success."
             )
         return min(1.0, max(0.0, round(score, 9)))  # so that ten times 0.1 is 1
@@ -171,7 +173,7 @@ class Session:
             raise self._failed(f"reset of task {self._task}", refused) from None
         seen = self._rules.seen(told)
         if told.done:
-            raise UserError(f"{self._server.name}: task {self._task} is over as it begins; fix env.reset.")
+            raise UserError(f"{self._server.name}: task {self._task} ends at its reset; fix env.reset.")
         self._here = True
         return seen
 
@@ -186,8 +188,8 @@ class Session:
                 wrong = [f"{field} is {kind}" for kind, field in refused.faults if kind in OF_THE_MESSAGE]
                 if wrong and not holds(self._rules.action, JSON):
                     raise UserError(
-                        f"{self._server.name} takes no action with the fields {', '.join(message)} "
-                        f"({in_short('; '.join(wrong))}); set env.action to the fields that it names at /schema."
+                        f"{self._server.name} rejects an action with the fields {', '.join(message)} "
+                        f"({in_short('; '.join(wrong))}); set env.action to the fields listed at the server's /schema."
                     ) from None
                 return self._nothing()
             self._here = False  # the environment's state is unknown
@@ -231,8 +233,8 @@ class Session:
                 dropped = error
         if isinstance(dropped.__cause__, Refused):
             raise UserError(
-                f"{self._server.name}: {dropped}; lower env.server_concurrency, or let the server take more sessions "
-                "(max_concurrent_envs)."
+                f"{self._server.name}: {dropped}; lower env.server_concurrency, or raise the server's limit of "
+                "sessions (max_concurrent_envs)."
             )
         if not self._server.answered:
             raise UserError(f"nothing answers at {self._server.name} ({dropped}); start the server, or fix env.name.")

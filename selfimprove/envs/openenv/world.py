@@ -66,13 +66,13 @@ class OpenEnvParams(TextParams):
     @model_validator(mode="after")
     def _can_be_played(self) -> OpenEnvParams:
         if not ADDRESS.fullmatch(self.name.partition(":")[2]):
-            raise ValueError(f"name: {PREFIX}: is followed by an address like http://127.0.0.1:8000")
+            raise ValueError(f"name: {PREFIX}: must be followed by an address like http://127.0.0.1:8000")
         if self.server is not None:
-            raise ValueError("server: the address stands in name; set null")
+            raise ValueError("server: the address belongs in name; set null")
         if len(set(self.actions)) < len(self.actions):
-            raise ValueError("actions: an action stands there twice; name each once")
+            raise ValueError("actions: an action is listed twice; list each once")
         if isinstance(self.action, dict) and not {"{action}", "{number}", "{json}"} & set(_texts(self.action)):
-            raise ValueError("action: no field is {action}, {number} or {json}; say where the action's text goes")
+            raise ValueError("action: no field is {action}, {number} or {json}; use one for the action's text")
         return self
 
     @property

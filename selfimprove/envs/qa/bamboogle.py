@@ -26,7 +26,7 @@ def load(split: str, folder: Path) -> list[Question]:
     questions = []
     for place, cells in read_table(path, header=True):
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
-            raise UserError(f"{place}: a question and an answer were expected; fix or delete the line.")
+            raise UserError(f"{place}: expected a question and an answer; fix or delete the line.")
         question, answer = cells
         questions.append(
             Question(id=content_id("bamboogle", question), task="bamboogle", question=question, gold=answer)

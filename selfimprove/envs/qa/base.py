@@ -72,7 +72,7 @@ def pick_split(task: str, split: str, files: Mapping[str, str], folder: Path) ->
         raise UserError(f"{task} has no split {split!r} with answers; choose {' or '.join(files)}.")
     path = folder / files[split]
     if not path.is_file():
-        raise UserError(f"{path} does not exist; {task}'s {split} split is read from it.")
+        raise UserError(f"{path} does not exist, but the {split} split of {task} is read from it; add the file.")
     return path
 
 
@@ -92,7 +92,7 @@ def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; fix the path in params.yaml.") from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no CSV file ({error}); restore it from its source.") from None
+        raise UserError(f"{path} is not a CSV file ({error}); restore it from its source.") from None
 
 
 def content_id(task: str, *parts: str) -> str:

@@ -56,13 +56,13 @@ class EncyclopediaParams(Section):
     @classmethod
     def _hops_known(cls, hops: dict[int, float]) -> dict[int, float]:
         if not hops or set(hops) - {1, 2, 3} or min(hops.values()) < 0 or sum(hops.values()) <= 0:
-            raise ValueError("hops: shares of 1, 2 and 3 are wanted, none below 0 and one above")
+            raise ValueError("hops: the keys must be among 1, 2 and 3, and the shares at least 0 with a sum above 0")
         return hops
 
     @model_validator(mode="after")
     def _names_suffice(self) -> EncyclopediaParams:
         if self.people + self.distractors > most_people():
-            raise ValueError(f"people and distractors together can be {most_people()} at most; set fewer")
+            raise ValueError(f"people + distractors must be at most {most_people()}; lower one")
         return self
 
 
@@ -120,8 +120,8 @@ class _Writer:
                     break
             else:
                 raise UserError(
-                    f"the encyclopedia has {len(quests)} questions for the {self._split} split, {count} are asked for; "
-                    "raise people or ask for fewer."
+                    f"the encyclopedia has {len(quests)} questions for the {self._split} split, but {count} are "
+                    "requested; raise people or request fewer."
                 )
         return list(quests.values())
 

@@ -91,7 +91,9 @@ class Questions:
     def reset(self, task_id: int) -> str:
         """The question. Raises: UserError: no such task."""
         if task_id not in range(len(self._quests)):
-            raise UserError(f"{self.name} has no question {task_id}; they are numbered 0 to {len(self._quests) - 1}.")
+            raise UserError(
+                f"{self.name} has no question {task_id}; choose a number from 0 to {len(self._quests) - 1}."
+            )
         self._now = Asked(task_id)
         return self._quest.question.question
 

@@ -115,7 +115,7 @@ def read_experts(
         places={reason: numbers[:SHOWN] for reason, numbers in sorted(places.items())},
     )
     if not experts:
-        raise UserError(f"{path} holds no usable expert trajectory ({audit.dropped}); name another file.")
+        raise UserError(f"{path} contains no usable expert trajectory (dropped: {audit.dropped}); name another file.")
     return experts, audit
 
 

@@ -99,7 +99,7 @@ def demonstrate(quest: Quest, search: Tool) -> Expert:
     for lookup in quest.lookups:
         found = search(lookup.query)
         if found is None:
-            raise UserError(f"question {question.id}: the search finds nothing for {lookup.query!r}; fix the corpus.")
+            raise UserError(f"question {question.id}: the search returns nothing for {lookup.query!r}; fix the corpus.")
         rounds.append(Round(thought=lookup.thought, action=f"search[{lookup.query}]", observation=found))
     rounds.append(Round(thought=quest.conclusion, action=f"finish[{question.gold}]"))
     expert = Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="scripted")
@@ -125,7 +125,7 @@ def hotpotqa_quest(question: Question) -> Quest:
         UserError: the question has no gold paragraph.
     """
     if not question.titles:
-        raise UserError(f"question {question.id} names no paragraphs; a scripted expert needs supporting_facts.")
+        raise UserError(f"question {question.id} has no supporting_facts, which a scripted expert needs; add them.")
     draw = rng("hotpotqa expert", question.id)
     lookups = []
     for number, title in enumerate(question.titles):

@@ -34,12 +34,12 @@ def load(split: str, folder: Path) -> list[Question]:
         raise UserError(f"mmlu has no split {split!r}; choose one of {', '.join(SPLITS)}.")
     files = sorted((folder / SPLITS[split]).glob("*.csv"), key=lambda path: path.name)
     if not files:
-        raise UserError(f"{folder / SPLITS[split]} holds no *.csv; unpack MMLU's data there.")
+        raise UserError(f"{folder / SPLITS[split]} contains no *.csv; unpack MMLU's data there.")
     questions = []
     for path in files:
         for place, cells in read_table(path, header=False):
             if len(cells) != 6 or cells[5].strip() not in [*LETTERS]:
-                raise UserError(f"{place}: a question, four options and a letter were expected; fix or delete it.")
+                raise UserError(f"{place}: expected a question, four options and a letter; fix or delete the line.")
             options = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, cells[1:5], strict=True))
             text = f"Question: {cells[0]}\n{options}"
             questions.append(

@@ -44,8 +44,9 @@ class Facts(ABC):
         facts = [fact for i, fact in enumerate(self.facts()) if i % 10 in SHARES[split]]
         if len(facts) < count:
             raise UserError(
-                f"spin.tasks.{split}: {count} questions are asked for, {type(self).__name__} has {len(facts)} for this "
-                "split (of ten facts eight train, one is of dev, one of test); ask for fewer or give more facts."
+                f"spin.tasks.{split}: {count} questions are requested, but {type(self).__name__} has {len(facts)} for "
+                "this split (of ten facts, eight are for train, one for dev and one for test); request fewer or add "
+                "facts."
             )
         return [self._quest(fact) for fact in facts[:count]]
 

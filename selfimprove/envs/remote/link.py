@@ -87,8 +87,8 @@ class Link:
         except _Fault as fault:
             if not self._answered:
                 raise UserError(
-                    f"env.server: nothing answers at {self.server} ({fault}); start the server there "
-                    "(make serve ENV=... PORT=...), or set it to null to play on the embedded environment."
+                    f"env.server: nothing answers at {self.server} ({fault}); start the server there (make serve "
+                    "ENV=... PORT=...), or set null to use the embedded environment."
                 ) from None
             raise EnvError(f"{self.server}{path}: {fault}") from None
         raise AssertionError("unreachable: the loop returns or raises")
@@ -139,8 +139,8 @@ class Link:
     def _read(self, path: str, response: httpx.Response, shape: TypeAdapter[T]) -> T:
         if path == "/create" and response.status_code != 200:
             raise UserError(
-                f"env.server: {self.server} is no AgentGym server (status {response.status_code} for /create); "
-                "fix the address."
+                f"env.server: {self.server} is not an AgentGym server (status {response.status_code} for /create); fix "
+                "the address."
             )
         if response.status_code != 200:
             raise EnvError(f"{self.server}{path}: status {response.status_code}: {in_short(response.text)}")
@@ -152,7 +152,7 @@ class Link:
             said = in_short(str(answer["error"]))
             if path == "/create" and not self._left:
                 raise UserError(
-                    f"env.server: {self.server} makes no environment ({said}); fix it there, or lower "
+                    f"env.server: {self.server} cannot create an environment ({said}); fix the server, or lower "
                     "env.server_concurrency."
                 )
             raise EnvError(f"{self.server}{path}: the server says: {said}")
@@ -169,11 +169,11 @@ def _address(server: str) -> str:
     except httpx.InvalidURL:
         raise UserError("env.server is not an address; write it like http://127.0.0.1:36001.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        raise UserError(f"env.server: {server!r} is no http(s) address; write it like http://127.0.0.1:36001.")
+        raise UserError(f"env.server: {server!r} is not an http(s) address; write it like http://127.0.0.1:36001.")
     if url.userinfo or url.query or url.fragment:
         raise UserError(
-            f"env.server: the address at {url.host} holds a password, a query or a fragment; "
-            "write it like http://127.0.0.1:36001."
+            f"env.server: the address at {url.host} contains a password, a query or a fragment; write it like "
+            "http://127.0.0.1:36001."
         )
     return str(url).rstrip("/")
 

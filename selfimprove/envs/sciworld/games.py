@@ -84,7 +84,7 @@ def game(task_id: int) -> TaskVariation:
         UserError: no such game.
     """
     if not 0 <= task_id < len(GAMES):
-        raise UserError(f"sciworld has no task {task_id}; its ids are 0 to {len(GAMES) - 1}, choose one of those.")
+        raise UserError(f"sciworld has no task {task_id}; choose an id from 0 to {len(GAMES) - 1}.")
     return GAMES[task_id]
 
 

@@ -71,7 +71,7 @@ def find_java() -> str:
     if java is None:
         where = f"in JAVA_HOME ({home})" if home else "on the PATH"
         raise UserError(
-            f"ScienceWorld runs in Java, and there is no java {where}: install Java 8 or newer, on Debian with "
+            f"ScienceWorld requires Java, but there is no java {where}: install Java 8 or newer, on Debian with "
             "'apt-get install default-jre-headless'."
         )
     return java
@@ -218,7 +218,7 @@ class Jvm:
             )
         except (OSError, ValueError, Py4JError) as error:
             raise UserError(
-                f"ScienceWorld: {java} did not start ({error}); see whether '{java} {HEAP} -version' works."
+                f"ScienceWorld: {java} did not start ({error}); check whether '{java} {HEAP} -version' works."
             ) from None
         self.process: subprocess.Popen[bytes] = process
         self.pid = process.pid

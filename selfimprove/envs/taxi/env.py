@@ -172,7 +172,7 @@ class Taxi:
             UserError: no such start.
         """
         if task_id not in self.task_ids():
-            raise UserError(f"taxi: there is no start {task_id!r}; they are numbered 0 to {len(starts()) - 1}.")
+            raise UserError(f"taxi: there is no start {task_id!r}; choose one from 0 to {len(starts()) - 1}.")
         state = starts()[task_id]
         if self._mode == "dropoff":
             for action in best_actions(state, until_aboard=True):

@@ -89,11 +89,11 @@ class _Reader:
         key = self._field(row, "key", dict)
         for symbol in pattern:
             if symbol != " " and symbol not in key:
-                raise UserError(f"{self.where}, key 'pattern': unknown item {symbol!r}; name it in 'key'.")
+                raise UserError(f"{self.where}, key 'pattern': undefined symbol {symbol!r}; define it in 'key'.")
         slots = []
         for symbol, choice in key.items():
             if len(symbol) != 1 or symbol not in pattern:
-                raise UserError(f"{self.where}, key 'key': {symbol!r} does not stand in the pattern; delete it.")
+                raise UserError(f"{self.where}, key 'key': {symbol!r} does not occur in the pattern; delete it.")
             name, is_tag = self._ingredient(choice, "key")
             slots.append(Ingredient(name, pattern.count(symbol), is_tag))
         return self._some(slots, "key")
@@ -121,7 +121,9 @@ class _Reader:
         if isinstance(result, str):
             return self._id(result, "result"), 1
         if "item" not in result:
-            raise UserError(f"{self.where}, key 'result': the key 'item' is missing; name the item that is made.")
+            raise UserError(
+                f"{self.where}, key 'result': the key 'item' is missing; name the item that the recipe makes."
+            )
         count = result.get("count") or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise UserError(f"{self.where}, key 'result.count': must be a whole number above 0, not {_short(count)}.")
@@ -132,7 +134,7 @@ class _Reader:
         full = self._full(value) if isinstance(value, str) else ""
         if not _ID.fullmatch(full):
             raise UserError(
-                f"{self.where}, key {key!r}: unknown item {_short(value)}; an id is 'minecraft:' and lower-case "
+                f"{self.where}, key {key!r}: invalid id {_short(value)}; write 'minecraft:' followed by lower-case "
                 "letters, digits and _."
             )
         return full
@@ -143,7 +145,7 @@ class _Reader:
 
     def _field(self, row: Any, key: str, kind: type | tuple[type, ...]) -> Any:
         if not isinstance(row, dict):
-            raise UserError(f"{self.where}: a recipe is a JSON object, not {_short(row)}; fix or delete it.")
+            raise UserError(f"{self.where}: a recipe must be a JSON object, not {_short(row)}; fix or delete it.")
         if key not in row:
             raise UserError(f"{self.where}: the key {key!r} is missing; add it or delete the recipe.")
         if not isinstance(row[key], kind):
@@ -152,7 +154,7 @@ class _Reader:
 
     def _each(self, values: list[Any], kind: type, key: str) -> list[Any]:
         if not all(isinstance(value, kind) for value in values):
-            raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); fix it.")
+            raise UserError(f"{self.where}, key {key!r}: an element has the wrong type ({_short(values)}); fix it.")
         return values
 
     def _some(self, slots: list[Ingredient], key: str) -> list[Ingredient]:

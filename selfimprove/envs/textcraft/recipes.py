@@ -52,8 +52,8 @@ class RecipeBook:
         self.goals: list[tuple[str, int]] = sorted(craftable, key=lambda goal: goal[1])
         if not self.goals:
             raise UserError(
-                f"{where}: nothing can be crafted, since no crafting recipe is left that does not need its own output; "
-                "give recipes that start from raw materials."
+                f"{where}: nothing can be crafted, because every recipe needs its own output; provide recipes that "
+                "start from raw materials."
             )
 
     @staticmethod
@@ -69,11 +69,11 @@ class RecipeBook:
         if path.is_dir():
             files = {file.name: load_json(file) for file in sorted(path.glob("*.json"))}
             if not files:
-                raise UserError(f"{path}: the folder holds no .json recipe file; name the folder that does.")
+                raise UserError(f"{path}: the folder contains no .json recipe files; name one that does.")
             return RecipeBook(files, path)
         merged = load_json(path)
         if not isinstance(merged, dict) or not merged:
-            raise UserError(f"{path}: a recipe book is a JSON object {{file name: recipe}}; found something else.")
+            raise UserError(f"{path}: must be a non-empty JSON object {{file name: recipe}}; fix it.")
         return RecipeBook(merged, path)
 
     def _add(self, recipe: Recipe) -> None:

@@ -58,7 +58,7 @@ class WebShop:
 
     def __init__(self, products: int = 1000, catalogue_seed: int = 233) -> None:
         if products < 300:
-            raise UserError(f"env.products: {products} is too small a catalogue for WebShop; set 300 or more.")
+            raise UserError(f"env.products: {products} is too small for WebShop's catalogue; set 300 or more.")
         self._shop: Shop = open_shop(products, catalogue_seed)
         self._state = ShopState(0)
 
@@ -73,9 +73,7 @@ class WebShop:
             UserError: no such task.
         """
         if task_id not in self.task_ids():
-            raise UserError(
-                f"webshop has no task {task_id}; its ids are 0 to {len(self._shop.goals) - 1}, choose one of those."
-            )
+            raise UserError(f"webshop has no task {task_id}; choose an id from 0 to {len(self._shop.goals) - 1}.")
         self._state = ShopState(task_id)
         return render(self._shop, self._state)
 

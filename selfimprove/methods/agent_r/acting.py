@@ -51,8 +51,8 @@ def task_of(name: str) -> tuple[int, bool]:
     found = _ID.fullmatch(name)
     if found is None:
         raise UserError(
-            f"episode {name!r} is not named <environment>-<task>, as Agent-R's are; name the episodes.jsonl of an "
-            "agent_r evaluation."
+            f"episode {name!r} is not named <environment>-<task> like Agent-R's episodes; give the episodes.jsonl of "
+            "an agent_r evaluation."
         )
     return int(found[1]), found[2] is not None
 

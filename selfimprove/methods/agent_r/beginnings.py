@@ -34,11 +34,11 @@ def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
     counts = Counter(one.task_id for one in given)
     for task, count in counts.items():
         if count > 1 or task not in known:
-            what = f"stands there {count} times; keep one line" if count > 1 else "is none that is played; remove it"
+            what = f"occurs {count} times; keep one line" if count > 1 else "is not one of the tasks played; remove it"
             raise UserError(f"{path}: task {task} {what}.")
     for one in given:
         if not one.replies:
-            raise UserError(f"{path}: task {one.task_id} has no replies to go on from; give it one or remove it.")
+            raise UserError(f"{path}: task {one.task_id} has no replies to continue from; add one or remove the line.")
     return given
 
 

@@ -206,7 +206,7 @@ def _good(score: float, cfg: ConvertParams) -> bool:
 def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
     found = world.get(env) if isinstance(world, Mapping) else world
     if found is None:
-        raise UserError(f"convert.validate_splice is replay, but there is no {env} to replay in; set it to none.")
+        raise UserError(f"convert.validate_splice is replay, but environment {env} is not available for it; set none.")
     return found
 
 
@@ -234,8 +234,8 @@ def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) 
         if kept:
             found = f"{kept} revision trajectories have weight {mix.revision:g} (convert.mix.revision), and {found}"
         return UserError(
-            f"convert: nothing to train on, since convert.mix leaves out every kind of data: {found}; raise "
-            f"{'one of them' if kept else 'it'}, to 1 for all."
+            f"convert: nothing to train on, because convert.mix excludes all data: {found}; raise "
+            f"{'one of them' if kept else 'it'} (1 includes everything)."
         )
     return nothing_kept(counts, cfg)
 

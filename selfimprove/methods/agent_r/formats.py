@@ -107,8 +107,8 @@ def to_xtuner(example: Example) -> dict[str, Any]:
             system = message.content
         elif message.role == "system" or (message.role == "user" and message.weight):
             raise UserError(
-                f"example {example.id!r}, message {place + 1}: XTuner's format has no place for "
-                f"a {'later system message' if message.role == 'system' else 'trained user message'}; train with the "
+                f"example {example.id!r}, message {place + 1}: XTuner's format cannot represent a "
+                f"{'later system message' if message.role == 'system' else 'trained user message'}; train with the "
                 "trainer backend."
             )
         elif message.role == "user":
@@ -124,7 +124,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
             )
             system, waiting = "", []
     if not turns:
-        raise UserError(f"example {example.id!r} has no reply; XTuner can't learn from it.")
+        raise UserError(f"example {example.id!r} has no reply to train on, so it has no XTuner form; remove it.")
     return {"conversation": turns}
 
 

@@ -68,7 +68,7 @@ def read_chats(path: Path) -> list[Example]:
         chat = from_openai({"messages": _said(row)}, f"{path}, line {line}").messages
         messages = [said.model_copy(update={"weight": float(said.role == "assistant")}) for said in chat]
         if not any(message.weight for message in messages):
-            raise UserError(f"{path}, line {line}: no assistant message to learn; fix or delete the line.")
+            raise UserError(f"{path}, line {line}: no assistant message to train on; fix or delete the line.")
         chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))
     return chats
 

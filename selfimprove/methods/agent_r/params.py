@@ -70,7 +70,9 @@ class TaskParams(Section):
     @model_validator(mode="after")
     def _of_demonstrated_tasks(self) -> TaskParams:
         if not self.demonstrations and (self.revision_demonstrations or self.judge_examples):
-            raise ValueError("revision_demonstrations and judge_examples are made of demonstrated tasks; set both to 0")
+            raise ValueError(
+                "revision_demonstrations and judge_examples need demonstrations, which is 0; set both to 0"
+            )
         return self
 
 
@@ -103,7 +105,9 @@ class SearchParams(Section):
     @model_validator(mode="after")
     def _some(self) -> SearchParams:
         if self.min is not None and self.max is not None and self.min >= self.max:
-            raise ValueError(f"min: no task id is from {self.min} on and below max {self.max}; lower min or raise max")
+            raise ValueError(
+                f"min: {self.min} is not below max {self.max}, so no task id is in range; lower min or raise max"
+            )
         return self
 
 
@@ -213,19 +217,19 @@ class AgentRParams(Iterated):
             asked = iteration.convert
             if self.tasks.judge_examples and asked.judge == "actor" and asked.judge_style != self.tasks.judge_style:
                 raise ValueError(
-                    f"tasks.judge_style: the actor is shown {self.tasks.judge_style!r} judgements and asked for "
-                    f"{asked.judge_style!r} ones (iterations.{key}.convert.judge_style); set both alike"
+                    f"tasks.judge_style: is {self.tasks.judge_style!r}, but iterations.{key}.convert.judge_style is "
+                    f"{asked.judge_style!r}, and the actor learns only the first; set both to the same value"
                 )
         if self.tasks.layouts > 1 and not self.env.has_layouts:
-            raise ValueError(f"tasks.layouts: {self.env.name} has no other layouts of a task; set 1")
+            raise ValueError(f"tasks.layouts: {self.env.name} has only one layout per task; set 1")
         if self.tasks.games is not None and not self.env.has_games:
             raise ValueError(f"tasks.games: {self.env.name} has no numbered games; remove it")
         if "actor" not in self.engines:
-            raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
+            raise ValueError("engines: 'actor', the engine for search, judging and evaluation, is missing; add it")
         if isinstance(self.engines["actor"], ScriptedEngineConfig):
             raise ValueError(
-                "engines.actor: a scripted engine has no model to judge with or to evaluate; let it search under "
-                "another name (iterations.*.generate.engine)"
+                "engines.actor: a scripted engine has no model for judging and evaluation; to use one for search, "
+                "define it under another name and set iterations.*.generate.engine"
             )
         check_own_model("actor", self.engines["actor"], "agent_r")
         check_answer_room("evaluate.max_tokens", self.evaluate.max_tokens, "actor", self.engines["actor"])

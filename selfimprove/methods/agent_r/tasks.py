@@ -61,7 +61,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[Sequence[int], tuple[
         unknown = [i for i in ids if i not in known]
         if unknown:
             raise UserError(
-                f"agent_r.tasks.files.{name}: {env.name} has no task {_some(unknown)}; take them out of "
+                f"agent_r.tasks.files.{name}: {env.name} has no task {_some(unknown)}; remove it from "
                 f"{tasks.files[name]}."
             )
     given = {i for ids in lists.values() for i in ids}
@@ -90,7 +90,7 @@ def check_disjoint(splits: Mapping[str, Sequence[int]]) -> None:
             shared = sorted(set(splits[one]) & set(splits[other]))
             if shared:
                 raise UserError(
-                    f"agent_r.tasks: task {_some(shared)} in both {one} and {other}; take them out of one of the two."
+                    f"agent_r.tasks: task {_some(shared)} is in both {one} and {other}; remove it from one of the two."
                 )
 
 
@@ -104,11 +104,11 @@ def read_ids(path: Path, env_name: str) -> list[int]:
         ids = list(dict.fromkeys(_flatten(load_json(path), env_name)))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is no list of task ids of {env_name} ({first_line(error)}); give a JSON list of numbers, or of "
+            f"{path} is not a list of task ids of {env_name} ({first_line(error)}); give a JSON list of numbers, or of "
             f'{{"item_id": "{env_name}_<number>"}}.'
         ) from None
     if not ids:
-        raise UserError(f"{path} holds no task id; give it at least one.")
+        raise UserError(f"{path} contains no task id; add at least one.")
     return ids
 
 
@@ -125,7 +125,7 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
     elif isinstance(value, dict):
         value = list(value)
     if not isinstance(value, list):
-        raise ValueError("a list or an object was expected")
+        raise ValueError("expected a list or an object")
     for item in value:
         if isinstance(item, dict):
             item = item.get("item_id")
@@ -134,7 +134,7 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
         elif isinstance(item, int) and not isinstance(item, bool):
             yield item
         else:
-            raise ValueError(f"{item!r} is no id")
+            raise ValueError(f"{item!r} is not an id")
 
 
 def select(split: Sequence[int], cfg: SearchParams) -> list[int]:
@@ -151,8 +151,8 @@ def select(split: Sequence[int], cfg: SearchParams) -> list[int]:
     narrowed = len(inside) < len(split)
     if not chosen or (len(chosen) < cfg.tasks and not narrowed):
         raise UserError(
-            f"agent_r generate: {cfg.tasks} tasks from place {cfg.offset} on are asked for, the training split has "
-            f"{len(inside)}{' in that range of ids' if narrowed else ''}; ask for fewer or enlarge agent_r.tasks.train."
+            f"agent_r generate: {cfg.tasks} tasks from offset {cfg.offset} are requested, but the training split has "
+            f"{len(inside)}{' in that range of ids' if narrowed else ''}; request fewer or raise agent_r.tasks.train."
         )
     return chosen[: cfg.limit]
 
@@ -177,7 +177,7 @@ def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) ->
         observation, reward = clean_observation(step.observation), step.reward
     if reward != 1:
         raise UserError(
-            f"{env.name}, task {task_id}: the expert ends with reward {reward:g} instead of 1; leave the task out of "
+            f"{env.name}, task {task_id}: the expert ends with reward {reward:g} instead of 1; exclude the task from "
             "the demonstrations."
         )
     return Example(id=f"demonstration_{task_id}", messages=messages, source=f"{env.name}-{task_id}")

@@ -59,7 +59,7 @@ class Tree(Record):
         children: list[list[int]] = [[] for _ in nodes]
         for i, node in enumerate(nodes[1:], start=1):
             if node.parent is None or not 0 <= node.parent < i:
-                raise ValueError(f"node {i} has parent {node.parent}, but a node must stand after its parent")
+                raise ValueError(f"node {i} has parent {node.parent}, but a node must come after its parent")
             children[node.parent].append(i)
         for i, node in enumerate(nodes):
             if sorted(node.children) != children[i]:

@@ -67,8 +67,8 @@ def convert(
                 sets["sft_policy_positive"].append(act)
     if not sets["sft"]:
         raise UserError(
-            "reflect_rl convert: the set sft is empty, since no trajectory has a step to learn; let the teacher play "
-            "more tasks (reflect_rl.generate.tasks), name a better one, or demonstrate more (tasks.demonstrations)."
+            "reflect_rl convert: the set sft is empty, because no trajectory has a step to train on; raise "
+            "reflect_rl.generate.tasks or tasks.demonstrations, or use a better teacher."
         )
     return sets
 

@@ -30,14 +30,14 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
             without iterations (the original then never advances).
     """
     if not tasks:
-        raise UserError("reflect_rl.tasks: there is no task to train on; raise tasks.train or few_data.")
+        raise UserError("reflect_rl.tasks: there are no tasks to train on; raise tasks.train or few_data.")
     if (not curriculum and len(env.levels) > 1) or env.levels == ("",):
         return [Phase(0, "", tuple(tasks))]
     groups = [(level, tuple(env.level_tasks(level, tasks))) for level in env.levels]
     groups = [(level, group) for level, group in groups if group]
     if not groups:
         raise UserError(
-            f"reflect_rl.tasks: there is no task of level {env.levels[0]!r} to train on; raise tasks.train or "
+            f"reflect_rl.tasks: there are no tasks of level {env.levels[0]!r} to train on; raise tasks.train or "
             "few_data, or choose another env.curriculum_index."
         )
     total = sum(len(group) for _, group in groups)
@@ -56,7 +56,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
         if phase.start >= end:
             raise UserError(
                 f"rl.max_steps: {max_steps} iterations leave none for level {phase.level!r} ({len(phase.tasks)} of "
-                f"{total} items); raise max_steps, merge levels, or set rl.curriculum: false."
+                f"{total} tasks); raise max_steps, merge levels, or set rl.curriculum: false."
             )
     return found
 

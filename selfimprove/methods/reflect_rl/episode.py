@@ -88,8 +88,8 @@ def taken(env: EnumeratedEnv, task: int, label: str) -> tuple[str | None, Played
     played = env.step(label)
     if not math.isfinite(played.cost):
         raise UserError(
-            f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; fix the "
-            "environment's reward."
+            f"{env.name}: action {label!r} in task {task} returned cost {played.cost}, which is not a finite number; "
+            "fix the environment's reward."
         )
     return command, played
 

@@ -37,7 +37,7 @@ def evaluation_episodes(
     ]
     if not found:
         raise UserError(
-            f"reflect_rl.evaluate.levels: the split {cfg.split} has no task at {', '.join(cfg.levels or env.levels)}; "
-            "name other levels or enlarge the split."
+            f"reflect_rl.evaluate.levels: the split {cfg.split} has no tasks at level "
+            f"{', '.join(cfg.levels or env.levels)}; name other levels or enlarge the split."
         )
     return found

@@ -38,7 +38,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
     check_reflector_engine(job.reflector_engine, processes)
     own = [cfg for cfg in (job.policy_engine, job.reflector_engine) if isinstance(cfg, TransformersEngineConfig)]
     if any(cfg.slots != "auto" and cfg.slots < processes for cfg in own):
-        raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
+        raise UserError(f"reflect_rl.engines: slots is below the {processes} processes of rl.launcher; raise slots.")
     phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # validates before models load
     job.checkpoints.mkdir(parents=True, exist_ok=True)
     drop_damaged(job.checkpoints)

@@ -60,7 +60,7 @@ def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[f
         UserError: the window is not a positive odd number.
     """
     if window < 1 or window % 2 == 0:
-        raise UserError(f"a centred mean needs an odd window, not {window}; give one with --window.")
+        raise UserError(f"a centred mean needs an odd window, not {window}; set it with --window.")
     half = window // 2
     means: list[float | None] = []
     for i in range(len(values)):
@@ -89,7 +89,9 @@ def read_curve(path: Path) -> list[Point]:
             try:
                 cells = [float(text) if (text := row[name]) else None for name in ("step", *COLUMNS)]
             except (KeyError, ValueError):
-                raise UserError(f"{path}, line {number}: no step, success, cost and loss; fix or delete it.") from None
+                raise UserError(
+                    f"{path}, line {number}: step, success, cost or loss is not a number; fix it."
+                ) from None
             if cells[0] is None:
                 raise UserError(f"{path}, line {number}: no step; fix or delete the line.")
             points.append(Point(cells[0], *cells[1:]))
@@ -150,11 +152,11 @@ def read_original(folder: Path) -> list[Log]:
             break
         found = _CHECKPOINT.fullmatch(Path(str(loaded)).name) if loaded else None
         if loaded and found is None:
-            raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; fix it.")
+            raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is not a checkpoint-K folder; fix it.")
         parent = None if found is None else _beside(here, Path(str(loaded)).parent)
         if parent is not None and not parent.is_dir():
             raise UserError(
-                f"{here}/setting.yml: the run of load_dir {loaded!r} is not there, nor is {parent}; restore its folder."
+                f"{here}/setting.yml: load_dir {loaded!r} does not exist, nor does {parent}; restore the folder."
             )
         if parent is not None and not _logs(parent):  # the ancestor may be supervised and have no log
             parent = None
@@ -169,7 +171,7 @@ def _accumulation(run: Path, setting: Mapping[str, Any]) -> int:
         return 1
     if type(steps) is not int or steps < 1:
         raise UserError(
-            f"{run}/setting.yml: gradient_accumulation_steps must be a whole number from 1 on, not {steps!r}; fix it."
+            f"{run}/setting.yml: gradient_accumulation_steps must be a whole number of at least 1, not {steps!r}."
         )
     return steps
 
@@ -197,7 +199,7 @@ def original_points(path: Path) -> list[Point]:
     try:
         return [_point(row) for row in load_json(path)]
     except (ValueError, LookupError, TypeError, OverflowError):
-        raise UserError(f"{path}: no list of iterations with iter, loss, cost and succ; restore it.") from None
+        raise UserError(f"{path}: not a list of iterations with iter, loss, cost and succ; restore it.") from None
 
 
 def _point(row: Mapping[str, Any]) -> Point:

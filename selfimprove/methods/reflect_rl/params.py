@@ -57,9 +57,9 @@ class TaskParams(Section):
     @model_validator(mode="after")
     def _all_or_none(self) -> TaskParams:
         if len({count is None for count in (self.train, self.dev, self.test)}) > 1:
-            raise ValueError("give train, dev and test, or none of them for a split of 7:2:1")
+            raise ValueError("set all of train, dev and test, or none of them for a split of 7:2:1")
         if self.file is not None and self.teacher is not None:
-            raise ValueError("file and teacher are two sources of tasks; remove one")
+            raise ValueError("file and teacher are alternative sources of tasks; remove one")
         return self
 
 
@@ -147,7 +147,7 @@ class ReportParams(Section):
     @model_validator(mode="after")
     def _has_a_middle(self) -> ReportParams:
         if self.window % 2 == 0:
-            raise ValueError(f"window {self.window} has no middle; use an odd number")
+            raise ValueError(f"window: {self.window} is even, but a centred average needs an odd number; change it")
         return self
 
 
@@ -164,7 +164,7 @@ class AgentParams(Section):
     @model_validator(mode="after")
     def _asks_somebody(self) -> AgentParams:
         if (self.engine is None) != (self.kind in ("random", "expert")):
-            need = "asks no engine; remove it" if self.engine else "needs an engine; name one of engines"
+            need = "uses no engine; remove engine" if self.engine else "needs an engine; name one from engines"
             raise ValueError(f"kind {self.kind!r} {need}")
         return self
 
@@ -212,7 +212,8 @@ class ReflectRLParams(Trained):
             self._is_reflector(f"rows.{key}.reflector", row.reflector)
             if key in self.iterations and row.reflector != self.iterations[key].reflector:
                 raise ValueError(
-                    f"rows.{key}.reflector: must be {self.iterations[key].reflector!r}, as iterations.{key}.reflector"
+                    f"rows.{key}.reflector: must be {self.iterations[key].reflector!r}, as in "
+                    f"iterations.{key}.reflector"
                 )
         for kind, keys in (("iterations", self.iterations), ("models", self.controls)):
             for key in keys:
@@ -224,7 +225,9 @@ class ReflectRLParams(Trained):
     def _tasks(self) -> ReflectRLParams:
         for key in ("file", "teacher"):
             if getattr(self.tasks, key) is not None and not self.env.takes_task_file:
-                raise ValueError(f"tasks.{key}: {self.env.name} takes no tasks of a file or a teacher; remove it")
+                raise ValueError(
+                    f"tasks.{key}: {self.env.name} does not support tasks from a file or a teacher; remove it"
+                )
         check_split(self.evaluate.split, self.tasks)
         return self
 
@@ -236,11 +239,11 @@ class ReflectRLParams(Trained):
             check_own_model(key, self.engines[key], "reflect_rl")
         if not isinstance(self.engines["policy"], TransformersEngineConfig):
             raise ValueError(
-                "engines.policy: decodes over the very weights that reinforcement learning changes; use transformers "
-                "(evaluate.engine may name a vllm engine for the evaluations)"
+                "engines.policy: must share the weights that reinforcement learning updates; use transformers "
+                "(evaluate.engine may name a vllm engine for evaluation)"
             )
         if isinstance(self.engines["reflector"], ScriptedEngineConfig):
-            raise ValueError("engines.reflector: a scripted engine is no model; use transformers, vllm or openai")
+            raise ValueError("engines.reflector: a scripted engine has no model; use transformers, vllm or openai")
         self._evaluates()
         check_known("generate.teacher", "engine", self.generate.teacher, self.engines)
         self._is_taught("generate.teacher", self.generate.teacher)
@@ -249,12 +252,12 @@ class ReflectRLParams(Trained):
             check_known("tasks.teacher", "engine", self.tasks.teacher, self.engines)
             self._is_taught("tasks.teacher", self.tasks.teacher)
             if isinstance(self.engines[self.tasks.teacher], ScriptedEngineConfig):
-                raise ValueError("tasks.teacher: a scripted engine asks no questions; leave it null for templates")
+                raise ValueError("tasks.teacher: a scripted engine cannot write questions; set null for templates")
         for key, agent in self.agents.items():
             if agent.engine is not None:
                 check_known(f"agents.{key}.engine", "engine", agent.engine, self.engines)
                 if isinstance(self.engines[agent.engine], ScriptedEngineConfig):
-                    raise ValueError(f"agents.{key}.engine: a scripted engine is no chat model; use kind expert")
+                    raise ValueError(f"agents.{key}.engine: a scripted engine is not a chat model; use kind expert")
         return self
 
     def _have_room(self) -> None:
@@ -274,18 +277,18 @@ class ReflectRLParams(Trained):
         check_known("evaluate.engine", "engine", name, self.engines)
         check_own_model(name, self.engines[name], "reflect_rl")
         if isinstance(self.engines[name], ScriptedEngineConfig | OpenAiEngineConfig):
-            raise ValueError("evaluate.engine: has to hold the weights that are evaluated; use transformers or vllm")
+            raise ValueError("evaluate.engine: must load the evaluated weights; use transformers or vllm")
         if isinstance(self.engines[name], VllmEngineConfig) and not (cfg.shrink_head or cfg.mask_invalid):
             raise ValueError(
-                "evaluate.engine: vllm chooses among labels only; set evaluate.shrink_head or evaluate.mask_invalid, "
-                "or use transformers"
+                "evaluate.engine: vllm can only choose among labels; set evaluate.shrink_head or "
+                "evaluate.mask_invalid, or use transformers"
             )
 
     def _is_taught(self, place: str, name: str) -> None:
         engine = self.engines[name]
         if isinstance(engine, TransformersEngineConfig | VllmEngineConfig) and engine.model == "policy":
             raise ValueError(
-                f"{place}: {name!r} holds the policy, which is not trained yet at this stage; give it a model's folder"
+                f"{place}: {name!r} uses the policy, which is not trained yet at this stage; set its model to a folder"
             )
 
     def _is_reflector(self, place: str, name: str) -> None:
@@ -293,7 +296,7 @@ class ReflectRLParams(Trained):
         if name not in (NONE, *reflectors):
             raise ValueError(
                 f"{place}: {name!r} was not trained to reflect; name one of models whose data is sft_reflection "
-                f"({', '.join(reflectors) or 'there is none yet'}), or none"
+                f"({', '.join(reflectors) or 'none defined'}), or none"
             )
 
     def _is_advised(self, run: str) -> None:
@@ -303,7 +306,7 @@ class ReflectRLParams(Trained):
         if acts and self.iterations[run].reflector == NONE:
             raise ValueError(
                 f"iterations.{run}: {first!r} was trained to act on reflections, but the run has no reflection model; "
-                "name one as reflector, or start from a policy that was trained on the set sft"
+                "set reflector, or start from a policy that was trained on the set sft"
             )
 
     def lineage(self, name: str) -> list[str]:

@@ -53,8 +53,8 @@ def check_reflector_engine(cfg: EngineConfig, processes: int) -> None:
     """
     if isinstance(cfg, VllmEngineConfig) and processes > 1:
         raise UserError(
-            f"reflect_rl.engines.reflector: each of the {processes} processes of rl.launcher would load a vLLM of its "
-            "own; set rl.launcher to {kind: single, processes: 1}, or the engine to transformers."
+            f"reflect_rl.engines.reflector: each of the {processes} processes of rl.launcher would load its own vLLM; "
+            "set rl.launcher to {kind: single, processes: 1}, or the engine to transformers."
         )
 
 

@@ -102,15 +102,19 @@ class RLParams(ActingParams):
         if self.algorithm == "ppo" and self.critic is None:
             raise ValueError("algorithm 'ppo' needs a critic; add critic: {}")
         if self.temperature == 0:
-            raise ValueError("temperature 0 never tries anything; set 1")
+            raise ValueError("temperature 0 does not explore; set 1")
         if self.lora is not None and self.lora.dropout:
-            raise ValueError("lora.dropout must be 0: updates need the probabilities of play, without dropout")
+            raise ValueError(
+                "lora.dropout must be 0: updates need the same probabilities as play, which uses no dropout"
+            )
         if self.lora is None and self.dtype != "float32":
-            raise ValueError(f"dtype {self.dtype!r} is for adapters; add lora, or set float32")
+            raise ValueError(f"dtype {self.dtype!r} works only with adapters; add lora, or set float32")
         if self.launcher.kind not in ("single", "fork"):
-            raise ValueError(f"launcher kind {self.launcher.kind!r}: reinforcement learning runs as single, or as fork")
+            raise ValueError(
+                f"launcher kind {self.launcher.kind!r}: reinforcement learning supports only single and fork"
+            )
         if self.launcher.kind == "fork" and self.device != "cpu":
-            raise ValueError("launcher kind 'fork' is for device: cpu; use single on a GPU")
+            raise ValueError("launcher kind 'fork' works only with device: cpu; use single on a GPU")
         return self
 
     def loading(self, max_length: int) -> FinetuneParams:

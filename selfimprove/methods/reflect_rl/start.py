@@ -41,8 +41,8 @@ def check_environment(folder: Path, env: EnumeratedEnv) -> None:
         )
     if known.get("labels") != list(env.labels):
         raise UserError(
-            f"{folder} was trained on {len(known.get('labels', []))} other labels than the {len(env.labels)} of these "
-            "params; fix reflect_rl.env.labels, or train it anew."
+            f"{folder} was trained with {len(known.get('labels', []))} labels that differ from the {len(env.labels)} "
+            "of reflect_rl.env.labels; fix that, or retrain the model."
         )
 
 

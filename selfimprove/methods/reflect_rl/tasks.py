@@ -51,7 +51,7 @@ def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Spli
         splits = {"train": learn[:train], "dev": judge[:dev], "test": judge[dev : dev + test]}
     for name in ("train", "test"):
         if not splits[name]:
-            raise UserError(f"reflect_rl.tasks: {env.name} has too few tasks to leave any for {name}; make more.")
+            raise UserError(f"reflect_rl.tasks: {env.name} has too few tasks to leave any for {name}; add tasks.")
     if cfg.few_data:
         splits["train"] = splits["train"][: cfg.few_data]
     return splits
@@ -73,4 +73,4 @@ def _sizes(cfg: TaskParams, n: int) -> tuple[int, int, int]:
 
 def _enough(name: str, asked: int, there: int) -> None:
     if asked > there:
-        raise UserError(f"reflect_rl.tasks: {asked} tasks of {name} are asked for, it has {there}; ask for fewer.")
+        raise UserError(f"reflect_rl.tasks: {asked} tasks are requested, but {name} has {there}; request fewer.")

@@ -133,8 +133,8 @@ def example(sample: Sample) -> Example:
     omitted = sample.turns[-1].omitted
     if omitted % 2 or omitted > len(earlier):
         raise UserError(
-            f"episode {sample.episode.id}, turn {sample.index + 1}: its prompt left out {omitted} of {len(earlier)} "
-            "earlier messages, which are whole pairs; the file is damaged: generate it again."
+            f"episode {sample.episode.id}, turn {sample.index + 1}: its prompt omits {omitted} of {len(earlier)} "
+            "earlier messages, which is not a number of whole pairs; the file is damaged, so generate it again."
         )
     messages = [*opening, *earlier[omitted:], _attempt(sample.turns[-1], sample.weight)]
     return Example(id="", messages=messages, source=sample.episode.id)
@@ -175,8 +175,8 @@ def convert(
         samples += selected
     if not (samples or earlier or may_be_empty):
         raise UserError(
-            f"convert: no example left of {len(episodes)} episodes (criteria {cfg.criteria}, only_success "
-            f"{str(cfg.only_success).lower()}); loosen these or generate more."
+            f"convert: no examples remain from {len(episodes)} episodes (criteria {cfg.criteria}, only_success "
+            f"{str(cfg.only_success).lower()}); loosen these settings or generate more episodes."
         )
     if cfg.weighted:
         attempts = [(sample.episode.id, sample.index, sample.reward) for sample in samples]

@@ -105,7 +105,7 @@ def outcomes(
     """
     by_id = {episode.id: episode for episode in parallel}
     if len(by_id) != len(parallel) or sorted(by_id) != sorted(episode.id for episode in sequential):
-        raise UserError("evaluate: the sequential and the parallel run are over different problems; run both again.")
+        raise UserError("evaluate: the sequential and the parallel run cover different problems; run both again.")
     longest = turns or max((len(episode.turns) for episode in sequential), default=1) or 1
     most = samples or max((len(episode.turns[0].attempts) for episode in parallel if episode.turns), default=1)
     return [outcome(one, by_id[one.id], equivalent, turns=longest, samples=most, oracle=oracle) for one in sequential]

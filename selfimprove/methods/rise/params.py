@@ -40,7 +40,7 @@ class TaskParams(Section):
     @model_validator(mode="after")
     def _files(self) -> TaskParams:
         if (self.source == "files") != (self.files is not None):
-            raise ValueError("files: is read with source 'files' and only then")
+            raise ValueError("files: must be set if source is 'files', and only then")
         return self
 
 
@@ -73,16 +73,21 @@ class GenerateParams(Section):
         """
         end = self.offset + self.tasks
         if end > len(split):
-            raise UserError(f"generate.tasks: {end} asked for, the training split has {len(split)}; ask for fewer.")
+            raise UserError(
+                f"generate: offset + tasks is {end}, but the training split has {len(split)} tasks; lower one."
+            )
         return list(split[self.offset : end])[: self.limit]
 
     @model_validator(mode="after")
     def _one_per_turn(self) -> GenerateParams:
         for key in ("models", "num_of_samples"):
             if len(getattr(self, key)) != self.max_turns:
-                raise ValueError(f"{key} needs one entry a turn ({self.max_turns}), has {len(getattr(self, key))}")
+                raise ValueError(
+                    f"{key}: has {len(getattr(self, key))} entries, but max_turns is {self.max_turns}; give one per "
+                    "turn"
+                )
         if not all(1 <= count <= 10_000 for count in self.num_of_samples):
-            raise ValueError("num_of_samples: every turn needs at least one sample, and at most 10000")
+            raise ValueError("num_of_samples: every entry must be between 1 and 10000")
         return self
 
 
@@ -169,9 +174,9 @@ class RiseParams(Iterated):
             check_room(place, asked.tasks, asked.offset, self.tasks.train)
         source, env = self.tasks.source, self.env.name
         if source in ("gsm8k", "math") and self.env.own_tasks:
-            raise ValueError(f"tasks.source: {source} holds problems, and {env} has tasks of its own; set embedded")
+            raise ValueError(f"tasks.source: {source} provides problems, but {env} has tasks of its own; set embedded")
         if "student" not in self.engines:
-            raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
+            raise ValueError("engines: 'student', the engine that evaluation uses, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")
         check_answer_room("evaluate.max_tokens", self.evaluate.max_tokens, "student", self.engines["student"])
         return self

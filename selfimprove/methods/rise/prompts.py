@@ -63,7 +63,7 @@ def visible(opening: Sequence[Message], pairs: Sequence[Exchange], window: int |
         ValueError: ``window`` is below 1.
     """
     if window is not None and window < 1:
-        raise ValueError(f"a context window of {window} turns")
+        raise ValueError(f"the context window must be at least 1 turn, not {window}")
     first = 0 if window is None else max(0, len(pairs) - (window - 1))
     return [*opening, *(message for pair in pairs[first:] for message in pair)]
 
@@ -79,10 +79,10 @@ def limit_dialogue(messages: Sequence[Message], opening: int, limit: int) -> lis
         ValueError: ``limit`` is below 1, or the opening is not followed by whole pairs.
     """
     if limit < 1:
-        raise ValueError(f"a dialogue limit of {limit} messages")
+        raise ValueError(f"the dialogue limit must be at least 1 message, not {limit}")
     rest = list(messages[opening:])
     if len(rest) % 2:
-        raise ValueError("a prompt ends with feedback: whole (attempt, feedback) pairs follow its opening")
+        raise ValueError("the messages after the opening must be complete (attempt, feedback) pairs")
     kept = 2 * ((limit - 1) // 2)
     return [*messages[:opening], *rest[max(0, len(rest) - kept) :]]
 

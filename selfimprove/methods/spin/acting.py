@@ -68,8 +68,8 @@ def demonstrate_acted(env: AgentEnv, task: int) -> Expert:
         reward = step.reward
     if reward != 1:
         raise UserError(
-            f"{question.id}: the expert ends with reward {reward:g} instead of 1; ask for fewer training tasks, "
-            "or draw them by another seed."
+            f"{question.id}: the expert ends with reward {reward:g} instead of 1; request fewer training tasks, or "
+            "change the seed."
         )
     last = rounds.pop()
     rounds.append(Round(thought=last.thought, action=last.action))

@@ -99,7 +99,7 @@ def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Sp
             "test": [row for index, row in enumerate(everything) if index in held],
         }
     if not rows["train"]:
-        raise UserError(f"{data}: no chat of a user's prompt and an answer for training; name the data set's folder.")
+        raise UserError(f"{data}: no training chat with a user prompt and an answer; name the data set's folder.")
     counts.train, counts.test = len(rows["train"]), len(rows["test"])
     return rows, counts
 
@@ -120,7 +120,8 @@ def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Ro
     count = fractions(len(rows), length)
     if not 0 <= index < count:
         raise UserError(
-            f"fraction {index}: {len(rows)} rows make {count} of {length or len(rows)}, 0 to {count - 1}; name one."
+            f"there is no fraction {index}: {len(rows)} rows in fractions of {length or len(rows)} give the fractions "
+            f"0 to {count - 1}; choose one of those."
         )
     order = datasets_order(len(rows), SEED)
     mine = order[index * length : (index + 1) * length] if length else order
@@ -144,8 +145,8 @@ def gathered(folder: Path, count: int, split: Split) -> list[Row]:
         raise UserError(f"{folder}: {len(missing)} of {count} fractions are missing ({some}); generate them first.")
     if (folder / fraction_name(count, split)).is_file():
         raise UserError(
-            f"{folder}: {fraction_name(count, split)} is there too, so {count} fractions are not all; raise "
-            "--num-fracs, or delete what an earlier slicing left."
+            f"{folder}: contains {fraction_name(count, split)} too, so there are more than {count} fractions; raise "
+            "--num-fracs, or delete the files of an earlier split into fractions."
         )
     rows = []
     for index in range(count):
@@ -185,7 +186,7 @@ def reformatted(folder: Path, split: Split) -> Path:
             f"{folder} has no {STEM.format(split=split)}.parquet or .jsonl; write it with `reformat` (docs/spin.md)."
         )
     if len(found) > 1:
-        raise UserError(f"{folder} has {' and '.join(path.name for path in found)}; delete the one that is old.")
+        raise UserError(f"{folder} has {' and '.join(path.name for path in found)}; delete the outdated one.")
     return found[0]
 
 
@@ -203,7 +204,7 @@ def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     try:
         rows = parquet.read_table(path).to_pylist()
     except (ArrowException, OSError, ValueError) as fault:  # the type depends on what is damaged
-        raise UserError(f"{path} is no readable parquet file ({first_line(fault)}); fetch it again.") from None
+        raise UserError(f"{path} is not a readable parquet file ({first_line(fault)}); download it again.") from None
     for number, row in enumerate(rows):
         yield f"{path}, row {number}", row
 
@@ -225,7 +226,7 @@ def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
 
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; name one with the data set's {', '.join(READ)} files.")
+        raise UserError(f"{folder} is not a folder; name one with the data set's {', '.join(READ)} files.")
     return sorted((path for path in folder.rglob("*") if path.suffix in READ), key=str)
 
 

@@ -115,14 +115,14 @@ def _response(
 ) -> tuple[list[int], list[float]]:
     """Ids and weights of one side, after the prompt's ids ``opening`` and up to the last scored token."""
     if not messages or messages[0].role != "assistant":
-        raise UserError("a side must begin with a message of the assistant; fix the stage that made the pair.")
+        raise UserError("a side must begin with an assistant message; fix the stage that created the pair.")
     if any(message.weight and message.role != "assistant" for message in messages):
-        raise UserError("only what the assistant wrote can have a weight; fix the stage that made the pair.")
+        raise UserError("only assistant messages can have a weight; fix the stage that created the pair.")
     messages = [_without_end(message, chat) for message in messages]
     dialogue = chat.encode([*prompt, *messages])
     if dialogue.ids[: len(opening)] != opening:
         raise UserError(
-            "the chat template writes the prompt otherwise once a reply follows; name another with the param "
+            "the chat template renders the prompt differently once a reply follows; choose another with the param "
             "chat_template."
         )
     weights = [0.0] * len(dialogue.ids)

@@ -57,7 +57,7 @@ class PairParams(FinetuneParams):
     def _leaves_a_response(self) -> PairParams:
         if self.max_prompt_length is not None and self.max_prompt_length >= self.max_length:
             raise ValueError(
-                f"max_prompt_length ({self.max_prompt_length}) leaves no token of max_length ({self.max_length}) for "
-                "the response; lower it"
+                f"max_prompt_length ({self.max_prompt_length}) leaves no room for the response in max_length "
+                f"({self.max_length}); lower max_prompt_length"
             )
         return self

@@ -205,7 +205,7 @@ def check_first(metrics: dict[str, float], tokens: float, pairs: int, job: PairJ
     away = 0.0 if params.reference_free else abs(loss - expected)
     if not (metrics["drift"] <= spread / tokens and reward <= rounding and away <= rounding):
         raise UserError(
-            f"the first loss is {loss:.4f} with rewards up to {reward:.4f}, where a model against itself has "
-            f"{expected:.4f} and 0: {job.model_dir} does not score the pairs as the opponent did; delete {job.scores} "
-            "and run again, and check that the model's files are whole."
+            f"the first loss is {loss:.4f} with rewards up to {reward:.4f}, but a model against itself gives "
+            f"{expected:.4f} and 0, so {job.model_dir} does not score the pairs as the opponent did; check that the "
+            f"model's files are intact, delete {job.scores} and run again."
         )

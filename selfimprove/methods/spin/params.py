@@ -59,11 +59,11 @@ def _named(value: Any) -> Any:
     if isinstance(value, EnvParams | list):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError("keys are expected, name first")
+        raise ValueError("expected a section with the key name")
     name = value.get("name", QUESTIONS)
     if name != QUESTIONS and (not isinstance(name, str) or section_of(name, TextParams) is None):
         known = dict.fromkeys((QUESTIONS, *playable(TextParams), *playable(AnswerParams)))
-        offered = f"choose {', '.join(known)}, or package.module:Class of your own"
+        offered = f"choose {', '.join(known)}, or a custom package.module:Class"
         raise ValueError(f"name: {name!r} is unknown; {meant(name, known, offered)}")
     return value
 
@@ -110,12 +110,12 @@ class TasksParams(Section):
         if ":" in self.source:
             own_class(self.source, QuestSource, key="source")
         elif self.source not in (*SOURCES, *PROBLEMS):
-            offered = f"{', '.join((*SOURCES, *PROBLEMS))}, or package.module:Class of your own"
+            offered = f"{', '.join((*SOURCES, *PROBLEMS))}, or a custom package.module:Class"
             raise ValueError(f"source: {self.source!r} is unknown; choose {offered}")
         if (self.file is None) == (self.source == "chat"):
-            raise ValueError("file: name the reformatted folder for source chat, and only for it")
+            raise ValueError("file: must name the reformatted folder if source is chat, and only then")
         if self.expert_file is not None and (self.source != "hotpotqa" or self.experts == "scripted"):
-            raise ValueError("expert_file: is read for source hotpotqa with experts gpt-4 or both; set null")
+            raise ValueError("expert_file: is used only with source hotpotqa and experts gpt-4 or both; set null")
         return self
 
 
@@ -152,7 +152,7 @@ class PlayParams(Section):
     @model_validator(mode="after")
     def _some(self) -> PlayParams:
         if self.end is not None and self.end <= self.start:
-            raise ValueError(f"end: {self.end} is not after start {self.start}")
+            raise ValueError(f"end: {self.end} must be greater than start, which is {self.start}")
         return self
 
 
@@ -259,8 +259,8 @@ class SpinParams(Iterated):
         for key, iteration in self.iterations.items():
             if self.rows[key].init != iteration.init:
                 raise ValueError(
-                    f"rows.{key}.init: must be {iteration.init!r}, as iterations.{key}.init; a player starts as its "
-                    "opponent"
+                    f"rows.{key}.init: must be {iteration.init!r}, as in iterations.{key}.init, because training "
+                    "starts from the opponent"
                 )
         for key, row in self.rows.items():
             if row.data != "outcome":
@@ -268,30 +268,32 @@ class SpinParams(Iterated):
             played = self.iterations[row.source].generate
             if played.runs < 2:
                 raise ValueError(
-                    f"rows.{key}.source: {row.source} has one run a question, so no outcome differs; set its "
+                    f"rows.{key}.source: {row.source} plays each question once, so there are no outcome pairs; set its "
                     "generate.runs to 2 or more"
                 )
             if not played.evaluate:
                 raise ValueError(
-                    f"rows.{key}.source: the episodes of {row.source} are not scored, so no outcome differs; set its "
-                    "generate.evaluate to true"
+                    f"rows.{key}.source: the episodes of {row.source} are not scored, so there are no outcome pairs; "
+                    "set its generate.evaluate to true"
                 )
         return self
 
     @model_validator(mode="after")
     def _engine(self) -> SpinParams:
         if "policy" not in self.engines:
-            raise ValueError("engines: 'policy', which plays and is evaluated, is missing; add it")
+            raise ValueError("engines: 'policy', the engine for self-play and evaluation, is missing; add it")
         if isinstance(self.engines["policy"], ScriptedEngineConfig):
             raise ValueError("engines.policy: a scripted engine has no model to train; name another engine")
         check_own_model("policy", self.engines["policy"], "spin")
         if isinstance(self.engines["policy"], OpenAiEngineConfig) and is_flat(self.prompt.format):
-            raise ValueError("prompt.format: an endpoint takes turns of a chat; set chat, or use another engine")
+            raise ValueError("prompt.format: an endpoint accepts only chat turns; set chat, or use another engine")
         plain = self.tasks.source == "chat" or isinstance(self.env, AnswerParams)
         if plain != (self.prompt.format == "reply"):
             if isinstance(self.env, AnswerParams):
-                raise ValueError(f"prompt.format: {self.env.name} takes one answer, as plain SPIN writes it; set reply")
-            raise ValueError("prompt.format: reply is plain SPIN's, for source chat, and only for it")
+                raise ValueError(f"prompt.format: {self.env.name} expects a single answer, as in plain SPIN; set reply")
+            raise ValueError(
+                "prompt.format: must be reply (plain SPIN) if tasks.source is chat or env has problems, and only then"
+            )
         if self.prompt.format == "reply" and self.prompt.few_shot != "off":
             raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
         return self
@@ -305,9 +307,9 @@ class SpinParams(Iterated):
         ):
             count: int = getattr(self.tasks, split)
             if play.start >= count:
-                raise ValueError(f"{key}.start: {play.start} is asked for, tasks.{split} is {count}; fix one")
+                raise ValueError(f"{key}.start: {play.start} must be below tasks.{split}, which is {count}; change one")
             if play.end is not None and play.end > count:
-                raise ValueError(f"{key}.end: {play.end} is asked for, tasks.{split} is {count}; fix one")
+                raise ValueError(f"{key}.end: {play.end} exceeds tasks.{split}, which is {count}; change one")
             check_answer_room(f"{key}.max_tokens", play.max_tokens, "policy", self.engines.get("policy"))
         return self
 
@@ -316,11 +318,11 @@ class SpinParams(Iterated):
         source = self.tasks.source
         if isinstance(self.env, QuestionsParams):
             if source in PROBLEMS:
-                raise ValueError(f"tasks.source: {source} holds problems with one right answer; set env.name {source}")
+                raise ValueError(f"tasks.source: {source} has problems with one right answer; set env.name: {source}")
             return self
         if isinstance(self.env, AnswerParams) and source in PROBLEMS:
             if source != self.env.name and ":" not in self.env.name:
-                raise ValueError(f"tasks.source: {source} is given, and env.name is {self.env.name}; set the same")
+                raise ValueError(f"tasks.source: is {source}, but env.name is {self.env.name}; set both to the same")
             source = "encyclopedia"
         elif isinstance(self.env, AnswerParams) and not isinstance(self.env.make(), MakesProblems):
             raise ValueError(f"tasks.source: {self.env.name} has no problems of its own; set {' or '.join(PROBLEMS)}")
@@ -333,7 +335,7 @@ class SpinParams(Iterated):
             if value != unset:
                 shown = "null" if unset is None else repr(unset)
                 raise ValueError(
-                    f"{key}: is of env.name {QUESTIONS}, and {self.env.name} has its own tasks; set {shown}"
+                    f"{key}: applies only to env.name {QUESTIONS}; {self.env.name} has its own tasks, so set {shown}"
                 )
         return self
 

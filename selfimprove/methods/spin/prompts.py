@@ -53,13 +53,13 @@ def check_template(model_dir: Path, form: Format) -> None:
     one_text = ChatFormat.load(model_dir).one_text
     if is_flat(form) and not one_text:
         raise UserError(
-            f"spin.prompt.format: {form} writes an episode as one text, but the chat template of {model_dir} writes "
-            "between its pieces; set base.spin.chat_template: react, or prompt.format: chat."
+            f"spin.prompt.format: {form} writes an episode as one text, but the chat template of {model_dir} inserts "
+            "text between its pieces; set base.spin.chat_template: react, or prompt.format: chat."
         )
     if one_text and not is_flat(form):
         raise UserError(
-            f"spin.prompt.format: {form} needs turns, but the chat template of {model_dir} writes nothing between "
-            "them; set base.spin.chat_template to zephyr, or to null for the model's own (for the small model: "
+            f"spin.prompt.format: {form} needs turns, but the chat template of {model_dir} does not separate them; set "
+            "base.spin.chat_template to zephyr, or to null for the model's own (for the small model: "
             "tokenizer.spin.template to plain)."
         )
 
@@ -141,5 +141,5 @@ def few_shot_text(choice: str, task: str) -> str:
         if choice == "default":
             raise UserError(f"spin.prompt.few_shot: {task} has no worked episodes; name a file, or set off.") from None
         raise UserError(
-            f"spin.prompt.few_shot: {path} is no readable text file; name another, default or off."
+            f"spin.prompt.few_shot: {path} cannot be read as text; name another file, or set default or off."
         ) from None

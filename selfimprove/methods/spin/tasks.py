@@ -92,7 +92,7 @@ def check_disjoint(splits: Mapping[Split, Sequence[Question]]) -> None:
         text, names = next(iter(twice.items()))
         more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
         raise UserError(
-            f"spin.tasks: the question {text[:80]!r} stands in {' and '.join(names)}{more}; take it out of one of them."
+            f"spin.tasks: the question {text[:80]!r} is in {' and '.join(names)}{more}; keep it in only one place."
         )
 
 
@@ -117,7 +117,7 @@ def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Questi
     end = len(order) if cfg.end is None else cfg.end
     if end > len(order) or cfg.start >= end:
         raise UserError(
-            f"spin: questions {cfg.start} to {end} are asked for, the split has {len(order)}; fix start and end."
+            f"spin: questions {cfg.start} to {end} are requested, but the split has {len(order)}; fix start and end."
         )
     return [(index, split[index]) for index in order[cfg.start : end]]
 
@@ -260,7 +260,10 @@ def _other(other: OtherTask, download: Path, mirror: Path | None) -> list[Questi
     if other.folder is None:
         source = f"{other.task}_train" if (other.task, other.split) == ("strategyqa", "train") else other.task
         if source not in load_sources():
-            raise UserError(f"spin.tasks.other: {other.task} has no declared source; name the folder of its files.")
+            raise UserError(
+                f"spin.tasks.other: {other.task} has no entry in data/sources.yaml; set folder to the folder of its "
+                "files."
+            )
         fetch(source, folder, mirror=mirror)
     return load_questions(other.task, other.split, folder)
 
@@ -300,5 +303,5 @@ def _replays(tools: ToolsParams) -> bool:
 
 def _first(things: Sequence[Any], count: int, name: str) -> list[Any]:
     if count > len(things):
-        raise UserError(f"spin.tasks.{name}: {count} are asked for, there are {len(things)}; ask for fewer.")
+        raise UserError(f"spin.tasks.{name}: {count} are requested, but only {len(things)} exist; request fewer.")
     return list(things[:count])

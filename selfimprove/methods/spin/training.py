@@ -48,8 +48,8 @@ def finetune_pairs(
     opponent = weights_key(opponent_dir)
     if not cfg.other_opponent and opponent != weights_key(model_dir):
         raise UserError(
-            f"{opponent_dir} is an opponent that is not the initial model ({model_dir}): self-play starts from the "
-            "model that generated; give it both times, or set other_opponent: true."
+            f"the opponent {opponent_dir} is not the initial model {model_dir}, but self-play trains the model that "
+            "generated; give the same model for both, or set other_opponent: true."
         )
     encoded, counters = encode_pairs(pairs, ChatFormat.load(model_dir), cfg)
     warn_of_dropped("pairs", counters.dropped_long, len(encoded), cfg.max_length)
@@ -59,8 +59,8 @@ def finetune_pairs(
     held_out = drawn_out([pair.key for pair in encoded], cfg.validation, seed)
     if len(encoded) == len(held_out):
         raise UserError(
-            f"no pair is left to train on ({counters.dropped_long} longer than max_length {cfg.max_length}, "
-            f"{counters.dropped_empty} with nothing to score, {len(held_out)} held out); look at convert's output or "
+            f"no pairs remain to train on ({counters.dropped_long} longer than max_length {cfg.max_length}, "
+            f"{counters.dropped_empty} with nothing to score, {len(held_out)} held out); check convert's output or "
             "raise train.max_length."
         )
     # Imported late, because it imports torch and transformers.

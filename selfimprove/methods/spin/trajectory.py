@@ -71,11 +71,14 @@ def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for episode in episodes:
         if episode.form == "reply":
-            raise UserError(f"task {episode.index}: plain SPIN's answers have no rounds; export its pairs instead.")
+            raise UserError(
+                f"task {episode.index}: plain SPIN's answers have no rounds, so they have no trajectory; export the "
+                "pairs instead."
+            )
         if str(episode.index) in entries:
             raise UserError(
-                f"task {episode.index} was played more than once, but a trajectory file has one episode a task; "
-                "write each run by itself."
+                f"task {episode.index} was played more than once, but a trajectory file holds one episode per task; "
+                "write each run to its own file."
             )
         entries[str(episode.index)] = to_entry(episode)
     return entries
@@ -89,7 +92,7 @@ def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
     """
     value = load_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: an object of episodes by task index was expected; name a trajectory file.")
+        raise UserError(f"{path}: expected an object that maps task indices to episodes; name a trajectory file.")
     if not value:
         raise UserError(f"{path} holds no episodes; name a trajectory file that has some.")
     for key, entry in value.items():

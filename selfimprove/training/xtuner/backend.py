@@ -78,7 +78,7 @@ def train_with_xtuner(job: SftJob, examples: Sequence[EncodedExample], progress:
     log_file = folder / "worker.log"
     code = watch(_command(python, run), _environment(job), log_file, progress)
     if code != 0 or not (run.trained / (WEIGHTS if params.lora is None else ADAPTER)).is_file():
-        raise UserError(f"xtuner: training ended with code {code}; the end of {log_file} says: {reason(log_file)}")
+        raise UserError(f"xtuner: training failed with exit code {code}; {log_file} ends with: {reason(log_file)}")
     read_trained(run.trained, job.model_dir, config, params, job.out_dir)
     last = newest_whole(folder)
     assert last is not None
@@ -97,7 +97,7 @@ def environment_python() -> Path:
     python = folder / "bin" / "python"
     if not python.is_file() or not list(folder.glob(".ready-*")):
         raise UserError(
-            "train.backend: xtuner needs its own environment, which is not there; run 'make env-xtuner' (with "
+            "train.backend: xtuner needs its own environment, which is not installed; run 'make env-xtuner' (with "
             "XTUNER=gpu for GPUs), or set train.backend: trainer."
         )
     return python
@@ -121,8 +121,8 @@ def lay_out(plan: PackingPlan, examples: Sequence[EncodedExample], job: SftJob) 
             weights = {weight for weight in examples[index].token_weights if weight}
             if len(weights) > 1:
                 raise UserError(
-                    f"an example's messages have different weights ({', '.join(map(str, sorted(weights)))})"
-                    ", but XTuner only has a loss mask; set train.backend: trainer."
+                    f"an example's messages have different weights ({', '.join(map(str, sorted(weights)))}), but "
+                    "XTuner supports only a loss mask; set train.backend: trainer."
                 )
             order.append(index)
             divisors.append(1.0 / (weights.pop() * scale * count * processes))

@@ -84,7 +84,9 @@ def export(run: XtunerRun) -> None:
 
     checkpoint = newest_whole(run.folder)
     if checkpoint is None or checkpoint.name != f"checkpoint-{run.iterations}":
-        raise UserError(f"XTuner ended without its last checkpoint (checkpoint-{run.iterations} in {run.folder}).")
+        raise UserError(
+            f"XTuner ended without writing its last checkpoint, checkpoint-{run.iterations} in {run.folder}; run again."
+        )
     if run.params.launcher.kind == "deepspeed":
         from xtuner.utils.zero_to_any_dtype import get_state_dict_from_zero_checkpoint
 

@@ -64,7 +64,9 @@ def config_for_448(config: Mapping[str, Any]) -> dict[str, Any]:
         old["torch_dtype"] = old.pop("dtype")
     rope = dict(old.pop("rope_parameters", None) or {})
     if any(isinstance(value, Mapping) for value in rope.values()):
-        raise ValueError("rotary positions that differ between layers, which XTuner's transformers does not know")
+        raise ValueError(
+            "rope_parameters differ between layers, which XTuner's version of transformers does not support"
+        )
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in rope:
             old[key] = rope.pop(key)
@@ -113,7 +115,7 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
         model = load_whole(trained, trust_remote_code=params.trust_remote_code, config=config, dtype=dtype)
     except UserError as error:
         raise UserError(
-            f"XTuner trained other weights than {model_dir} has ({error}); set train.backend: trainer."
+            f"the weights that XTuner trained do not match {model_dir} ({error}); set train.backend: trainer."
         ) from None
     model.config.use_cache = True
     model.save_pretrained(out_dir)

@@ -35,12 +35,21 @@ def test_nodes_with_the_same_code_and_versions_differ_in_nothing(tmp_path: Path)
 @pytest.mark.parametrize(
     ("there", "said"),
     [
-        ("none", r"^node n1 has no repository at .*; put the folder where all nodes see it under this path$"),
-        ("edited", r"^node n1 has other code in .*/selfimprove than this machine; bring both to one commit$"),
-        ("renamed", r"^node n1 has other code in "),
-        ("newer", r"^node n1 has other versions: numpy 9\.9 \(here [^9)]+\); install the same locks on all nodes$"),
-        ("bare", r"^node n1 has other versions: numpy not installed \(here .*\), torch not installed \(here "),
-        ("many", r"^node n1 has other versions: (p\d 2 \(here 1\), ){4}p4 2 \(here 1\) and 3 more; install "),
+        ("none", r"^node n1 has no repository at .*; put it on a path that all nodes share$"),
+        ("edited", r"^node n1 has different code in .*/selfimprove than this machine; use one commit on both$"),
+        ("renamed", r"^node n1 has different code in "),
+        (
+            "newer",
+            r"^node n1 has different package versions: numpy 9\.9 \(here [^9)]+\); install the same locks on all nodes",
+        ),
+        (
+            "bare",
+            r"^node n1 has different package versions: numpy not installed \(here .*\), torch not installed \(here ",
+        ),
+        (
+            "many",
+            r"^node n1 has different package versions: (p\d 2 \(here 1\), ){4}p4 2 \(here 1\) and 3 more",
+        ),
     ],
 )
 def test_a_node_that_lacks_something_is_named_with_what_it_lacks(tmp_path: Path, there: str, said: str) -> None:

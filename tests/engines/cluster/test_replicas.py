@@ -265,7 +265,10 @@ class _Student(Section):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"device": "cuda", "replicas": 2}, "for device cpu"), ({"replicas": 3, "slots": 2}, "more than slots 2")],
+    [
+        ({"device": "cuda", "replicas": 2}, "works only with device: cpu"),
+        ({"replicas": 3, "slots": 2}, "exceeds slots 2"),
+    ],
 )
 def test_replicas_where_they_make_no_sense_are_one_sentence(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:

@@ -61,5 +61,5 @@ def test_an_engine_with_auto_answers_as_one_with_the_same_numbers(folder: Path) 
 
 @pytest.mark.parametrize("value", ["many", 0, 2.0, True])
 def test_other_values_are_refused(value: object) -> None:
-    with pytest.raises(ValidationError, match="a whole number from 1 to 8192, or auto, is expected"):
+    with pytest.raises(ValidationError, match="expected a whole number from 1 to 8192, or auto"):
         config(slots=value)

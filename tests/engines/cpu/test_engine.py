@@ -379,7 +379,7 @@ def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
         no_template: "no chat template",
         no_weights: "safetensors",
         torn_weights: "does not load",
-        other_tokenizer: "ids but the model only",
+        other_tokenizer: "ids, but the model only",
         other_shape: "lack",
         no_config: "config.json",
     }

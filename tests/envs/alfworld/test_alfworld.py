@@ -68,7 +68,7 @@ def test_games_are_numbered_as_the_kitchens(tmp_path: Path) -> None:
     assert (game.id, make_games(None, 1, KINDS, None, None).id(6)) == ("kitchen-0-6-tomato-microwave", "kitchen-1-6")
     with pytest.raises(UserError, match="there is no game 1 of pick_and_place"):
         games.game(1)
-    with pytest.raises(UserError, match="no game has the asked-for thing 'piano'"):
+    with pytest.raises(UserError, match="no game has the requested thing 'piano'"):
         GeneratedGames(0, KINDS, "piano", None)
 
 
@@ -109,7 +109,7 @@ def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert games.game(2).sentence == "heat some egg and put it in fridge"
     assert games.game(1).goal == ("look_in_light", "egg", "desklamp")
     assert list(DownloadedGames(tmp_path, ["heat"]).task_ids()) == [0, 1]
-    with pytest.raises(UserError, match="no game has the asked-for thing 'mug'"):
+    with pytest.raises(UserError, match="no game has the requested thing 'mug'"):
         DownloadedGames(tmp_path, thing="mug")
     with pytest.raises(UserError, match="there is no game 3; there are 3"):
         games.game(3)
@@ -124,9 +124,9 @@ def test_only_a_plain_sentence_is_taken_from_a_games_grammar(tmp_path: Path, gra
 
 
 def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no folder; name the one that alfworld-download filled"):
+    with pytest.raises(UserError, match="not a folder; name the one that alfworld-download filled"):
         DownloadedGames(tmp_path / "missing")
-    with pytest.raises(UserError, match="holds no ALFWorld games"):
+    with pytest.raises(UserError, match="contains no ALFWorld games"):
         DownloadedGames(tmp_path)
     plant(tmp_path, "a")
     (tmp_path / "a" / "traj_data.json").write_text("{torn")
@@ -141,7 +141,7 @@ def test_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path: Path) -
     again.add("a", "it crashed")
     assert json.loads(path.read_text()) == {"a": "it crashed", "b": "it hung"} == Blacklist(path).reasons
     assert [found.name for found in path.parent.iterdir()] == ["black.json"]
-    with pytest.raises(UserError, match="must not lie in the game set"):
+    with pytest.raises(UserError, match="must not be inside the game set"):
         Blacklist(tmp_path / "games" / "x" / "black.json", tmp_path / "games")
     path.write_text("[]")
     with pytest.raises(UserError, match="not a blacklist"):
@@ -158,9 +158,9 @@ def test_games_on_the_blacklist_are_no_tasks() -> None:
 
 def test_what_is_missing_is_told_with_the_remedy(tmp_path: Path) -> None:
     env = AlfWorld(process=AlfWorldProcess(tmp_path / "python"))
-    with pytest.raises(UserError, match="run 'make env-alfworld', or take the built-in kitchen") as refused:
+    with pytest.raises(UserError, match="run 'make env-alfworld', or use the built-in kitchen") as refused:
         env.reset(0)
-    assert "('make play ENV=kitchen'; in params.yaml env.backend: kitchen)" in str(refused.value)
+    assert "('make play ENV=kitchen'; in params.yaml, env.backend: kitchen)" in str(refused.value)
     process = AlfWorldProcess(tmp_path / "sh")
     (tmp_path / "sh").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "sh").chmod(0o755)
@@ -175,7 +175,7 @@ def test_what_is_missing_is_told_with_the_remedy(tmp_path: Path) -> None:
     [
         ({"kinds": ["juggle"]}, "there is no kind of goal 'juggle'"),
         ({"max_turns": 0}, "max_turns must be at least 1"),
-        ({"thing": "piano"}, "no game has the asked-for thing"),
+        ({"thing": "piano"}, "no game has the requested thing"),
     ],
 )
 def test_options_that_can_not_be_are_the_users_error(options: Any, message: str) -> None:

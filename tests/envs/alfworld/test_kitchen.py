@@ -246,10 +246,10 @@ def test_first_scene_is_the_middle_of_the_room() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"kinds": ["fly"]}, "no kind of goal 'fly'; choose from pick_and_place"),
-        ({"thing": "elephant"}, "no game has the asked-for thing 'elephant' and place None; choose others"),
+        ({"kinds": ["fly"]}, "no kind of goal 'fly'; choose one of pick_and_place"),
+        ({"thing": "elephant"}, "no game has the requested thing 'elephant' and place None; choose others"),
         ({"thing": "tomato", "place": "drawer"}, "thing 'tomato' and place 'drawer'"),
-        ({"kinds": []}, "no game has the asked-for kind"),
+        ({"kinds": []}, "no game has the requested kind"),
         ({"max_turns": 0}, "max_turns must be at least 1, not 0"),
     ],
 )

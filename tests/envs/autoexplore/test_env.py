@@ -398,9 +398,9 @@ def test_thoughts_speak_of_what_question_and_name_share() -> None:
 def test_missing_targets_repositories_and_tasks_are_the_users_errors(repo: Repo, make_task: Any) -> None:
     with pytest.raises(UserError, match=r"task 1: its target 'gone.py' is missing from 'eventlib' .* drop the task"):
         AutoExplore([make_task(HUB), make_task("gone.py")], {"eventlib": repo})
-    with pytest.raises(UserError, match="task 0 is about the repository 'other', which is not there"):
+    with pytest.raises(UserError, match="task 0 refers to the repository 'other', which is missing"):
         AutoExplore([make_task(HUB, root="other")], {"eventlib": repo})
-    with pytest.raises(UserError, match="there are no tasks; make some"):
+    with pytest.raises(UserError, match="there are no tasks; generate some"):
         AutoExplore([], {"eventlib": repo})
-    with pytest.raises(UserError, match="no task 1; its ids are 0 to 0, choose one of those"):
+    with pytest.raises(UserError, match="no task 1; choose an id from 0 to 0"):
         AutoExplore([make_task(HUB)], {"eventlib": repo}).reset(1)

@@ -221,7 +221,7 @@ def test_what_fails_is_counted_and_costs_nothing_else(repo: Repo) -> None:
 def test_nothing_to_ask_and_nothing_answered_are_the_users_error(
     repo: Repo, make_folder: Callable[[str, dict[str, str]], Path]
 ) -> None:
-    with pytest.raises(UserError, match="hold no QUERY and ANSWER that can be used; name another model"):
+    with pytest.raises(UserError, match="contain no usable QUERY and ANSWER; choose another model"):
         make(ScriptedEngine(lambda request, index: "no"), {"eventlib": repo})
     short = Repo.open(make_folder("r", {"a.txt": "too short to ask about"}))
     with pytest.raises(UserError, match="no file of r has 50 tokens"):

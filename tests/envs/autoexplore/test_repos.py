@@ -98,7 +98,7 @@ def test_python_packages_are_drawn_by_seed_within_bounds(make_folder: Callable[[
     assert drawn[0] == list(installed_repos(3, 0, **draw))
     assert all(names == sorted(names) and set(names) <= {f"p{i}" for i in range(6)} for names in drawn)
     assert len({tuple(names) for names in drawn}) > 3
-    with pytest.raises(UserError, match=r"only 6 of the Python packages .* 7 are asked for; ask for fewer"):
+    with pytest.raises(UserError, match=r"only 6 of the Python packages .* but 7 are requested; request fewer"):
         installed_repos(7, 0, **draw)
 
 
@@ -118,7 +118,9 @@ def test_nothing_to_explore_is_the_users_error(
                 read(folder)
     folder = make_folder("locked", {"README": TEXT})
     (folder / "locked.py").write_bytes(b"\xff" * 20)
-    with pytest.raises(UserError, match=r"nothing to explore \(1 of its files can't be read, the first is 'locked.py'"):
+    with pytest.raises(
+        UserError, match=r"nothing to explore \(1 of its files cannot be read; the first is 'locked.py'"
+    ):
         Repo.open(folder)
-    with pytest.raises(UserError, match=r"missing: can't be listed \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"missing: cannot be listed \(No such file or directory\)"):
         open_repos(folder / "missing")

@@ -64,7 +64,9 @@ def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]]
     assert sorted(asked_about(repo, seed=0)) == sorted(asked)
     assert asked_about(repo, seed=0) != asked_about(repo, seed=5)
     assert asked_about(repo, seed=0, max_files=2) == asked_about(repo, seed=0)[:2]
-    with pytest.raises(UserError, match="no question can be asked about r; name a folder whose files have docstrings"):
+    with pytest.raises(
+        UserError, match="no questions can be generated about r; name a folder whose files have docstrings"
+    ):
         make_tasks({"r": repo}, seed=0)  # every file defines one(): no question has one answer
 
 

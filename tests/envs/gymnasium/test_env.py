@@ -110,11 +110,14 @@ def test_a_score_is_the_share_of_the_return_that_means_success() -> None:
     ("keys", "said"),
     [
         ({"name": "gymnasium:Nowhere-v0"}, "gymnasium:Nowhere-v0 can't be made (Environment `Nowhere` doesn't exist"),
-        ({"name": "gymnasium:Pendulum-v1", "actions": []}, "only numbered actions and text can be written"),
-        ({"actions": ["left"]}, "FrozenLake-v1 has 4 actions; env.actions has to name each once"),
+        ({"name": "gymnasium:Pendulum-v1", "actions": []}, "is not supported; only Discrete and Text are"),
+        ({"actions": ["left"]}, "FrozenLake-v1 has 4 actions; env.actions must name each once"),
         ({"name": "gymnasium:tests/Echo-v0"}, "actions are free text; remove env.actions"),
         ({"name": "gymnasium:CartPole-v1", "actions": [], "success_return": 0.5}, "of task 0 add up to 1, and a score"),
-        ({"name": "gymnasium:CliffWalking-v1"}, "the rewards of task 0 add up to -1, and a score lies in [0, 1]; set"),
+        (
+            {"name": "gymnasium:CliffWalking-v1"},
+            "the rewards of task 0 add up to -1, but a score must be in [0, 1]; set",
+        ),
         ({"options": {"map_name": "9x9"}}, "can't be made ('9x9'); fix env.name or env.options"),
     ],
 )
@@ -127,7 +130,7 @@ def test_bad_input_is_one_sentence(keys: dict[str, Any], said: str) -> None:
 
 def test_labels_need_actions_that_are_listed() -> None:
     env = listed_env(name="gymnasium:tests/Echo-v0", score="terminated").make()
-    with pytest.raises(UserError, match="tests-Echo-v0 does not list its actions, so that they can't get labels"):
+    with pytest.raises(UserError, match="tests-Echo-v0 does not list its actions, so they cannot be labelled"):
         env.reset(0)
 
 

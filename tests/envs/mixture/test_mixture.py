@@ -98,7 +98,7 @@ def test_a_count_is_apportioned_whole() -> None:
 
 
 def test_an_environment_with_too_few_tasks_is_named() -> None:
-    with pytest.raises(UserError, match="test: 3 tasks of b are asked for, 2 are left"):
+    with pytest.raises(UserError, match="test: 3 tasks of b are requested, but 2 of"):
         draw_splits("a+b", Shared({"a": range(90), "b": range(2)}, [0.5, 0.5]), {"test": 6}, seed=1)
 
 
@@ -123,10 +123,10 @@ def test_every_method_takes_a_list(method: str) -> None:
     [
         ([{"name": "textcraft"}, {"name": "lake"}], "env: 1.name: 'lake' is unknown; choose"),
         ([{"name": "textcraft"}, {"share": 0.5}], "env: 1: name is missing"),
-        ([{"name": "textcraft", "share": 0.5}, {**ENCYCLOPEDIA, "share": 0.4}], "add up to 0.9; make them add up to 1"),
+        ([{"name": "textcraft", "share": 0.5}, {**ENCYCLOPEDIA, "share": 0.4}], "sum to 0.9; make them sum to 1"),
         (
             [{"name": "textcraft", "share": 0}, {**ENCYCLOPEDIA, "share": 1}],
-            "env: 0.share: 0 is no share of the tasks; give",
+            "env: 0.share: 0 is not a share of the tasks; set",
         ),
         ([{"name": "textcraft"}, {"name": "textcraft", "seed": 2}], "names an environment twice; name each once"),
         ([{"name": "textcraft"}], "at least 2 items"),
@@ -143,5 +143,5 @@ def test_bad_input_is_one_sentence(env: Any, said: str) -> None:
 def test_labels_need_actions_that_every_environment_lists() -> None:
     attempts = {"name": "gsm8k", "count": 40}
     both: Any = {"name": "mixture", "parts": [{"name": "textcraft"}, attempts]}
-    with pytest.raises(UserError, match="gsm8k has no actions that can be listed, which this method needs; leave it"):
+    with pytest.raises(UserError, match="gsm8k has no actions that can be listed, which this method needs; remove it"):
         section("reflect_rl", both)

@@ -44,22 +44,22 @@ def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) 
         (None, {"field": "txt"}, "an observation has no txt (there is text, legal, place); fix env.field"),
         (misbehave(observation={"a\nb": 1}), {}, "an observation has no text (there is a b); fix env.field"),
         (None, {"field": "text.here"}, "an observation has no text.here"),
-        (None, {"listed": "text"}, "text lists no actions: The goal is 2. You are at 0.; fix env.listed."),
-        (None, {"action": "wrd"}, "takes no action with the fields wrd (word is missing; wrd is extra_forbidden); set"),
+        (None, {"listed": "text"}, "text is not a list of actions: The goal is 2. You are at 0.; fix env.listed."),
+        (None, {"action": "wrd"}, "rejects an action with the fields wrd (word is missing; wrd is extra_forbidden)"),
         (misbehave(kind="reset", code="EXECUTION_ERROR"), {}, "reset of task 0 failed on the server (EXECUTION_ERROR"),
         (misbehave(kind="step", code="EXECUTION_ERROR"), {}, "action 'add one' failed on the server (EXECUTION_ERROR:"),
         (misbehave(code="FACTORY_ERROR"), {}, "failed on the server (FACTORY_ERROR: the game [2Jis broken)"),
-        (misbehave(kind="step", reward=-1.0), {}, "in task 0 the rewards add up to -1, and a score lies in [0, 1]"),
-        (misbehave(kind="step", reward=7), {"score": "last"}, "in task 0 a reward is 7, and a score lies in [0, 1]"),
+        (misbehave(kind="step", reward=-1.0), {}, "in task 0 the rewards add up to -1, but a score must be in [0, 1]"),
+        (misbehave(kind="step", reward=7), {"score": "last"}, "in task 0 a reward is 7, but a score must be in [0, 1]"),
         (misbehave(kind="step", reward=float("nan")), {}, "the answer to step is not OpenEnv's (field 'reward': "),
         (misbehave(reward="1"), {}, "the answer to reset is not OpenEnv's (field 'reward"),
         (misbehave(observation="text"), {}, "the answer to reset is not OpenEnv's (field 'observation': "),
         (misbehave("no JSON"), {}, "the answer to reset is not OpenEnv's: no JSON"),
         (misbehave("[" * 100_000), {}, "the answer to reset is not OpenEnv's: [[["),
         (misbehave("x" * 2000), {"max_message": 1000}, "the answer to reset is longer than 1000 bytes; raise env.max_"),
-        (misbehave(observation=nested(600)), {"field": "", "listed": ""}, "an observation is nested too deeply; name"),
+        (misbehave(observation=nested(600)), {"field": "", "listed": ""}, "is nested too deeply; set env.field"),
         (misbehave(30.0), {"server_timeout": 1}, "no answer to reset within 1 s"),
-        (misbehave(kind="reset", done=True), {}, "task 0 is over as it begins; fix env.reset"),
+        (misbehave(kind="reset", done=True), {}, "task 0 ends at its reset; fix env.reset"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(server: OpenEnvServer, changes: Any, keys: dict[str, Any], said: str) -> None:
@@ -72,20 +72,23 @@ def test_bad_input_is_one_sentence(server: OpenEnvServer, changes: Any, keys: di
 
 def test_a_reset_that_depends_on_more_than_the_task_is_refused(server: OpenEnvServer) -> None:
     server.changes = lambda told, message: {**told, "observation": {**told["observation"], "text": str(server.made)}}
-    with pytest.raises(UserError, match=r"task 0 began with '\d' and then with '\d'; reset has to depend on nothing"):
+    with pytest.raises(UserError, match=r"task 0 began with '\d' and then with '\d'; reset must depend only on"):
         section(server).world()
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"name": "openenv:localhost:8000"}, "openenv: is followed by an address like http://127.0.0.1:8000"),
-        ({"name": "openenv:http://me:secret@127.0.0.1:8000"}, "openenv: is followed by an address like http://127.0.0"),
-        ({"server": "http://127.0.0.1:9"}, "server: the address stands in name; set null"),
-        ({"actions": ["up", "up"]}, "actions: an action stands there twice; name each once"),
+        ({"name": "openenv:localhost:8000"}, "openenv: must be followed by an address like http://127.0.0.1:8000"),
+        (
+            {"name": "openenv:http://me:secret@127.0.0.1:8000"},
+            "openenv: must be followed by an address like http://127.0.0",
+        ),
+        ({"server": "http://127.0.0.1:9"}, "server: the address belongs in name; set null"),
+        ({"actions": ["up", "up"]}, "actions: an action is listed twice; list each once"),
         (
             {"action": {"word": "up"}},
-            "action: no field is {action}, {number} or {json}; say where the action's text goes",
+            "action: no field is {action}, {number} or {json}; use one for the action's text",
         ),
         ({"score": "best"}, "score"),
         ({"feild": "text"}, "feild: unknown key; remove it or fix its name"),
@@ -101,7 +104,7 @@ def test_params_that_do_not_fit_are_refused_before_anything_is_sent(keys: dict[s
     ("row", "said"),
     [
         ({"task": 60, "moves": []}, "line 1: 'task' must be a number below env.tasks (60)"),
-        ({"task": 3, "moves": []}, "line 1: 'moves' must be a list of objects with texts 'thought' and 'action'"),
+        ({"task": 3, "moves": []}, "line 1: 'moves' must be a list of objects with the strings 'thought' and 'action'"),
         ({"task": 3, "moves": [{"action": "add one"}]}, "line 1: 'moves' must be"),
     ],
 )
@@ -117,7 +120,7 @@ def test_a_file_of_experts_is_read_with_care(
 
 def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
     env = listed_env(name=server.name, **FREE).make()
-    with pytest.raises(UserError, match="openenv does not list its actions, so that they can't get labels"):
+    with pytest.raises(UserError, match="openenv does not list its actions, so they cannot be labelled"):
         env.reset(0)
 
 
@@ -125,7 +128,7 @@ def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
     ("listens", "said"),
     [
         (False, "nothing answers at openenv:http://127.0.0.1:9 (cannot connect: "),
-        (True, "is no OpenEnv server (status 404 for /ws); fix the address in env.name."),
+        (True, "is not an OpenEnv server (status 404 for /ws); fix the address in env.name."),
     ],
 )
 def test_a_stage_that_finds_no_server_ends_with_a_sentence(

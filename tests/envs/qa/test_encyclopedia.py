@@ -177,7 +177,7 @@ def test_params_that_fit_no_world_are_refused(params: Any) -> None:
 
 
 def test_a_world_too_small_for_the_questions_says_so() -> None:
-    with pytest.raises(UserError, match=r"questions for the dev split, 400 are asked for; raise people"):
+    with pytest.raises(UserError, match=r"questions for the dev split, but 400 are requested; raise people"):
         make_encyclopedia(
             EncyclopediaParams(people=60, distractors=0, comparisons=0, hops={1: 1.0}), {"dev": 400}, seed=1
         )

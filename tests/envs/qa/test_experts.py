@@ -200,7 +200,7 @@ def test_contexts_make_a_corpus_with_each_title_once() -> None:
 def test_a_plan_that_leads_nowhere_is_refused() -> None:
     question = Question(id="q", task="hotpotqa", question="Where?", gold="Tolma", titles=["The Gate"])
     lookup = Lookup("I look.", "The Gate", "The Gate")
-    with pytest.raises(UserError, match=r"question q: the search finds nothing for 'The Gate'"):
+    with pytest.raises(UserError, match=r"question q: the search returns nothing for 'The Gate'"):
         demonstrate(Quest(question, (lookup,), "So."), lambda _: None)
     empty = question.model_copy(update={"gold": " "})
     with pytest.raises(UserError, match=r"question q: the gold answer ' ' earns no reward"):

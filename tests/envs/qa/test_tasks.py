@@ -165,7 +165,7 @@ def test_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path: Path) -> None:
     assert score("owl", questions[1]).reward == 1
     assert score("april 1789", questions[0]).f1 == pytest.approx(0.8)
     (tmp_path / "bamboogle_test.csv").write_text("Question,Answer\nWhen?\n")
-    with pytest.raises(UserError, match=r"bamboogle_test\.csv, line 2: a question and an answer were expected"):
+    with pytest.raises(UserError, match=r"bamboogle_test\.csv, line 2: expected a question and an answer"):
         load_questions("bamboogle", "test", tmp_path)
 
 

@@ -188,9 +188,9 @@ def test_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (Reply({"error": "no Java"}), "makes no environment (no Java)"),
+        (Reply({"error": "no Java"}), "cannot create an environment (no Java)"),
         (Reply({"error": "all 2 environments are in use"}), "lower env.server_concurrency"),
-        (Reply({"detail": "Not Found"}, status=404), "is no AgentGym server (status 404 for /create)"),
+        (Reply({"detail": "Not Found"}, status=404), "is not an AgentGym server (status 404 for /create)"),
     ],
 )
 def test_a_server_without_environments_is_one_sentence(reply: Reply, says: str) -> None:

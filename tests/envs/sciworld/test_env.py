@@ -76,7 +76,7 @@ def test_the_flat_index_is_agentgyms() -> None:
 
 @pytest.mark.parametrize("task_id", [-1, 4639])
 def test_an_unknown_game_is_told_with_the_range_of_ids(task_id: int) -> None:
-    with pytest.raises(UserError, match=f"no task {task_id}; its ids are 0 to 4638"):
+    with pytest.raises(UserError, match=f"no task {task_id}; choose an id from 0 to 4638"):
         game(task_id)
 
 

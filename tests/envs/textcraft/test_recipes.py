@@ -158,7 +158,7 @@ def test_what_needs_an_item_that_is_called_as_a_tag_is_no_goal() -> None:
     ],
 )
 def test_a_book_with_nothing_to_craft_is_refused(files: Any) -> None:
-    with pytest.raises(UserError, match=r"^my book: nothing can be crafted, .*; give recipes .*\.$"):
+    with pytest.raises(UserError, match=r"^my book: nothing can be crafted, .*; provide recipes .*\.$"):
         RecipeBook(files, "my book")
 
 
@@ -185,13 +185,13 @@ def without(row: dict, key: str) -> dict:
         (DOUGH | {"ingredients": [{"item": "rye flour, 1"}]}, "key 'ingredients': unknown item 'rye flour, 1'"),
         (DOUGH | {"result": {"item": 7}}, "key 'result': unknown item 7"),
         (DOUGH | {"group": 7}, "key 'group': unknown item 7"),
-        (LADDER | {"pattern": ["#&?"]}, "key 'pattern': unknown item '?'; name it in 'key'"),
-        (LADDER | {"pattern": ["###"]}, "key 'key': '&' does not stand in the pattern"),
-        (LADDER | {"pattern": [3]}, "key 'pattern': has a part of the wrong type"),
+        (LADDER | {"pattern": ["#&?"]}, "key 'pattern': undefined symbol '?'; define it in 'key'"),
+        (LADDER | {"pattern": ["###"]}, "key 'key': '&' does not occur in the pattern"),
+        (LADDER | {"pattern": [3]}, "key 'pattern': an element has the wrong type"),
         (LADDER | {"pattern": "#&#"}, "key 'pattern': has the wrong type"),
         (LADDER | {"key": []}, "key 'key': has the wrong type"),
-        ([DOUGH], "a recipe is a JSON object"),
-        (None, "a recipe is a JSON object"),
+        ([DOUGH], "a recipe must be a JSON object"),
+        (None, "a recipe must be a JSON object"),
     ],
 )
 def test_a_bad_recipe_is_refused_by_file_and_key(tmp_path: Path, row: Any, says: str) -> None:
@@ -219,11 +219,11 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: Any) -> None:
 def test_a_book_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.json does not exist"):
         RecipeBook.load(tmp_path / "absent.json")
-    with pytest.raises(UserError, match=r"the folder holds no \.json recipe file"):
+    with pytest.raises(UserError, match=r"the folder contains no \.json recipe files"):
         RecipeBook.load(tmp_path)
     for merged in ("[]", "{}", "3"):
         (tmp_path / "book.json").write_text(merged)
-        with pytest.raises(UserError, match=r"book.json: a recipe book is a JSON object \{file name: recipe\}"):
+        with pytest.raises(UserError, match=r"book.json: must be a non-empty JSON object \{file name: recipe\}"):
             RecipeBook.load(tmp_path / "book.json")
 
 

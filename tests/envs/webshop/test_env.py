@@ -304,7 +304,7 @@ def test_a_world_steps_from_any_node(shop: WebShop) -> None:
 
 @pytest.mark.parametrize("task", [-1, 10**9])
 def test_an_unknown_task_is_refused(shop: WebShop, task: Any) -> None:
-    with pytest.raises(UserError, match=rf"no task {task}; its ids are 0 to \d+"):
+    with pytest.raises(UserError, match=rf"no task {task}; choose an id from 0 to \d+"):
         shop.reset(task)
 
 

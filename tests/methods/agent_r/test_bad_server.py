@@ -138,7 +138,7 @@ def test_a_server_that_answers_anew_each_time_is_counted_and_told(agent_bench: W
         (sentence,) = done(agent_bench, folder, "generate", "iter2")
     diverged = json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["diverged"]
     assert diverged > 0
-    assert sentence.startswith(f"agent_r-generate@iter2: {diverged} replays saw something else than the first time")
+    assert sentence.startswith(f"agent_r-generate@iter2: {diverged} replays diverged from the first time")
     embedded = json.loads((agent_bench.folder / "results/agent_r/iter2/generate.json").read_text())
     assert embedded["diverged"] == 0
 

@@ -217,7 +217,7 @@ def test_thresholds_that_keep_nothing_are_explained() -> None:
         made([TREE], beta=1.0, mix={"good": 0.0})
     with pytest.raises(UserError, match="0 trees"):
         made([])
-    with pytest.raises(UserError, match=r"convert\.mix leaves out every kind of data"):
+    with pytest.raises(UserError, match=r"convert\.mix excludes all data"):
         made([TREE], mix={"good": 0.0, "revision": 0.0})
     with pytest.raises(UserError, match=r"2 good trajectories have weight 0 \(convert\.mix\.good\); raise it"):
         made([TREE], data_type="good", mix={"good": 0.0})
@@ -371,7 +371,7 @@ def test_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named()
     assert converted.stats["dropped_by_environment"] == 3
     assert kinds(converted) == {"good": ["ABCD", "K"]}
     for world in (None, {}):  # type: ignore[var-annotated]
-        with pytest.raises(UserError, match=r"validate_splice is replay, but there is no corridor to replay in"):
+        with pytest.raises(UserError, match=r"validate_splice is replay, but environment corridor is not available"):
             made([TREE], world=world, validate_splice="replay")
 
 

@@ -170,9 +170,9 @@ def test_the_depth_bound_tells_which_leaves_the_environment_ended() -> None:
         (original(value=math.nan), r"x\.json: field 'value'"),
         ([], r"x\.json: Input should be"),
         (original(entry(visits=-1)), r"x\.json: field 'children\.0\.visits'"),
-        (original(state=STATE + STATE[2:3]), r"x\.json: field 'state': behind its first message"),
-        (original(state=[*STATE[:2], STATE[3], STATE[2]]), r"x\.json: field 'state': behind its first message"),
-        (original(entry(env_score=60)), r"x\.json: field 'env_score': 60 is above the full score.*--full-score"),
+        (original(state=STATE + STATE[2:3]), r"x\.json: field 'state': after the first message"),
+        (original(state=[*STATE[:2], STATE[3], STATE[2]]), r"x\.json: field 'state': after the first message"),
+        (original(entry(env_score=60)), r"x\.json: field 'env_score': 60 exceeds the full score.*--full-score"),
     ],
 )
 def test_a_malformed_tree_names_its_field(data: Any, named: str) -> None:
@@ -200,7 +200,7 @@ def test_a_stored_tree_that_is_none_names_file_line_and_field(tmp_path: Path, ch
 
 @pytest.mark.parametrize("full_score", [math.inf, math.nan, 0.0, -1.0])
 def test_a_full_score_that_is_no_finite_number_above_0_is_refused(full_score: float) -> None:
-    with pytest.raises(UserError, match="give a finite number above 0 with --full-score"):
+    with pytest.raises(UserError, match="set --full-score to a finite number above 0"):
         from_json(original(), "x.json", env="textcraft", task_id=1, full_score=full_score)
 
 

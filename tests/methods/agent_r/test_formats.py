@@ -159,8 +159,11 @@ def test_messages_between_replies_are_joined_and_those_after_the_last_left_out()
 def test_what_xtuner_has_no_place_for_is_refused() -> None:
     for messages, said in (
         ([("user", "a", 0.0)], "has no reply"),
-        ([("user", "a", 0.0), ("system", "b", 0.0), ("assistant", "c", 1.0)], "no place for a later system message"),
-        ([("user", "a", 1.0), ("assistant", "c", 1.0)], "message 1: XTuner's format has no place for a trained user"),
+        (
+            [("user", "a", 0.0), ("system", "b", 0.0), ("assistant", "c", 1.0)],
+            "cannot represent a later system message",
+        ),
+        ([("user", "a", 1.0), ("assistant", "c", 1.0)], "message 1: XTuner's format cannot represent a trained user"),
     ):
         example = Example(id="e", messages=[Message(role=r, content=c, weight=w) for r, c, w in messages])  # type: ignore[arg-type]
         with pytest.raises(UserError, match=said):

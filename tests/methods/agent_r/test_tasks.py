@@ -72,7 +72,7 @@ def test_a_smaller_test_split_is_the_start_of_a_larger_one() -> None:
 
 
 def test_too_few_tasks_are_said_by_split() -> None:
-    with pytest.raises(UserError, match=r"agent_r\.tasks\.demonstrations: 5 tasks of corridor are asked for, 4 are le"):
+    with pytest.raises(UserError, match=r"agent_r\.tasks\.demonstrations: 5 tasks of corridor are requested, but 4 of"):
         splits(demonstrations=5)
 
 
@@ -88,7 +88,7 @@ def test_own_lists_stay_apart(tmp_path: Path) -> None:
 
 def test_ids_in_both_lists_are_named(tmp_path: Path) -> None:
     files = write(tmp_path, train=list(range(12)), test=[20, 7, 3, 21])
-    with pytest.raises(UserError, match="task 3, 7 in both the training file and the test file; take them out"):
+    with pytest.raises(UserError, match="task 3, 7 is in both the training file and the test file; remove it"):
         splits(files=files)
     with pytest.raises(UserError, match="task 0, 1, 2, 3, 4 and 7 more in both a and b"):
         check_disjoint({"a": range(12), "b": range(12), "c": []})
@@ -111,11 +111,11 @@ def test_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ([{"item_id": "webshop_7"}], r"ids\.json is no list of task ids of corridor"),
+        ([{"item_id": "webshop_7"}], r"ids\.json is not a list of task ids of corridor"),
         ([{"id": 7}], "None is no id"),
         ([True], "True is no id"),
         ("7", "a list or an object was expected"),
-        ([], "holds no task id"),
+        ([], "contains no task id"),
     ],
 )
 def test_a_malformed_list_of_ids_is_named(tmp_path: Path, value: object, said: str) -> None:
@@ -129,7 +129,7 @@ def test_a_missing_list_and_ids_the_environment_lacks_are_named(tmp_path: Path) 
     (tmp_path / "torn.json").write_text('[{"item_id": "corr')
     with pytest.raises(UserError, match=r"torn\.json is not JSON"):
         read_ids(tmp_path / "torn.json", "corridor")
-    with pytest.raises(UserError, match=r"files\.test: corridor has no task 25, 99; take them out of"):
+    with pytest.raises(UserError, match=r"files\.test: corridor has no task 25, 99; remove it from"):
         splits(files=write(tmp_path, train=[1, 2], test=[3, 25, 99]))
 
 
@@ -148,7 +148,9 @@ def test_ranges_of_places_and_of_ids() -> None:
 
 
 def test_an_empty_range_and_a_split_too_small_are_refused() -> None:
-    with pytest.raises(UserError, match="3 tasks from place 4 on are asked for, the training split has 6; ask for few"):
+    with pytest.raises(
+        UserError, match="3 tasks from offset 4 are requested, but the training split has 6; request few"
+    ):
         chosen([9, 2, 7, 4, 5, 0], offset=4)
     with pytest.raises(UserError, match="the training split has 0 in that range of ids"):
         chosen([9, 2], min=3, max=9)
@@ -247,5 +249,5 @@ def test_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tm
 
 
 def test_a_range_of_ids_that_holds_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="no task id is from 7 on and below max 7; lower min or raise max"):
+    with pytest.raises(ValueError, match="7 is not below max 7, so no task id is in range; lower min or raise max"):
         SearchParams.model_validate({"tasks": 1, "min": 7, "max": 7})

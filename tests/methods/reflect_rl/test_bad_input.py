@@ -70,7 +70,7 @@ def test_unreadable_files_are_counted_and_the_first_is_named(reflect_bench: Work
     (folder / "repos").mkdir()
     for name in ("b.py", "a.py"):
         (folder / "repos" / name).write_bytes(b"\xff\xfe\x00binary" * 9)
-    assert "(2 of its files can't be read, the first is 'a.py')" in refused(reflect_bench, folder, "data")
+    assert "(2 of its files cannot be read; the first is 'a.py')" in refused(reflect_bench, folder, "data")
     plant(folder / "repos", FILES)  # beside files that can be read, they are left out and counted
     assert not done(reflect_bench, folder, "data")
     (row,) = json.loads((folder / TASKS / "repos.json").read_text())
@@ -79,7 +79,7 @@ def test_unreadable_files_are_counted_and_the_first_is_named(reflect_bench: Work
 
 def test_a_folder_of_repositories_that_is_not_there(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("nowhere"))
-    assert "nowhere: can't be listed (No such file or directory)" in refused(reflect_bench, folder, "data")
+    assert "nowhere: cannot be listed (No such file or directory)" in refused(reflect_bench, folder, "data")
 
 
 def test_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path
     for stage, item in (("generate", ""), ("agent", "oracle")):
         sentence = refused(reflect_bench, folder, stage, item)
         assert "its target 'core/hub.py' is missing from 'eventlib'" in sentence
-        assert "restore the file or drop the task" in sentence
+        assert "restore the file or remove the task" in sentence
 
 
 def test_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def asking(url: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (answer("I would rather talk about the weather."), "6 files hold no QUERY and ANSWER that can be used"),
-        (Reply(status=500), "the teacher failed at each of the 6 files"),
+        (answer("I would rather talk about the weather."), "6 files contain no usable QUERY and ANSWER"),
+        (Reply(status=500), "the teacher failed on all 6 files"),
     ],
 )
 def test_a_teacher_that_is_of_no_use(reflect_bench: Workbench, tmp_path: Path, reply: Reply, said: str) -> None:
@@ -164,7 +164,7 @@ def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
         plant(folder / "repos/eventlib", FILES)
         told = [line for line in done(reflect_bench, folder, "data") if "failed" in line]
     assert len(told) == 1
-    assert "the teacher failed at 1 of 6 files, which have no tasks" in told[0]
+    assert "the teacher failed on 1 of 6 files, which have no tasks" in told[0]
     assert "too rude" in told[0]
     counts = json.loads((folder / TASKS / "asked.json").read_text())
     assert (counts["files"], counts["failed"], counts["tasks"]) == (6, 1, 5)
@@ -174,13 +174,13 @@ def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
     ("changes", "said"),
     [
         ({"env": AUTO, "tasks": {"teacher": "nobody"}}, "tasks.teacher: there is no engine 'nobody'"),
-        ({"env": AUTO, "tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine asks no questions"),
+        ({"env": AUTO, "tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine cannot write questions"),
         (
             {"env": AUTO, "tasks": {"teacher": "policy"}},
-            "tasks.teacher: 'policy' holds the policy, which is not trained yet",
+            "tasks.teacher: 'policy' uses the policy, which is not trained yet",
         ),
         ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),
-        ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are two sources of tasks"),
+        ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are alternative sources of tasks"),
         ({"env": AUTO | {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_policy_that_reads_reflections_needs_somebody_who_reflects(reflect_ben
     overlay = with_(iterations={"reflect_rl": {"reflector": "none"}}, rows={"reflect_rl": {"reflector": "none"}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
     assert "'policy' was trained to act on reflections, but the run has no reflection model" in sentence
-    assert "name one as reflector" in sentence
+    assert "set reflector, or start" in sentence
 
 
 def test_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_each_set_is_asked_as_in_play_and_learns_its_answer(made: list[TeacherTr
 
 def test_failed_trajectories_are_not_learnt(made: list[TeacherTrajectory]) -> None:
     failed = made[0].model_copy(update={"status": "unsolved"})
-    with pytest.raises(UserError, match=r"no trajectory has a step to learn; let the teacher play more"):
+    with pytest.raises(UserError, match=r"no trajectory has a step to train on; raise "):
         convert([failed], ENV.instruction, SPACED)
     sets = convert([failed, *made], ENV.instruction, SPACED)
     assert sets == convert(made, ENV.instruction, SPACED)

@@ -71,7 +71,7 @@ def test_a_level_alone_without_a_task_is_refused() -> None:
     env = Buckets(7, 3)
     env.levels = ("depth1",)
     assert phases(env, range(10), 2, curriculum=True) == [Phase(0, "depth1", (7, 8, 9))]
-    with pytest.raises(UserError, match="no task of level 'depth1' to train on; raise"):
+    with pytest.raises(UserError, match="no tasks of level 'depth1' to train on; raise"):
         phases(env, range(7), 2, curriculum=True)
 
 
@@ -91,7 +91,7 @@ def test_a_single_level_is_played_without_a_curriculum_too() -> None:
     env = Buckets(7, 3)
     env.levels = ("depth1",)
     assert phases(env, range(10), 2, curriculum=False) == [Phase(0, "depth1", (7, 8, 9))]
-    with pytest.raises(UserError, match="no task of level 'depth1'"):
+    with pytest.raises(UserError, match="no tasks of level 'depth1'"):
         phases(env, range(7), 2, curriculum=False)
     assert phases(EnumeratedTaxi("none", level=0), [5], 6, curriculum=False) == [Phase(0, "pickup", (5,))]
 

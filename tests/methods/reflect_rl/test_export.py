@@ -140,7 +140,7 @@ def test_sets_are_exported_and_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [{}, {"text": 3}, {"text": "no marker at all"}])
 def test_a_text_without_a_marker_is_an_error(row: Any) -> None:
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 4: no text with '# Action:'"):
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 4: the text contains neither '# Action:'"):
         from_text(row, "rows.jsonl, line 4")
 
 

@@ -190,7 +190,7 @@ def test_an_endpoint_may_reflect_in_every_iteration_and_process(
 def test_several_processes_would_each_load_a_vllm(folder: Path, tmp_path: Path) -> None:
     many = params(launcher={"kind": "fork", "processes": 2})
     job = make_job(folder, tmp_path, many, reflector=True, reflector_engine=VllmEngineConfig(engine="vllm"))
-    with pytest.raises(UserError, match=r"each of the 2 processes .* a vLLM of its own; set rl.launcher to"):
+    with pytest.raises(UserError, match=r"each of the 2 processes .* its own vLLM; set rl.launcher to"):
         learn(job)
     assert not job.checkpoints.exists()
 
@@ -243,7 +243,7 @@ def test_a_cost_that_is_no_number_ends_the_run_in_a_sentence(folder: Path, tmp_p
 
 
 def test_fewer_slots_than_processes_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="fewer slots than the 9 processes"):
+    with pytest.raises(UserError, match="slots is below the 9 processes"):
         learn(make_job(folder, tmp_path, params(launcher={"kind": "fork", "processes": 9})))
 
 
@@ -260,7 +260,7 @@ def test_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_
     other.name = "taxi"
     with pytest.raises(UserError, match="was trained to act in corridor, not in taxi"):
         check_environment(job.out_dir, other)
-    with pytest.raises(UserError, match="was trained on 3 other labels than the 2"):
+    with pytest.raises(UserError, match="was trained with 3 labels that differ from the 2"):
         check_environment(job.out_dir, Corridor(labels=("0", "1")))
 
 

@@ -60,7 +60,7 @@ def test_a_step_in_the_values_stays_where_it_is() -> None:
     means = centred_mean(values, 5)
     assert means[9] == pytest.approx(0.4)
     assert means[10] == pytest.approx(0.6)
-    with pytest.raises(UserError, match=r"^a centred mean needs an odd window, not 4; give one with --window\.$"):
+    with pytest.raises(UserError, match=r"^a centred mean needs an odd window, not 4; set it with --window\.$"):
         centred_mean(values, 4)
 
 
@@ -134,7 +134,7 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="load_dir 'somewhere' is no checkpoint-K"):
         read_original(run)
     run = original(tmp_path / "003_rl_finetune", 2, 1.0, 2, load_dir="results/000_gone/checkpoint-2")
-    with pytest.raises(UserError, match=r"003_rl_finetune/setting\.yml: the run of load_dir .*000_gone.* is not there"):
+    with pytest.raises(UserError, match=r"003_rl_finetune/setting\.yml: load_dir .*000_gone.* does not exist"):
         read_original(run)
 
 

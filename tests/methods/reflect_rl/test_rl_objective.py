@@ -78,10 +78,10 @@ def test_at_the_policy_that_acted_ppo_and_policy_gradient_agree() -> None:
 def test_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:
     for wrong, said in (
         ({"algorithm": "ppo"}, "needs a critic"),
-        ({"temperature": 0.0}, "never tries"),
+        ({"temperature": 0.0}, "does not explore"),
         ({"dtype": "bfloat16"}, "is for adapters"),
         ({"lora": {"dropout": 0.1}}, "lora.dropout must be 0"),
-        ({"launcher": {"kind": "torchrun", "processes": 2}}, "runs as single, or as fork"),
+        ({"launcher": {"kind": "torchrun", "processes": 2}}, "supports only single and fork"),
         ({"launcher": {"kind": "fork", "processes": 2}, "device": "cuda"}, "use single on a GPU"),
     ):
         with pytest.raises(ValidationError, match=said):

@@ -76,7 +76,7 @@ def test_an_environment_that_is_acted_in_has_the_other_methods_split() -> None:
 
 
 def test_too_many_tasks_are_refused() -> None:
-    with pytest.raises(UserError, match="310 tasks of taxi are asked for, it has 300; ask for fewer"):
+    with pytest.raises(UserError, match="310 tasks are requested, but taxi has 300; request fewer"):
         build_splits(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
     with pytest.raises(ValueError, match=r"train, dev and test, or none"):
         TaskParams(train=5)

@@ -198,7 +198,7 @@ def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat: Any) -> 
 def test_a_turn_that_left_out_what_there_was_not_is_refused(omitted: int) -> None:
     one = run(0, 0, 0, 0, 1)
     one.turns[4].omitted = omitted
-    with pytest.raises(UserError, match=f"episode p1, turn 5: its prompt left out {omitted} of 8 earlier messages"):
+    with pytest.raises(UserError, match=f"episode p1, turn 5: its prompt omits {omitted} of 8 earlier messages"):
         convert([one], config(), seed=0)
 
 
@@ -262,7 +262,7 @@ def test_an_iteration_that_solves_nothing_goes_on_with_its_parents_examples_if_t
     folder = rise_bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"convert": changes}}}})
     (folder / "data/rise/iter1").mkdir(exist_ok=True)
     write_jsonl(folder / "data/rise/iter1/episodes.jsonl", [run(0, 0, id="lost")])
-    assert "no example left of 1 episodes" in rise_bench.refused(folder, "rise.convert", "iter1")
+    assert "no examples remain from 1 episodes" in rise_bench.refused(folder, "rise.convert", "iter1")
     earlier = convert([run(1, id="old")], config(), seed=0).examples
     write_jsonl(folder / "data/rise/base/train/collected.jsonl", earlier)
     rise_bench.done(folder, "rise.convert", "iter1")
@@ -293,7 +293,7 @@ def test_control_unweighted_is_the_same_data_at_weight_one() -> None:
 
 
 def test_nothing_left_is_said_in_one_sentence() -> None:
-    with pytest.raises(UserError, match="no example left of 1 episodes"):
+    with pytest.raises(UserError, match="no examples remain from 1 episodes"):
         convert([run(0, 0)], config(only_success=True), seed=0)
 
 

@@ -278,7 +278,7 @@ def test_of_two_samples_with_the_same_text_the_one_with_the_best_reward_was_chos
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"answers": {"0": ["1"]}}, "turn 0 lists other answers than actions"),
+        ({"answers": {"0": ["1"]}}, "turn 0: the numbers of answers and actions differ"),
         ({"omitted": [-1]}, "omitted"),
         ({"best_observations": []}, "turn 0 has no observation"),
     ],
@@ -327,7 +327,7 @@ def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: P
     wrong = call("import-log", log, tmp_path / "none.jsonl")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1
-    assert "a log is one JSON object" in wrong.stderr
+    assert "not a JSON object keyed by task index" in wrong.stderr
     log.write_text("{}")
     empty = call("import-log", log, tmp_path / "none.jsonl", "--env", "gsm8k")
     assert (empty.returncode, empty.stderr) == (2, f"{log} holds no episodes; name a log that has some.\n")

@@ -136,9 +136,9 @@ def test_one_file_alone_is_divided_among_all_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ({"test": 9}, r"rise\.tasks\.test: 9 problems are asked for, 8 are left of 8; ask for fewer"),
-        ({"train": 21}, r"rise\.tasks\.train: 21 problems are asked for, 18 are left of 20"),
-        ({"demonstrations": 9}, r"rise\.tasks\.demonstrations: 9 problems are asked for, 8 are left of 20"),
+        ({"test": 9}, r"rise\.tasks\.test: 9 problems are requested, but 8 of 8 are left; request fewer"),
+        ({"train": 21}, r"rise\.tasks\.train: 21 problems are requested, but 18 of 20 are left"),
+        ({"demonstrations": 9}, r"rise\.tasks\.demonstrations: 9 problems are requested, but 8 of 20 are left"),
     ],
 )
 def test_too_few_problems_are_said_by_split(tmp_path: Path, counts: dict[str, int], said: str) -> None:

@@ -136,7 +136,7 @@ def test_experts_of_the_training_split_and_only_those_that_succeed() -> None:
     assert made.splits["train"][0].question.startswith("Climb.\n\nStairs ")
     with pytest.raises(UserError, match=r"cellar-\d: the expert ends with reward 0 instead of 1"):
         gather_acted(tasks, Cellar(), seed=3)
-    with pytest.raises(UserError, match=r"spin\.tasks\.train: 40 tasks of stairs are asked for, 6 are left of 9"):
+    with pytest.raises(UserError, match=r"spin\.tasks\.train: 40 tasks of stairs are requested, but 6 of 9 are left"):
         gather_acted(TasksParams(train=40, dev=1, test=2), ENV, seed=3)
 
 

@@ -49,7 +49,7 @@ def test_a_run_that_was_not_played_is_refused_not_written_as_nothing(tmp_path: P
     write_jsonl(tmp_path / "e.jsonl", [played(), played(WRONG, run=1)])
     for number in (9, -1):
         said = fails(capsys, "trajectories", tmp_path / "e.jsonl", tmp_path / "t.json", "--run", number)
-        assert said.startswith(f"{tmp_path}/e.jsonl has no episode of run {number}; its last run is 1.")
+        assert said.startswith(f"{tmp_path}/e.jsonl has no episodes of run {number}; set --run to at most 1.")
     assert not (tmp_path / "t.json").exists()
 
 

@@ -56,7 +56,7 @@ def test_an_opponent_that_is_not_the_initial_model_is_refused_unless_allowed(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     other = make_tiny_model(tmp_path / "other", hidden=32, seed=1)
-    with pytest.raises(UserError, match=r"other is an opponent that is not the initial model \(.*tiny"):
+    with pytest.raises(UserError, match=r"the opponent .*other is not the initial model .*tiny"):
         run(tiny, duels(4), tmp_path / "out", params(), other)
     copy = shutil.copytree(tiny, tmp_path / "copy")  # the same weights elsewhere are the same model
     assert run(tiny, duels(4), tmp_path / "same", params(), copy).first["loss"] == pytest.approx(0.693147, abs=1e-5)

@@ -320,7 +320,7 @@ def test_max_tokens_overrides_epochs_and_no_epochs_copies_the_model(tiny: Path, 
 
 
 def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no pair is left to train on \(4 longer than max_length 20, 0 with nothing"):
+    with pytest.raises(UserError, match=r"no pairs remain to train on \(4 longer than max_length 20, 0 with nothing"):
         run(tiny, duels(4), tmp_path, params(max_length=20))
     with pytest.raises(UserError, match="holds no model"):
         run(tmp_path / "nowhere", duels(4), tmp_path, params())

@@ -73,7 +73,7 @@ def test_the_defaults_are_the_specs() -> None:
     [
         (iterations(iter0="iter7"), "there is no iteration 'iter7'"),
         (iterations(a="b", b="a"), "cycle"),
-        (rows("iter1", init="base"), "rows.iter1.init: must be 'iter0', as iterations.iter1.init; a player starts as"),
+        (rows("iter1", init="base"), "rows.iter1.init: must be 'iter0', as in iterations.iter1.init, because training"),
         (iterations(base="base"), "iterations.base: is the warm start; choose another name"),
         (iterations(start="base"), "rows.start: the name is taken"),
         (iterations(none="base"), "rows.none: the name is taken"),
@@ -82,7 +82,7 @@ def test_the_defaults_are_the_specs() -> None:
         ({"rows": {name: ROWS[name] for name in ("iter0", "iter1")}}, "rows: 'base', the warm start, is missing; add"),
         (
             {**iterations(iter0="base"), "rows": {"base": BASE, "iter0": pairs("iter0"), "iter1": pairs("iter1")}},
-            "rows.iter1.match: none, but iterations has no 'iter1'; add it",
+            "rows.iter1.match: is none, but iterations has no 'iter1'; add it",
         ),
         (rows("base", init="base"), "rows.base.init: 'base' is given; the warm start has 'start' there"),
         (rows("iter1", source="iter0"), "rows.iter1.source: 'iter0' is given; an iteration's row has 'iter1' there"),
@@ -90,19 +90,22 @@ def test_the_defaults_are_the_specs() -> None:
         (rows("more_sft", init="iter0"), "rows.more_sft.init: 'iter0' is given; a control has 'base' there"),
         (rows("more_sft", match="iter9"), "rows.more_sft.match: there is no iteration 'iter9'"),
         (rows("more_sft", source="iter9"), "rows.more_sft.source: there is no data of 'iter9'; there are base, iter0"),
-        (rows("more_sft", source="iter0"), "rows.more_sft.data: iter0 has no set 'examples' to learn; name another"),
-        (rows("outcome_dpo", source="base"), "rows.outcome_dpo.data: base has no set 'outcome' to learn; name another"),
+        (rows("more_sft", source="iter0"), "rows.more_sft.data: iter0 has no data set 'examples'; name another"),
+        (rows("outcome_dpo", source="base"), "rows.outcome_dpo.data: base has no data set 'outcome'; name another"),
         (
             rows("outcome_dpo", source="iter1"),
-            "rows.outcome_dpo.source: iter1 has one run a question",
+            "rows.outcome_dpo.source: iter1 plays each question once",
         ),
-        ({"engines": {"teacher": {"engine": "scripted"}}}, "'policy', which plays and is evaluated, is missing"),
+        (
+            {"engines": {"teacher": {"engine": "scripted"}}},
+            "'policy', the engine for self-play and evaluation, is missing",
+        ),
         ({"engines": {"policy": {"engine": "scripted"}}}, "a scripted engine has no model"),
         ({"engines": {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}}, "set chat"),
-        ({"tasks": {"train": 4, "dev": 0, "test": 2, "file": "x"}}, "for source chat, and only for it"),
+        ({"tasks": {"train": 4, "dev": 0, "test": 2, "file": "x"}}, "if source is chat, and only then"),
         (
             {"tasks": {"source": "chat", "train": 4, "dev": 0, "test": 2, "file": "x"}},
-            "for source chat, and only for it",
+            "if source is chat, and only then",
         ),
         (
             {
@@ -113,7 +116,7 @@ def test_the_defaults_are_the_specs() -> None:
         ),
         (
             {"tasks": {"train": 4, "dev": 0, "test": 2, "expert_file": "x"}},
-            "expert_file: is read for source hotpotqa with",
+            "expert_file: is used only with source hotpotqa and",
         ),
         (
             {
@@ -126,29 +129,32 @@ def test_the_defaults_are_the_specs() -> None:
                     "expert_file": "x",
                 }
             },
-            "expert_file: is read for source hotpotqa with experts gpt-4 or both; set null",
+            "expert_file: is used only with source hotpotqa and experts gpt-4 or both; set null",
         ),
-        ({"evaluate": {"start": 5, "end": 5}}, "end: 5 is not after start 5"),
-        ({"evaluate": {"end": 3}}, "evaluate.end: 3 is asked for, tasks.test is 2; fix one"),
-        ({"evaluate": {"start": 2}}, "evaluate.start: 2 is asked for, tasks.test is 2; fix one"),
+        ({"evaluate": {"start": 5, "end": 5}}, "end: 5 must be greater than start, which is 5"),
+        ({"evaluate": {"end": 3}}, "evaluate.end: 3 exceeds tasks.test, which is 2; change one"),
+        ({"evaluate": {"start": 2}}, "evaluate.start: 2 must be below tasks.test, which is 2; change one"),
         (
             {"evaluate": {"max_tokens": 2048}},
             "evaluate.max_tokens: 2048 tokens leave no room for a prompt in engines.policy.co",
         ),
-        (plays("iter1", start=4), "iterations.iter1.generate.start: 4 is asked for, tasks.train is 4; fix one"),
-        (plays("iter1", end=5), "iterations.iter1.generate.end: 5 is asked for, tasks.train is 4; fix one"),
+        (
+            plays("iter1", start=4),
+            "iterations.iter1.generate.start: 4 must be below tasks.train, which is 4; change one",
+        ),
+        (plays("iter1", end=5), "iterations.iter1.generate.end: 5 exceeds tasks.train, which is 4; change one"),
         (
             plays("iter1", max_tokens=4000),
             "iterations.iter1.generate.max_tokens: 4000 tokens leave no room for a prompt",
         ),
         (
             plays("iter0", runs=2, evaluate=False),
-            "rows.outcome_dpo.source: the episodes of iter0 are not scored, so no outcome differs",
+            "rows.outcome_dpo.source: the episodes of iter0 are not scored, so there are no outcome pairs",
         ),
         ({"evaluate": {"evaluate": False}}, "an evaluation without scores has no results to report; set true"),
         ({"engines": {"policy": {"engine": "transformers", "model": "models/mine"}}}, "every row would be evaluated"),
         ({"engines": {"policy": {"engine": "vllm", "chat_template": "zephyr"}}}, "set base.spin.chat_template"),
-        ({"tools": {"use": {"finish": "local"}}}, "can't be a tool's name"),
+        ({"tools": {"use": {"finish": "local"}}}, "is not a valid tool name"),
         (rows("base", train={"epoch": 1}), "Extra inputs"),
     ],
 )
@@ -183,36 +189,36 @@ PLAIN = {"prompt": {"format": "reply"}}
     [
         (
             {"env": {"name": "textcraft"}, "tasks": {"source": "hotpotqa"}},
-            "tasks.source: is of env.name questions, and text",
+            "tasks.source: applies only to env.name questions; text",
         ),
         (
             {"env": {"name": "webshop"}, "play_tools": {}},
-            "play_tools: is of env.name questions, and webshop has its own",
+            "play_tools: applies only to env.name questions; webshop has its own",
         ),
         (
             {"env": {"name": "taxi"}, "prompt": {"question_prefix": "Q "}},
-            "prompt.question_prefix: is of env.name questions",
+            "prompt.question_prefix: applies only to env.name questions",
         ),
         (
             {"env": {"name": "textcraft"}, **PLAIN},
-            "prompt.format: reply is plain SPIN's, for source chat, and only for it",
+            "prompt.format: must be reply (plain SPIN) if tasks.source is chat or env has problems, and only then",
         ),
-        ({"env": {"name": "gsm8k"}}, "prompt.format: gsm8k takes one answer, as plain SPIN writes it; set reply"),
+        ({"env": {"name": "gsm8k"}}, "prompt.format: gsm8k expects a single answer, as in plain SPIN; set reply"),
         ({"env": {"name": "math"}, **PLAIN}, "tasks.source: math has no problems of its own; set gsm8k or math"),
         (
             {"env": {"name": "gsm8k"}, "tasks": {"source": "math"}, **PLAIN},
-            "math is given, and env.name is gsm8k; set the",
+            "is math, but env.name is gsm8k; set both",
         ),
         (
             {"tasks": {"source": "gsm8k"}},
-            "tasks.source: gsm8k holds problems with one right answer; set env.name gsm8k",
+            "tasks.source: gsm8k has problems with one right answer; set env.name: gsm8k",
         ),
         ({"env": {"name": "chess"}}, "name: 'chess' is unknown; choose"),
         ({"env": {"name": "gsm8"}}, "name: 'gsm8' is unknown; did you mean 'gsm8k'?"),
         ({"env": {"name": "questions", "seed": 3}}, "seed"),
-        ({"env": {"name": "textcraft", "jvms": 4}}, "jvms is an option of sciworld, and name is textcraft; remove it"),
-        ({"env": {"name": "no.where:Env"}}, "module 'no.where' can't be imported"),
-        ({"env": "textcraft"}, "keys are expected, name first"),
+        ({"env": {"name": "textcraft", "jvms": 4}}, "jvms is an option of sciworld, but name is textcraft; remove it"),
+        ({"env": {"name": "no.where:Env"}}, "module 'no.where' cannot be imported"),
+        ({"env": "textcraft"}, "expected a section with the key name"),
     ],
 )
 def test_what_does_not_go_with_an_environment_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -79,7 +79,7 @@ def test_files_are_parquet_as_the_originals_and_one_of_each_format_is_refused(ul
     run(*words[:-1], tmp_path / "below")  # another folder, though it lies in the first
     assert len(read_chats(tmp_path, "train")) == 10
     run(*words, "--file-format", "jsonl")
-    with pytest.raises(UserError, match=r"train_prefs-00000-of-00001\.jsonl and .*parquet; delete the one"):
+    with pytest.raises(UserError, match=r"train_prefs-00000-of-00001\.jsonl and .*parquet; delete the outdated one"):
         read_chats(tmp_path, "train")
 
 
@@ -260,7 +260,7 @@ def test_a_prompt_of_two_splits_is_refused_however_often_it_repeats(tmp_path: Pa
     chats_in(folder, "train", ("Hello", "a"), ("hello", "b"))
     chats_in(folder, "test", ("HELLO", "c"))
     tasks = TasksParams(source="chat", file=str(folder), train=2, dev=0, test=1)
-    with pytest.raises(UserError, match="the question 'hello' stands in train and test; take it out"):
+    with pytest.raises(UserError, match="the question 'hello' is in train and test; keep it in"):
         gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
 
 
@@ -282,7 +282,7 @@ def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) ->
     whole = file.read_bytes()
     for damaged in (whole[:-10], whole[:4] + bytes(len(whole) // 3) + whole[4 + len(whole) // 3 :]):
         file.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"x\.parquet is no readable parquet file"):
+        with pytest.raises(UserError, match=r"x\.parquet is not a readable parquet file"):
             list(read_rows_of(file))
 
 

@@ -45,7 +45,7 @@ def test_the_order_is_pythons_random_233_and_then_a_slice() -> None:
 
 
 def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(UserError, match="questions 0 to 60 are asked for, the split has 50"):
+    with pytest.raises(UserError, match="questions 0 to 60 are requested, but the split has 50"):
         chosen(split(50), PlayParams(end=60))
     with pytest.raises(UserError, match="fix start and end"):
         chosen(split(50), PlayParams(start=50))
@@ -54,7 +54,7 @@ def test_more_than_there_is_is_refused() -> None:
 def test_a_question_in_two_splits_is_refused() -> None:
     train, test = split(4), split(2)[1:]
     test[0] = test[0].model_copy(update={"id": "other", "question": "  question 1? "})
-    with pytest.raises(UserError, match=r"'question 1\?' stands in train and test; take it out of one"):
+    with pytest.raises(UserError, match=r"'question 1\?' is in train and test; keep it in only one"):
         check_disjoint({"train": train, "dev": [], "test": test})
     check_disjoint({"train": train[:1], "dev": [], "test": test})
 
@@ -84,7 +84,7 @@ def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_toke
 
 def test_more_questions_than_there_are_is_one_sentence() -> None:
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
-    with pytest.raises(UserError, match="raise people or ask for fewer"):
+    with pytest.raises(UserError, match="raise people or request fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
@@ -163,7 +163,7 @@ def test_another_task_can_be_the_test_split(tmp_path: Path) -> None:
     tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 229, "other": other})
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
     assert {question.task for question in made.splits["test"]} == {"strategyqa"}
-    with pytest.raises(UserError, match=r"spin.tasks.test: 230 are asked for, there are 229"):
+    with pytest.raises(UserError, match=r"spin.tasks.test: 230 are requested, but only 229 exist"):
         gather(tasks.model_copy(update={"test": 230}), ToolsParams(), seed=3, download=tmp_path, mirror=None)
 
 

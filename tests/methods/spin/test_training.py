@@ -184,14 +184,15 @@ def test_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
     for limit in (512, 600):
         values = {"rise": {"overlong": "truncate", "max_length": 512, "max_prompt_length": limit}}
         with pytest.raises(
-            UserError, match=rf"rise: max_prompt_length \({limit}\) leaves no token of max_length \(512\)"
+            UserError,
+            match=rf"rise: max_prompt_length \({limit}\) leaves no room for the response in max_length \(512\)",
         ):
             load_section(values, "rise", PairParams, "params.yaml")
 
 
 def test_a_prompt_limit_that_somebody_wrote_is_checked_also_where_nothing_is_truncated() -> None:
     values = {"rise": {"max_length": 512, "max_prompt_length": 512}}
-    with pytest.raises(UserError, match=r"max_prompt_length \(512\) leaves no token"):
+    with pytest.raises(UserError, match=r"max_prompt_length \(512\) leaves no room"):
         load_section(values, "rise", PairParams, "params.yaml")
 
 
@@ -199,7 +200,7 @@ def test_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
     for real, said in (
         ([], "must begin with a message of the assistant"),
         ([asks("Well?")], "must begin with a message of the assistant"),
-        ([says("a"), Message(role="user", content="7", weight=1.0)], "only what the assistant wrote can have a weight"),
+        ([says("a"), Message(role="user", content="7", weight=1.0)], "only assistant messages can have a weight"),
     ):
         with pytest.raises(UserError, match=f"^pair 'p': .*{said}"):
             encode_pairs([pair(real, [says("b")])], chat, PairParams())

@@ -70,7 +70,7 @@ def test_two_runs_of_a_task_do_not_fit_one_file() -> None:
 
 def test_a_file_is_read_back_or_its_fault_is_named(tmp_path: Path) -> None:
     assert read_trajectories(FILE) == {"3687": SAMPLE}
-    for text, words in (("{", "is not JSON"), ("[]", "an object of episodes"), ('{"5": {}}', "task 5: no 'traj'")):
+    for text, words in (("{", "is not JSON"), ("[]", "expected an object"), ('{"5": {}}', "task 5: no 'traj'")):
         path = tmp_path / "bad.json"
         path.write_text(text)
         with pytest.raises(UserError, match=words):

@@ -158,12 +158,12 @@ def test_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) -> None:
 def test_what_the_backend_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError, match="or use backend trainer") as refusal:
         params(**changes)
-    assert f"backend 'xtuner' has no {named}" in str(refusal.value)
+    assert f"backend 'xtuner' does not support {named}" in str(refusal.value)
     params(**changes, backend="trainer")
 
 
 def test_float16_is_for_xtuner_alone() -> None:
-    with pytest.raises(ValidationError, match="'float16' is for backend xtuner"):
+    with pytest.raises(ValidationError, match="'float16' works only with backend xtuner"):
         params(backend="trainer", device="cuda", dtype="float16")
 
 

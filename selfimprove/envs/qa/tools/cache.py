@@ -57,8 +57,8 @@ def _opened(file: Path) -> Journal:
         if file.is_dir():
             raise UserError(f"tools.cache: {file} is a folder; name a file.")
         if file.exists() and not begins_as_journal(file):
-            raise UserError(f"tools.cache: {file} holds no answers of a search; name another file.")
+            raise UserError(f"tools.cache: {file} is not a cache of search results; name another file.")
         file.parent.mkdir(parents=True, exist_ok=True)
         return Journal(file)
     except OSError as error:
-        raise UserError(f"tools.cache: {file} can't be opened ({error.strerror}); name another file.") from None
+        raise UserError(f"tools.cache: {file} cannot be opened ({error.strerror}); name another file.") from None

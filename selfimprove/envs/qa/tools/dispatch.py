@@ -159,7 +159,9 @@ def _make(name: str, behind: str, params: ToolsParams, corpus: Path | None) -> T
         from selfimprove.envs.qa.tools.bm25 import LocalSearch, read_corpus
 
         if corpus is None:
-            raise UserError(f"tools.use.{name}: local searches a corpus and this run has none; name another tool.")
+            raise UserError(
+                f"tools.use.{name}: local needs a corpus, which this run does not have; choose another tool."
+            )
         return LocalSearch(read_corpus(corpus), setup=params.setup, k1=params.k1, b=params.b, cut=params.cut)
     if behind == "replay":
         from selfimprove.envs.qa.tools.replay import ReplaySearch, read_snippets
@@ -187,7 +189,7 @@ def own_tool(spec: str, place: str) -> Tool:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything at import
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{place}: module {module_name!r} can't be imported ({said}); fix it or the name.") from None
+        raise UserError(f"{place}: module {module_name!r} cannot be imported ({said}); fix it or the name.") from None
     tool = getattr(module, function, None)
     if not callable(tool):
         raise UserError(f"{place}: {module_name} has no function {function!r}; fix the name.")

@@ -48,12 +48,14 @@ class ToolsParams(Section):
         folded = [name.strip().lower() for name in use]
         for name, behind in use.items():
             if not name.strip() or set(name) & set("[]\n") or name.strip().lower() == "finish":
-                raise ValueError(f"use: {name!r} can't be a tool's name; choose a word other than finish")
+                raise ValueError(
+                    f"use: {name!r} is not a valid tool name; choose a word other than finish, without brackets"
+                )
             module, colon, function = behind.partition(":")
             if behind not in BUILT_IN and not (colon and module and function.isidentifier()):
                 raise ValueError(
-                    f"use.{name}: {behind!r} is neither {', '.join(BUILT_IN)} nor module:function; name one of these"
+                    f"use.{name}: {behind!r} is not valid; choose one of {', '.join(BUILT_IN)}, or module:function"
                 )
         if len(set(folded)) < len(folded):
-            raise ValueError("use: two names differ by case only, and tools are called without regard to case")
+            raise ValueError("use: two names differ only by case, which tool calls ignore; rename one")
         return use

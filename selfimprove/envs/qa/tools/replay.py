@@ -48,9 +48,9 @@ def read_snippets(path: Path) -> list[tuple[str, str]]:
     for line, row in read_rows(path):
         query, snippet = row.get("query"), row.get("snippet")
         if not isinstance(query, str) or not (snippet is None or isinstance(snippet, str)):
-            raise UserError(f"{path}, line {line}: a query and a snippet were expected; fix or delete the line.")
+            raise UserError(f"{path}, line {line}: expected a query and a snippet; fix or delete the line.")
         if snippet and snippet.strip():
             pairs.append((query, snippet))
     if not pairs:
-        raise UserError(f"{path}: no row has a snippet; give it at least one, or name another file.")
+        raise UserError(f"{path}: no row has a snippet; add at least one, or name another file.")
     return pairs

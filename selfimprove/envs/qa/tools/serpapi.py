@@ -47,8 +47,8 @@ class SerpApiSearch:
         self._key = environment.get(params.api_key_env, "").strip()
         if not self._key:
             raise UserError(
-                f"the search key {params.api_key_env} is not set; export {params.api_key_env}=<key>, or let tools.use "
-                "name local or replay instead of serpapi."
+                f"the search key {params.api_key_env} is not set; export {params.api_key_env}=<key>, or set local or "
+                "replay instead of serpapi in tools.use."
             )
         self._params = params
         # httpx logs URLs, which contain the key.
@@ -87,8 +87,8 @@ class SerpApiSearch:
         response = self._client.get(self._params.url, params={**asked, "api_key": self._key})
         if response.status_code in (401, 403):
             raise UserError(
-                f"{self._params.url} refuses the key {self._params.api_key_env} (status {response.status_code}); "
-                "put a valid key into that variable."
+                f"{self._params.url} rejects the key {self._params.api_key_env} (status {response.status_code}); set "
+                "that variable to a valid key."
             )
         if response.status_code == 429 or response.status_code >= 500:
             raise _Passing(f"status {response.status_code}")

@@ -111,7 +111,7 @@ def test_a_foreign_file_is_refused_and_untouched(foreign: bytes, tmp_path: Path)
     file = tmp_path / "thesis.txt"
     file.write_bytes(foreign)
     with pytest.raises(
-        UserError, match=r"^tools\.cache: .*thesis\.txt holds no answers of a search; name another file"
+        UserError, match=r"^tools\.cache: .*thesis\.txt is not a cache of search results; name another file"
     ):
         CachedSearch(Counting(), file)
     assert file.read_bytes() == foreign

@@ -175,10 +175,10 @@ def test_a_persons_own_tool_is_one_function_and_one_line_of_params(
     assert call(made, "owl", "SHOUT") == "OWL"
     with pytest.raises(UserError, match=r"tools\.use\.x: my_tools has no function 'number'"):
         own_tool("my_tools:number", "tools.use.x")
-    with pytest.raises(UserError, match=r"tools\.use\.x: module 'nowhere_at_all' can't be imported"):
+    with pytest.raises(UserError, match=r"tools\.use\.x: module 'nowhere_at_all' cannot be imported"):
         own_tool("nowhere_at_all:f", "tools.use.x")
     (tmp_path / "torn_tools.py").write_text("def shout(:\n")
-    with pytest.raises(UserError, match=r"tools\.use\.x: module 'torn_tools' can't be imported \(SyntaxError"):
+    with pytest.raises(UserError, match=r"tools\.use\.x: module 'torn_tools' cannot be imported \(SyntaxError"):
         own_tool("torn_tools:shout", "tools.use.x")
 
 
@@ -190,7 +190,7 @@ def test_built_in_tools_are_made_by_name(tmp_path: Path) -> None:
     assert made.names == ("recall", "search")
     assert [call(made, "Tolma"), call(made, "tolma", "Recall")] == ["A town by the sea.", "by the sea"]
     made.close()
-    with pytest.raises(UserError, match=r"tools\.use\.search: local searches a corpus"):
+    with pytest.raises(UserError, match=r"tools\.use\.search: local needs a corpus"):
         make_tools(ToolsParams(), None)
     with pytest.raises(UserError, match=r"replay needs tools\.snippets"):
         make_tools(ToolsParams(use={"search": "replay"}), None)

@@ -35,7 +35,7 @@ def test_rows_without_a_snippet_are_left_out_and_bad_ones_named(tmp_path: Path) 
     file.write_text('{"query": "a", "snippet": null}\n{"query": "b", "snippet": "B", "source": "x"}\n')
     assert read_snippets(file) == [("b", "B")]
     file.write_text('{"query": "b", "snippet": "B"}\n{"snippet": "B"}\n')
-    with pytest.raises(UserError, match=r"snippets\.jsonl, line 2: a query and a snippet were expected"):
+    with pytest.raises(UserError, match=r"snippets\.jsonl, line 2: expected a query and a snippet"):
         read_snippets(file)
 
 

@@ -135,7 +135,9 @@ def test_the_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_missing_key_fails_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SERPAPI_API_KEY", raising=False)
-    with pytest.raises(UserError, match=r"SERPAPI_API_KEY is not set; export SERPAPI_API_KEY=<key>, or let tools.use"):
+    with pytest.raises(
+        UserError, match=r"SERPAPI_API_KEY is not set; export SERPAPI_API_KEY=<key>, or set local or replay"
+    ):
         make_tools(ToolsParams(use={"search": "serpapi"}), None)
     monkeypatch.setenv("SERPAPI_API_KEY", "  ")
     with pytest.raises(UserError, match="is not set"):
