@@ -98,9 +98,11 @@ def main() -> None:
             f"{PARAMS} has uncommitted edits, which `make use` would overwrite; commit them, or run "
             f"`git checkout {PARAMS}` to discard them, then run `make use` again."
         )
+    same = PARAMS.is_file() and PARAMS.read_bytes() == text.encode()
     write_text(PARAMS, text)
     write_text(WRITTEN, f"{sha256(text.encode()).hexdigest()}\n")
-    print(f"{PARAMS} now contains profile {name}; `git diff {PARAMS}` shows the changes.")
+    shows = "it did before, too" if same else f"`git diff {PARAMS}` shows the changes"
+    print(f"{PARAMS} now contains profile {name}; {shows}.")
 
 
 def _kept(content: bytes) -> bool:

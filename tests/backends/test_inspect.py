@@ -9,6 +9,7 @@ import pytest
 from inspect_ai.log import read_eval_log
 
 from selfimprove.apps.page.inspect_log import main
+from selfimprove.core.errors import UserError
 
 pytestmark = pytest.mark.backend
 
@@ -20,6 +21,12 @@ EPISODE = {
         {"model": "student", "attempts": [{"text": "2", "reward": 1.0}], "chosen": 0, "observation": "Right."},
     ],
 }  # fmt: skip
+
+
+def test_a_folder_without_episodes_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="contains no evaluated episodes; run `make repro` first"):
+        main(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_inspect_reads_every_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

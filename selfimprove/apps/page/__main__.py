@@ -27,11 +27,7 @@ def main(
     ] = None,
     live: Annotated[bool, typer.Option(help="include the live view of make watch")] = False,
 ) -> None:
-    """Write the report; print its path and what could not be read.
-
-    Raises:
-        UserError: the run's folder does not exist, or a run to compare with cannot be read.
-    """
+    """Write the report; print its path and what could not be read."""
     if not run.is_dir():
         raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
     began = time.monotonic()
@@ -39,6 +35,8 @@ def main(
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
     for problem in built.problems:
         print(f"omitted: {for_terminal(problem)}", file=sys.stderr)
+    if not any((run / "results").glob("*/*/metrics.json")):
+        print(f"{run / 'results'} contains no results yet; run `make repro` first.", file=sys.stderr)
     print(f"{out / 'index.html'}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s; open it in a browser")
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.apps.page.episodes import to_page
+from selfimprove.core.cli import one_sentence
+from selfimprove.core.errors import UserError
 
 ROLES = {"environment": "user", "reflector": "user"}
 
@@ -65,15 +67,21 @@ def _sample(record: dict[str, Any], epoch: int) -> Any:
 
 
 def main(run: Path, out: Path) -> None:
-    """Write a log for every evaluated row."""
+    """Write a log for every evaluated row.
+
+    Raises:
+        UserError: no row has been evaluated.
+    """
     from inspect_ai.log import write_eval_log
 
-    out.mkdir(parents=True, exist_ok=True)
     files = sorted((run / "results").glob("*/*/episodes.jsonl"))
+    if not files:
+        raise UserError(f"{run / 'results'} contains no evaluated episodes; run `make repro` first.")
+    out.mkdir(parents=True, exist_ok=True)
     for path in files:
         write_eval_log(log_of(path), str(out / f"{path.parts[-3]}-{path.parts[-2]}.eval"))
     print(f"{out}: {len(files)} logs; `.venvs/inspect/bin/inspect view --log-dir {out}` shows them")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    one_sentence()(main)(Path(sys.argv[1]), Path(sys.argv[2]))

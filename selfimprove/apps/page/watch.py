@@ -103,11 +103,7 @@ def watch(
     run: Annotated[Path, typer.Option(help="folder of the run")] = Path(),
     out: Annotated[Path, typer.Option(help="output folder of the report")] = OUT,
 ) -> None:
-    """Serve the report until interrupted.
-
-    Raises:
-        UserError: the run's folder does not exist, or the port is in use.
-    """
+    """Serve the report until interrupted."""
     if not run.is_dir():
         raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
     listener = listen(HOST, port)

@@ -207,8 +207,10 @@ def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> N
     assert " 1 of 4 methods evaluated" in "".join(read_html(tmp_path / "out/index.html").text)
 
 
-def test_a_run_without_results_says_so(tmp_path: Path) -> None:
+def test_a_run_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
+    main(tmp_path / "run", tmp_path / "out")
+    assert "run/results contains no results yet; run `make repro` first." in capsys.readouterr().err
     assert build(tmp_path / "run", tmp_path / "out").problems == []
     assert "No episodes yet." in "".join(read_html(tmp_path / "out/episodes.html").text)
 
