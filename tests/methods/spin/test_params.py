@@ -204,7 +204,7 @@ PLAIN = {"prompt": {"format": "reply"}}
         ),
         (
             {"env": {"name": "textcraft"}, **PLAIN},
-            "prompt.format: must be reply \\(plain SPIN\\) if tasks.source is chat or env has problems, and only then",
+            "prompt.format: must be reply (plain SPIN) if tasks.source is chat or env has problems, and only then",
         ),
         ({"env": {"name": "gsm8k"}}, "prompt.format: gsm8k expects a single answer, as in plain SPIN; set reply"),
         ({"env": {"name": "math"}, **PLAIN}, "tasks.source: math has no problems of its own; set gsm8k or math"),
