@@ -39,11 +39,11 @@ def engine(**options: Any) -> dict[str, Any]:
 def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(rise_bench: Workbench, tmp_path: Path) -> None:
     teacher = {"engine": "transformers", "model": "models/nowhere"}
     folder = rise_bench.copy(tmp_path / "engine", {"rise": {"engines": {"teacher": teacher}}})
-    assert "models/nowhere holds no model (config.json)" in rise_bench.refused(folder, "rise.generate", "iter1")
+    assert "models/nowhere contains no model (no config.json)" in rise_bench.refused(folder, "rise.generate", "iter1")
     folder = rise_bench.copy(tmp_path / "student", engine(model="models/nowhere"))
     assert "set base.rise.model to use a model of your own" in rise_bench.refused(folder, "rise.generate", "iter1")
     folder = rise_bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
-    assert "base.rise: model 'models/nowhere' is no folder" in rise_bench.refused(folder, "base", "rise")
+    assert "base.rise: model 'models/nowhere' is not a folder" in rise_bench.refused(folder, "base", "rise")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -59,7 +59,7 @@ def test_a_truncated_weight_file_is_refused(rise_bench: Workbench, tmp_path: Pat
     folder = rise_bench.copy(tmp_path / "bench")
     weights = folder / "models/rise/base/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert "models/rise/base: the model does not load" in rise_bench.refused(folder, "rise.generate", "iter1")
+    assert "models/rise/base: the model cannot be loaded" in rise_bench.refused(folder, "rise.generate", "iter1")
     shutil.copy(weights, folder / "models/rise/start/model.safetensors")
     assert "models/rise/start" in rise_bench.refused(folder, "rise.finetune", "base")
 

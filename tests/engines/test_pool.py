@@ -82,5 +82,5 @@ def test_a_scripted_engine_where_no_expert_is_and_a_missing_model_are_refused(tm
 
     with pytest.raises(UserError, match="no expert"):
         asyncio.run(run("teacher"))
-    with pytest.raises(UserError, match="/nowhere holds no model"):
+    with pytest.raises(UserError, match="/nowhere contains no model"):
         asyncio.run(run("unused"))

@@ -123,9 +123,9 @@ def test_answers_are_loaded_only_if_their_own_demonstration_earns_the_reward() -
     assert Words().grade("I say 4", problem) == (1.0, "4")
     assert Words().grade("", problem) == (0.0, None)
     assert Words().slip(problem, 1) in ("It is 3", "It is 5")
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 2: words reads 'Hull' from its demonstration"):
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 2: words extracts 'Hull' from its demonstration"):
         Words().load([(2, {"question": "Where?", "answer": "Kingston upon Hull"})], HERE)
-    with pytest.raises(UserError, match="line 3: question and answer must be text"):
+    with pytest.raises(UserError, match="line 3: question and answer must be strings"):
         Words().load([(3, {"question": "2 + 2?", "answer": 4})], HERE)
 
 

@@ -154,7 +154,7 @@ def test_a_folder_without_a_model_has_no_full_weights(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "selfimprove.models.merge", str(tmp_path / "nowhere")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "nowhere holds no model (config.json); name a folder such as" in done.stderr
+    assert "nowhere contains no model (no config.json); name a folder such as" in done.stderr
 
 
 def test_a_base_that_is_missing_or_has_changed_is_one_sentence(own: Path) -> None:

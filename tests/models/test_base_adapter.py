@@ -90,7 +90,7 @@ def test_a_base_on_the_hub_is_pinned(adapter: Path, tmp_path: Path) -> None:
     change(adapter, base_model_name_or_path="owner/name", revision=None)
     with pytest.raises(UserError, match=r"adapter of 'owner/name', which is not a folder .* adapter_of .* name@commit"):
         merged(adapter, tmp_path / "full")
-    with pytest.raises(UserError, match=r"adapter of 'other/name', which is no folder here"):
+    with pytest.raises(UserError, match=r"adapter of 'other/name', which is not a folder"):
         merged(adapter, tmp_path / "full", "other/name")
     change(adapter, base_model_name_or_path="/home/somebody/llama", revision=COMMIT)
     with pytest.raises(UserError, match=r"'/home/somebody/llama' could not be downloaded"):
@@ -104,7 +104,7 @@ def test_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path, tmp_pa
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copyfile(adapter / "adapter_model.safetensors", alone / "adapter_model.safetensors")
-    with pytest.raises(UserError, match=r"adapter_model.safetensors alone, .* put its adapter_config.json beside it"):
+    with pytest.raises(UserError, match=r"adapter_model.safetensors without adapter_config.json"):
         merged(alone, out)
     with pytest.raises(UserError, match=r"is an adapter of .*, which is itself an adapter"):
         merged(adapter, out, str(adapter))
@@ -138,4 +138,4 @@ def test_a_run_starts_from_an_adapter(bench: Workbench, tmp_path: Path) -> None:
     (adapter / "adapter_config.json").unlink()
     ran = bench.forks.run(folder, "base", "rise")
     assert (ran.code, len(ran.lines)) == (2, 1)
-    assert "put its adapter_config.json beside it" in ran.stderr
+    assert "without adapter_config.json" in ran.stderr

@@ -67,8 +67,8 @@ def edit_config(folder: Path, **values: Any) -> None:
         ),
         (lambda weights: weights.update({QUERY: torch.zeros(8, 32)}), f"{QUERY} has shape [8, 32], but config.json"),
         (lambda weights: weights.update({QUERY: weights[QUERY].int()}), f"{QUERY} holds I32, not floating-point"),
-        (lambda weights: weights[QUERY][3].fill_(float("nan")), f"{QUERY} holds numbers that are not finite"),
-        (lambda weights: weights[QUERY][31].fill_(float("inf")), f"{QUERY} holds numbers that are not finite"),
+        (lambda weights: weights[QUERY][3].fill_(float("nan")), f"{QUERY} contains NaN or infinity"),
+        (lambda weights: weights[QUERY][31].fill_(float("inf")), f"{QUERY} contains NaN or infinity"),
     ],
 )
 def test_weights_that_do_not_fit_or_are_not_finite_are_named(
@@ -81,11 +81,11 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_named(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"num_attention_heads": 0}, "the model does not load"),
+        ({"num_attention_heads": 0}, "the model cannot be loaded"),
         ({"num_hidden_layers": 10**6}, "config.json: num_hidden_layers is 1000000"),
         ({"num_hidden_layers": "two"}, "config.json: num_hidden_layers is 'two'"),
         ({"hidden_size": 64}, "has shape"),
-        ({"model_type": "nonsense"}, "the model does not load"),
+        ({"model_type": "nonsense"}, "the model cannot be loaded"),
     ],
 )
 def test_a_config_of_no_model_or_of_another_is_named(folder: Path, values: dict[str, Any], said: str) -> None:
@@ -103,7 +103,7 @@ def test_files_that_are_missing_torn_or_garbage_are_named(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     assert "config.json is not JSON" in refused(folder)
     (folder / "config.json").unlink()
-    assert "holds no config.json" in refused(folder)
+    assert "contains no config.json" in refused(folder)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused(whole: Path) -> None:

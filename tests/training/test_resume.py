@@ -164,7 +164,7 @@ def test_a_checkpoint_that_is_not_what_was_sealed_is_dropped_in_a_sentence(
     (tmp_path / "checkpoint-3" / "whole.json").write_bytes(bytes(90))
     drop_damaged(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    said = "{0}/checkpoint-{1} is damaged: checkpoint-{2} was deleted, and training goes on from {3}."
+    said = "{0}/checkpoint-{1} is damaged: checkpoint-{2} was deleted, and training resumes from {3}."
     assert capsys.readouterr().err.splitlines() == [
         said.format(tmp_path, "100/zero/optimizer.pt", 100, "step 20"),
         said.format(tmp_path, "20/zero/optimizer.pt", 20, "step 3"),

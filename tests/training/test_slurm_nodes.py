@@ -72,5 +72,7 @@ def test_without_a_job_of_so_many_nodes_it_is_one_sentence(tmp_path: Path, monke
         monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
         if allotted:
             monkeypatch.setenv("SLURM_JOB_NUM_NODES", allotted)
-        with pytest.raises(UserError, match=rf"nodes 3 by srun, .*{words}; run `CLUSTER=slurm sbatch --nodes=3 "):
+        with pytest.raises(
+            UserError, match=rf"at least 3 nodes and srun, but {words}; run `CLUSTER=slurm sbatch --nodes=3 "
+        ):
             slurm_nodes.attempt(ClusterParams(kind="slurm"), NodesRun(cfg, tmp_path / "job.json", {}, None, 1))

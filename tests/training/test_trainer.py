@@ -286,7 +286,7 @@ def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path)
     silent = Example(id="s", messages=[Message(role="user", content="q"), Message(role="assistant", content="a")])
     with pytest.raises(UserError, match="no examples remain to train on"):
         run(tiny, [silent], tmp_path, PARAMS)
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="contains no model"):
         run(tmp_path / "nowhere", dialogues(2), tmp_path, PARAMS)
     with pytest.raises(UserError, match="bitsandbytes"):
         run(tiny, dialogues(2), tmp_path, tuned(lora={"quantize": "4bit"}))

@@ -144,7 +144,7 @@ def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_ten
         train(tmp_path)
     assert not (tmp_path / "ran").exists(), "no code in a checkpoint is run"
     assert not lock.exists()
-    assert f"{lock}: left by a run that was killed" in (saved.parent / "worker.log").read_text()
+    assert f"{lock}: deleted; it was left by a run that was killed" in (saved.parent / "worker.log").read_text()
     state.write_bytes(whole)
     seal(saved)
     assert train(tmp_path).timing.resumed_at == 1

@@ -94,7 +94,7 @@ def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object that maps task indices to episodes; name a trajectory file.")
     if not value:
-        raise UserError(f"{path} holds no episodes; name a trajectory file that has some.")
+        raise UserError(f"{path} contains no episodes; name a trajectory file that has some.")
     for key, entry in value.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("traj"), (str, list)):
             raise UserError(f"{path}, task {key}: no 'traj'; fix or delete the entry.")

@@ -378,7 +378,7 @@ def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
         tmp_path / "nowhere": "does not exist",
         no_template: "no chat template",
         no_weights: "safetensors",
-        torn_weights: "does not load",
+        torn_weights: "cannot be loaded",
         other_tokenizer: "ids, but the model only",
         other_shape: "lack",
         no_config: "config.json",

@@ -63,7 +63,7 @@ def test_the_positions_of_a_model_are_read_from_its_config(config: dict[str, obj
 def test_a_context_of_all_positions_is_taken_and_one_more_is_refused_with_both_numbers(tmp_path: Path) -> None:
     folder = model(tmp_path / "llama", LLAMA_2)
     check_model(cfg(context=4096), folder)
-    with pytest.raises(UserError, match=r"context 4097 is more than the 4096 positions of .*llama"):
+    with pytest.raises(UserError, match=r"context 4097 exceeds the 4096 positions of .*llama"):
         check_model(cfg(context=4097), folder)
 
 

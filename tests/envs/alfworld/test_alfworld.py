@@ -111,7 +111,7 @@ def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert list(DownloadedGames(tmp_path, ["heat"]).task_ids()) == [0, 1]
     with pytest.raises(UserError, match="no game has the requested thing 'mug'"):
         DownloadedGames(tmp_path, thing="mug")
-    with pytest.raises(UserError, match="there is no game 3; there are 3"):
+    with pytest.raises(UserError, match="there is no game 3; choose one from 0 to 2"):
         games.game(3)
 
 

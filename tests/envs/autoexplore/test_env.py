@@ -396,7 +396,7 @@ def test_thoughts_speak_of_what_question_and_name_share() -> None:
 
 
 def test_missing_targets_repositories_and_tasks_are_the_users_errors(repo: Repo, make_task: Any) -> None:
-    with pytest.raises(UserError, match=r"task 1: its target 'gone.py' is missing from 'eventlib' .* drop the task"):
+    with pytest.raises(UserError, match=r"task 1: its target 'gone.py' is missing from 'eventlib' .* remove the task"):
         AutoExplore([make_task(HUB), make_task("gone.py")], {"eventlib": repo})
     with pytest.raises(UserError, match="task 0 refers to the repository 'other', which is missing"):
         AutoExplore([make_task(HUB, root="other")], {"eventlib": repo})

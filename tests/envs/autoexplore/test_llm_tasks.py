@@ -224,7 +224,7 @@ def test_nothing_to_ask_and_nothing_answered_are_the_users_error(
     with pytest.raises(UserError, match="contain no usable QUERY and ANSWER; choose another model"):
         make(ScriptedEngine(lambda request, index: "no"), {"eventlib": repo})
     short = Repo.open(make_folder("r", {"a.txt": "too short to ask about"}))
-    with pytest.raises(UserError, match="no file of r has 50 tokens"):
+    with pytest.raises(UserError, match="no file of r has the 50 tokens"):
         make(ScriptedEngine(lambda request, index: ONE), {"r": short})
     with pytest.raises(UserError, match="QUERY and ANSWER"):
         gather({("r", "a"): Asked([], Counter(files=1))})

@@ -235,7 +235,7 @@ def test_a_task_without_a_question_is_dropped_not_refused(tmp_path: Path, repo: 
 
 def test_a_folder_of_task_files_is_read_in_the_order_of_their_names(tmp_path: Path, make_task: Any) -> None:
     tasks = [make_task("core/hub.py"), make_task("README.md", root="other")]
-    with pytest.raises(UserError, match=r"no \.json file"):
+    with pytest.raises(UserError, match=r"no \.json task file"):
         read_tasks(tmp_path)
     for name, task in zip(("b.json", "a.json"), tasks, strict=True):
         (tmp_path / name).write_text(f"[{dump_line(task)}]")

@@ -109,16 +109,19 @@ def test_a_score_is_the_share_of_the_return_that_means_success() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"name": "gymnasium:Nowhere-v0"}, "gymnasium:Nowhere-v0 can't be made (Environment `Nowhere` doesn't exist"),
+        (
+            {"name": "gymnasium:Nowhere-v0"},
+            "gymnasium:Nowhere-v0 cannot be created (Environment `Nowhere` doesn't exist",
+        ),
         ({"name": "gymnasium:Pendulum-v1", "actions": []}, "is not supported; only Discrete and Text are"),
         ({"actions": ["left"]}, "FrozenLake-v1 has 4 actions; env.actions must name each once"),
         ({"name": "gymnasium:tests/Echo-v0"}, "actions are free text; remove env.actions"),
-        ({"name": "gymnasium:CartPole-v1", "actions": [], "success_return": 0.5}, "of task 0 add up to 1, and a score"),
+        ({"name": "gymnasium:CartPole-v1", "actions": [], "success_return": 0.5}, "of task 0 add up to 1, but a score"),
         (
             {"name": "gymnasium:CliffWalking-v1"},
             "the rewards of task 0 add up to -1, but a score must be in [0, 1]; set",
         ),
-        ({"options": {"map_name": "9x9"}}, "can't be made ('9x9'); fix env.name or env.options"),
+        ({"options": {"map_name": "9x9"}}, "cannot be created ('9x9'); fix env.name or env.options"),
     ],
 )
 def test_bad_input_is_one_sentence(keys: dict[str, Any], said: str) -> None:

@@ -41,8 +41,8 @@ def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) 
 @pytest.mark.parametrize(
     ("changes", "keys", "said"),
     [
-        (None, {"field": "txt"}, "an observation has no txt (there is text, legal, place); fix env.field"),
-        (misbehave(observation={"a\nb": 1}), {}, "an observation has no text (there is a b); fix env.field"),
+        (None, {"field": "txt"}, "an observation has no txt (it has text, legal, place); fix env.field"),
+        (misbehave(observation={"a\nb": 1}), {}, "an observation has no text (it has a b); fix env.field"),
         (None, {"field": "text.here"}, "an observation has no text.here"),
         (None, {"listed": "text"}, "text is not a list of actions: The goal is 2. You are at 0.; fix env.listed."),
         (None, {"action": "wrd"}, "rejects an action with the fields wrd (word is missing; wrd is extra_forbidden)"),

@@ -205,5 +205,5 @@ def test_a_plan_that_leads_nowhere_is_refused() -> None:
     empty = question.model_copy(update={"gold": " "})
     with pytest.raises(UserError, match=r"question q: the gold answer ' ' earns no reward"):
         demonstrate(Quest(empty, (lookup,), "So."), lambda _: "found")
-    with pytest.raises(UserError, match=r"question q names no paragraphs"):
+    with pytest.raises(UserError, match=r"question q has no supporting_facts"):
         hotpotqa_quest(question.model_copy(update={"titles": []}))

@@ -148,13 +148,15 @@ def test_mmlu_files_are_sorted_and_options_lettered(tmp_path: Path) -> None:
     assert [(q.kind, q.gold) for q in questions] == [("anatomy", "D"), ("anatomy", "A"), ("virology", "B")]
     assert questions[0].question == "Question: What, then?\nA. 1\nB. 2\nC. 3, or 4\nD. 5"
     (tmp_path / "test" / "anatomy_test.csv").write_text("When?,1,2,3,4,A\nWhy?,1,2,3,4,E\n")
-    with pytest.raises(UserError, match=r"anatomy_test\.csv, line 2: a question, four options and a letter"):
+    with pytest.raises(UserError, match=r"anatomy_test\.csv, line 2: expected a question, four options and a letter"):
         load_questions("mmlu", "test", tmp_path)
     for letters in ("AB", "ABCD", "BC", ""):
         (tmp_path / "test" / "anatomy_test.csv").write_text(f"When?,1,2,3,4,{letters}\n")
-        with pytest.raises(UserError, match=r"anatomy_test\.csv, line 1: a question, four options and a letter"):
+        with pytest.raises(
+            UserError, match=r"anatomy_test\.csv, line 1: expected a question, four options and a letter"
+        ):
             load_questions("mmlu", "test", tmp_path)
-    with pytest.raises(UserError, match=r"dev holds no \*\.csv"):
+    with pytest.raises(UserError, match=r"dev contains no \*\.csv"):
         load_questions("mmlu", "dev", tmp_path)
 
 

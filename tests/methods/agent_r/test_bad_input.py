@@ -111,7 +111,7 @@ def test_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path)
 
 def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path: Path) -> None:
     folder = agent_bench.copy(tmp_path / "few", {"agent_r": {"tasks": {"train": 100_000}}})
-    assert "agent_r.tasks.train: 100000 tasks of textcraft are asked for" in refused(agent_bench, folder, "data")
+    assert "agent_r.tasks.train: 100000 tasks of textcraft are requested" in refused(agent_bench, folder, "data")
     folder = agent_bench.copy(tmp_path / "many", with_search({"tasks": 7}))
     sentence = refused(agent_bench, folder, "generate", "iter2")
     assert "iterations.iter2.generate: offset 0 + tasks 7 exceeds tasks.train, which is 6" in sentence
@@ -124,7 +124,7 @@ def test_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(agent_bench
     full = {"judge_style": "full"}
     other = with_convert(**full)
     sentence = refused(agent_bench, agent_bench.copy(tmp_path / "other", other), "data")
-    assert "tasks.judge_style: is 'short', but iterations.iter1.convert.judge_style is 'full'" in sentence
+    assert "tasks.judge_style: is 'short', but iterations.iter2.convert.judge_style is 'full'" in sentence
     assert "set both to the same value" in sentence
     iterations = {name: {"convert": full} for name in ("iter1", "iter2")}
     alike = agent_bench.copy(tmp_path / "alike", {"agent_r": {"tasks": full, "iterations": iterations}})

@@ -39,7 +39,7 @@ def test_every_model_goes_on_from_the_failures_of_one() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([{"task_id": 7, "replies": []}] * 2, "task 7 stands there 2 times"),
+        ([{"task_id": 7, "replies": []}] * 2, "task 7 occurs 2 times"),
         ([{"task_id": 8, "replies": []}], "task 8 has no replies"),
         ([{"task_id": 9, "replies": ["a"]}], "task 9 is not one of the tasks played"),
         ([{"task_id": 7, "reply": ["a"]}], "line 1: field 'replies'"),

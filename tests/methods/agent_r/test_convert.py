@@ -287,7 +287,7 @@ def test_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
         ({"conversations": [{"from": "human"}]}, r"line 1: field 'messages\.0\.content'"),
         ({"conversations": [{"from": "robot", "value": "Hi"}]}, r"line 1: field 'messages\.0\.role'"),
         ({"text": "Hi"}, r"line 1: field 'messages'"),
-        ({"messages": [{"role": "user", "content": "Hi"}]}, r"line 1: no assistant message to learn"),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, r"line 1: no assistant message to train on"),
     ):
         write_rows(tmp_path / "bad.jsonl", [row])
         with pytest.raises(UserError, match=said):

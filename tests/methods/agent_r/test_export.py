@@ -208,7 +208,7 @@ def test_two_files_of_one_task_are_refused(tmp_path: Path, capsys: pytest.Captur
     for name in ("7", "07"):
         (tmp_path / f"search_results_{name}.json").write_text(json.dumps(original()))
     refused("import-trees", tmp_path, tmp_path / "trees.jsonl", "--env", "textcraft")
-    assert "search_results_07.json and search_results_7.json are of the same task" in capsys.readouterr().err
+    assert "search_results_07.json and search_results_7.json belong to the same task" in capsys.readouterr().err
     assert not (tmp_path / "trees.jsonl").exists()
 
 

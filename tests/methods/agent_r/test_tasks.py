@@ -90,7 +90,7 @@ def test_ids_in_both_lists_are_named(tmp_path: Path) -> None:
     files = write(tmp_path, train=list(range(12)), test=[20, 7, 3, 21])
     with pytest.raises(UserError, match="task 3, 7 is in both the training file and the test file; remove it"):
         splits(files=files)
-    with pytest.raises(UserError, match="task 0, 1, 2, 3, 4 and 7 more in both a and b"):
+    with pytest.raises(UserError, match="task 0, 1, 2, 3, 4 and 7 more is in both a and b"):
         check_disjoint({"a": range(12), "b": range(12), "c": []})
 
 
@@ -112,9 +112,9 @@ def test_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) 
     ("value", "said"),
     [
         ([{"item_id": "webshop_7"}], r"ids\.json is not a list of task ids of corridor"),
-        ([{"id": 7}], "None is no id"),
-        ([True], "True is no id"),
-        ("7", "a list or an object was expected"),
+        ([{"id": 7}], "None is not an id"),
+        ([True], "True is not an id"),
+        ("7", "expected a list or an object"),
         ([], "contains no task id"),
     ],
 )

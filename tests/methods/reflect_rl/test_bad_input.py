@@ -179,7 +179,7 @@ def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
             {"env": AUTO, "tasks": {"teacher": "policy"}},
             "tasks.teacher: 'policy' uses the policy, which is not trained yet",
         ),
-        ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),
+        ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' uses the policy"),
         ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are alternative sources of tasks"),
         ({"env": AUTO | {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),
     ],
@@ -204,7 +204,7 @@ def test_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
     for stage, item in (("reinforce", "reflect_rl"), ("evaluate", "policy")):
         sentence = refused(reflect_bench, folder, stage, item)
         assert "10, 11, 12, 13, 14 and 185 more" in sentence
-        assert f"set reflect_rl.env.labels: single, the {len(LABELS['single'])} of one character" in sentence
+        assert f"set reflect_rl.env.labels: single (the {len(LABELS['single'])} one-character labels)" in sentence
 
 
 def test_a_policy_that_reads_reflections_needs_somebody_who_reflects(reflect_bench: Workbench, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
 @pytest.mark.parametrize("task_id", [-1, 1])
 def test_a_trajectory_of_no_task_of_the_list_is_refused(task_id: int) -> None:
     made = TeacherTrajectory(id="x", env="autoexplore", task_id=task_id, info="positive", teacher="t", status="solved")
-    with pytest.raises(UserError, match="trajectory x is of no task of the list"):
+    with pytest.raises(UserError, match="trajectory x belongs to no task of the list"):
         tasks_with_trajectories([task_for("core/hub.py")], [made])
 
 
@@ -216,5 +216,5 @@ def test_logs_as_the_original_writes_them(tmp_path: Path) -> None:
     ]
     for bad in ('{"iter": 1}', json.dumps(row | {"loss": "big"}).replace('"big"', "1e999"), *wrong):
         (tmp_path / "log.jsonl").write_text(bad + "\n")
-        with pytest.raises(UserError, match=r"log\.jsonl, line 1: no row of a log"):
+        with pytest.raises(UserError, match=r"log\.jsonl, line 1: not a row of a log"):
             run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")

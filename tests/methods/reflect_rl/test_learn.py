@@ -232,7 +232,7 @@ def test_the_log_names_the_levels(folder: Path, tmp_path: Path) -> None:
 
 def test_labels_that_are_no_single_tokens_are_named_and_the_smaller_set_offered(folder: Path, tmp_path: Path) -> None:
     env = Corridor(labels=("0", "1", "12", "137"))
-    with pytest.raises(UserError, match=r"\(12, 137\).*labels: single, the 62 of one character"):
+    with pytest.raises(UserError, match=r"\(12, 137\).*labels: single \(the 62 one-character labels\)"):
         learn(make_job(folder, tmp_path, params(), env=env))
     assert label_ids(("0", "1"), lambda label: [int(label)]) == [0, 1]
 
@@ -326,7 +326,7 @@ def test_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_fro
     capsys.readouterr()
     assert learn(job).resumed_at == steps[0]
     said = capsys.readouterr().err
-    assert f"{newest.name} was deleted, and training goes on from step {steps[0]}." in said
+    assert f"{newest.name} was deleted, and training resumes from step {steps[0]}." in said
     assert f"rl: resuming at iteration {steps[0]} of 12\n" in said
     assert files(tmp_path / "asked") == files(tmp_path / "unbroken")
     assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines came back from the checkpoint

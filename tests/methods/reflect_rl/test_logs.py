@@ -131,7 +131,7 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cycle"):
         read_original(run)
     run = original(tmp_path / "002_rl_finetune", 2, 1.0, 2, load_dir="somewhere")
-    with pytest.raises(UserError, match="load_dir 'somewhere' is no checkpoint-K"):
+    with pytest.raises(UserError, match="load_dir 'somewhere' is not a checkpoint-K folder"):
         read_original(run)
     run = original(tmp_path / "003_rl_finetune", 2, 1.0, 2, load_dir="results/000_gone/checkpoint-2")
     with pytest.raises(UserError, match=r"003_rl_finetune/setting\.yml: load_dir .*000_gone.* does not exist"):
@@ -151,5 +151,5 @@ def test_an_accumulation_that_is_no_positive_whole_number_is_refused(tmp_path: P
 def test_rows_that_are_no_iterations_are_refused_in_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
     row = {"iter": 0, "loss": [0.5, None], "cost": 1.0, "succ": 0.5} | fields if fields else {"iter": 1}
     (tmp_path / "logs.json").write_text(json.dumps([row]))
-    with pytest.raises(UserError, match=r"logs\.json: no list of iterations"):
+    with pytest.raises(UserError, match=r"logs\.json: not a list of iterations"):
         original_points(tmp_path / "logs.json")

@@ -79,7 +79,7 @@ def test_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:
     for wrong, said in (
         ({"algorithm": "ppo"}, "needs a critic"),
         ({"temperature": 0.0}, "does not explore"),
-        ({"dtype": "bfloat16"}, "is for adapters"),
+        ({"dtype": "bfloat16"}, "works only with adapters"),
         ({"lora": {"dropout": 0.1}}, "lora.dropout must be 0"),
         ({"launcher": {"kind": "torchrun", "processes": 2}}, "supports only single and fork"),
         ({"launcher": {"kind": "fork", "processes": 2}, "device": "cuda"}, "use single on a GPU"),

@@ -15,7 +15,7 @@ from tests.methods.reflect_rl.test_params import ADVISED, ALONE, MODELS, RUN, pa
 def test_reflect_rl_bad_input_a_policy_that_reads_reflections_is_not_trained_without_a_reflector(
     init: str,
 ) -> None:
-    said = r"iterations.x: 'policy' was trained to act on reflections.*as reflector"
+    said = r"iterations.x: 'policy' was trained to act on reflections.*set reflector"
     with pytest.raises(ValidationError, match=said):
         read({"init": init, "reflector": "none"})
 

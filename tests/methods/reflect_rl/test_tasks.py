@@ -71,7 +71,7 @@ def test_an_environment_that_is_acted_in_has_the_other_methods_split() -> None:
     assert {name: len(ids) for name, ids in build_splits(TaskParams(), env, seed=3).items()} == {
         "train": 867, "dev": 248, "test": 123
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"reflect_rl.tasks.train: 1300 tasks of textcraft are asked for"):
+    with pytest.raises(UserError, match=r"reflect_rl.tasks.train: 1300 tasks of textcraft are requested"):
         build_splits(TaskParams(train=1300, dev=10, test=20), env, seed=3)
 
 

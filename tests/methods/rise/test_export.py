@@ -330,7 +330,7 @@ def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: P
     assert "not a JSON object keyed by task index" in wrong.stderr
     log.write_text("{}")
     empty = call("import-log", log, tmp_path / "none.jsonl", "--env", "gsm8k")
-    assert (empty.returncode, empty.stderr) == (2, f"{log} holds no episodes; name a log that has some.\n")
+    assert (empty.returncode, empty.stderr) == (2, f"{log} contains no episodes; name a log that has some.\n")
     assert not (tmp_path / "none.jsonl").exists()
 
 

@@ -129,7 +129,7 @@ def test_a_file_without_a_trajectory_is_refused_not_scored_as_nothing(tmp_path: 
     (tmp_path / "t.json").write_text("{}")
     for requested in ((), ("--requested", 4)):
         said = fails(capsys, "score", tmp_path / "t.json", *requested)
-        assert said == f"{tmp_path}/t.json holds no episodes; name a trajectory file that has some.\n"
+        assert said == f"{tmp_path}/t.json contains no episodes; name a trajectory file that has some.\n"
 
 
 @pytest.mark.parametrize("bad", ['"yes"', "[1]", "1e400", "-1e400", "{}", '""', f"1{'0' * 400}"])

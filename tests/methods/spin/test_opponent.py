@@ -73,7 +73,7 @@ def test_an_opponent_that_is_not_the_initial_model_is_refused_unless_allowed(
 def test_an_adapter_that_does_not_name_its_base_is_refused(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model")
     (model / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds an adapter without adapter_base.json.*base.<method>.model"):
+    with pytest.raises(UserError, match=r"contains an adapter without adapter_base.json.*base.<method>.model"):
         run(model, duels(4), tmp_path / "out", params())
 
 

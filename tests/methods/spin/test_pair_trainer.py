@@ -322,7 +322,7 @@ def test_max_tokens_overrides_epochs_and_no_epochs_copies_the_model(tiny: Path, 
 def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no pairs remain to train on \(4 longer than max_length 20, 0 with nothing"):
         run(tiny, duels(4), tmp_path, params(max_length=20))
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="contains no model"):
         run(tmp_path / "nowhere", duels(4), tmp_path, params())
     foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
     with pytest.raises(UserError, match="token ids from 100000 to 100000, and the model's are 0 to 319"):

@@ -74,7 +74,7 @@ def test_the_defaults_are_the_specs() -> None:
         (iterations(iter0="iter7"), "there is no iteration 'iter7'"),
         (iterations(a="b", b="a"), "cycle"),
         (rows("iter1", init="base"), "rows.iter1.init: must be 'iter0', as in iterations.iter1.init, because training"),
-        (iterations(base="base"), "iterations.base: is the warm start; choose another name"),
+        (iterations(base="base"), "iterations.base: is the name of the warm start; choose another name"),
         (iterations(start="base"), "rows.start: the name is taken"),
         (iterations(none="base"), "rows.none: the name is taken"),
         (iterations(**{"a/b": "base"}), "letters, digits"),
@@ -84,12 +84,15 @@ def test_the_defaults_are_the_specs() -> None:
             {**iterations(iter0="base"), "rows": {"base": BASE, "iter0": pairs("iter0"), "iter1": pairs("iter1")}},
             "rows.iter1.match: is none, but iterations has no 'iter1'; add it",
         ),
-        (rows("base", init="base"), "rows.base.init: 'base' is given; the warm start has 'start' there"),
-        (rows("iter1", source="iter0"), "rows.iter1.source: 'iter0' is given; an iteration's row has 'iter1' there"),
-        (rows("iter1", match="iter0"), "rows.iter1.match: 'iter0' is given; an iteration's row has 'none' there"),
-        (rows("more_sft", init="iter0"), "rows.more_sft.init: 'iter0' is given; a control has 'base' there"),
+        (rows("base", init="base"), "rows.base.init: is 'base', but must be 'start' for the warm start"),
+        (rows("iter1", source="iter0"), "rows.iter1.source: is 'iter0', but must be 'iter1' for an iteration's row"),
+        (rows("iter1", match="iter0"), "rows.iter1.match: is 'iter0', but must be 'none' for an iteration's row"),
+        (rows("more_sft", init="iter0"), "rows.more_sft.init: is 'iter0', but must be 'base' for a control"),
         (rows("more_sft", match="iter9"), "rows.more_sft.match: there is no iteration 'iter9'"),
-        (rows("more_sft", source="iter9"), "rows.more_sft.source: there is no data of 'iter9'; there are base, iter0"),
+        (
+            rows("more_sft", source="iter9"),
+            "rows.more_sft.source: there is no data of 'iter9'; choose one of base, iter0",
+        ),
         (rows("more_sft", source="iter0"), "rows.more_sft.data: iter0 has no data set 'examples'; name another"),
         (rows("outcome_dpo", source="base"), "rows.outcome_dpo.data: base has no data set 'outcome'; name another"),
         (
@@ -105,7 +108,7 @@ def test_the_defaults_are_the_specs() -> None:
         ({"tasks": {"train": 4, "dev": 0, "test": 2, "file": "x"}}, "if source is chat, and only then"),
         (
             {"tasks": {"source": "chat", "train": 4, "dev": 0, "test": 2, "file": "x"}},
-            "if source is chat, and only then",
+            "must be reply \\(plain SPIN\\) if tasks.source is chat",
         ),
         (
             {

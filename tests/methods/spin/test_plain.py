@@ -199,7 +199,9 @@ def test_an_eleventh_fraction_is_one_sentence(
     capsys.readouterr()
     said = fails(capsys, "generate", "--model", tmp_path, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path,
                  "--frac-len", 1, "--data-frac", 10)  # fmt: skip
-    assert said.splitlines()[-1] == "fraction 10: 10 rows make 10 of 1, 0 to 9; name one."
+    assert said.splitlines()[-1] == (
+        "there is no fraction 10: 10 rows in fractions of 1 give the fractions 0 to 9; choose one of those."
+    )
 
 
 def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +210,7 @@ def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pyte
     with pytest.raises(UserError, match=r"1 of 4 fractions are missing \(1\)"):
         gathered(tmp_path, 4, "train")
     write_rows_to(tmp_path / "loser_1.jsonl", [make_row("1", "real", "said")])
-    with pytest.raises(UserError, match=r"loser_3.jsonl is there too"):
+    with pytest.raises(UserError, match=r"contains loser_3.jsonl too"):
         gathered(tmp_path, 3, "train")
     run("gather", "--num-fracs", 4, "--input-dir", tmp_path, "--output-dir", tmp_path / "all")
     rows = read_rows_of(tmp_path / "all" / "train_prefs-00000-of-00001.parquet")
@@ -287,7 +289,7 @@ def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) ->
 
 
 def test_plain_spin_needs_its_own_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         read_chats(tmp_path / "none", "train")
     with pytest.raises(UserError, match=r"write it with `reformat`"):
         read_chats(tmp_path, "train")

@@ -198,8 +198,8 @@ def test_a_prompt_limit_that_somebody_wrote_is_checked_also_where_nothing_is_tru
 
 def test_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
     for real, said in (
-        ([], "must begin with a message of the assistant"),
-        ([asks("Well?")], "must begin with a message of the assistant"),
+        ([], "must begin with an assistant message"),
+        ([asks("Well?")], "must begin with an assistant message"),
         ([says("a"), Message(role="user", content="7", weight=1.0)], "only assistant messages can have a weight"),
     ):
         with pytest.raises(UserError, match=f"^pair 'p': .*{said}"):
