@@ -278,7 +278,7 @@ def test_reflect_rl_bad_input_nothing_to_explore(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"empty: nothing to explore; name a folder"):
         listed_env(name="autoexplore", repos=str(tmp_path / "empty")).make()
-    with pytest.raises(UserError, match="can't be listed"):
+    with pytest.raises(UserError, match="cannot be listed"):
         listed_env(name="autoexplore", repos=str(tmp_path / "nowhere")).make()
 
 

@@ -170,7 +170,7 @@ def _accumulation(run: Path, setting: Mapping[str, Any]) -> int:
         return 1
     if type(steps) is not int or steps < 1:
         raise UserError(
-            f"{run}/setting.yml: gradient_accumulation_steps must be a whole number of at least 1, not {steps!r}."
+            f"{run}/setting.yml: gradient_accumulation_steps must be a whole number of at least 1, not {steps!r}; fix it."
         )
     return steps
 

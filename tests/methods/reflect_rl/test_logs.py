@@ -141,7 +141,9 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [-2, 0, 1.5, "many", [1], True])
 def test_an_accumulation_that_is_no_positive_whole_number_is_refused(tmp_path: Path, steps: object) -> None:
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, gradient_accumulation_steps=json.dumps(steps))
-    with pytest.raises(UserError, match=r"setting\.yml: gradient_accumulation_steps must be a whole number from 1 on"):
+    with pytest.raises(
+        UserError, match=r"setting\.yml: gradient_accumulation_steps must be a whole number of at least 1"
+    ):
         read_original(run)
 
 
