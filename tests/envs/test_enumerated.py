@@ -80,7 +80,7 @@ def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path: Path) -> None:
     env.step(oracle_label(env) or "")
     assert len(env.state().labels) == 62
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/070.md")])
-    with pytest.raises(UserError, match=r"notes/070\.md.*can't be reached"):
+    with pytest.raises(UserError, match=r"notes/070\.md.*cannot be reached"):
         params.make(tmp_path)
 
 

@@ -167,7 +167,7 @@ def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path:
     assert open_repos(tmp_path / "filtered") == {
         name: Repo.open(tmp_path / "filtered" / name) for name in ("eventlib", "other")
     }
-    with pytest.raises(UserError, match="filtered is there already"):
+    with pytest.raises(UserError, match="filtered already exists"):
         run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
 
 
