@@ -72,7 +72,7 @@ def lines_of(path: Path) -> list[bytes]:
         (AGENT["convert"], TREES, 2, lambda raw: raw[: len(raw) // 2] + b"\n", TORN),
         (AGENT["convert"], TREES, 2, lambda raw: raw.replace(b'"nodes"', b'"node"'), "field 'node"),
         (AGENT["convert"], TREES, 2, lambda raw: b"\xff" + raw, "not UTF-8"),
-        (AGENT["generate"], CRAFTS, 2, lambda raw: raw.replace(b"textcraft", b"webshop"), "no task of textcraft"),
+        (AGENT["generate"], CRAFTS, 2, lambda raw: raw.replace(b"textcraft", b"webshop"), "not a task of textcraft"),
         (AGENT["generate"], CRAFTS, 2, lambda raw: raw[:-5] + b"\n", TORN),
         (AGENT_SFT, ACTED, 2, lambda raw: raw[1:], TORN),
         (AGENT_EVALUATE, BEGINNINGS, 2, lambda raw: raw[:-9], TORN),

@@ -80,7 +80,7 @@ def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path: Path) -> None:
     env.step(oracle_label(env) or "")
     assert len(env.state().labels) == 62
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/070.md")])
-    with pytest.raises(UserError, match=r"notes/070\.md.*can't be reached"):
+    with pytest.raises(UserError, match=r"notes/070\.md.*cannot be reached"):
         params.make(tmp_path)
 
 
@@ -278,7 +278,7 @@ def test_reflect_rl_bad_input_nothing_to_explore(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"empty: nothing to explore; name a folder"):
         listed_env(name="autoexplore", repos=str(tmp_path / "empty")).make()
-    with pytest.raises(UserError, match="can't be listed"):
+    with pytest.raises(UserError, match="cannot be listed"):
         listed_env(name="autoexplore", repos=str(tmp_path / "nowhere")).make()
 
 

@@ -114,7 +114,7 @@ def test_a_class_says_which_of_the_methods_it_lacks() -> None:
     assert own_class(f"{__name__}:Corridor", AgentEnv) is Corridor
     assert own_class(f"{__name__}:Words", AnswerEnv) is Words
     assert own_class(f"{__name__}:Colours", QuestSource) is Colours
-    with pytest.raises(ValueError, match=r"Half lacks act \(see AgentEnv in"):
+    with pytest.raises(ValueError, match=r"Half lacks act; add what AgentEnv in"):
         own_class(f"{__name__}:Half", AgentEnv)
 
 

@@ -144,7 +144,9 @@ def test_too_few_that_are_held_out_are_refused_with_what_gives_more() -> None:
 
 def test_a_world_too_small_for_the_questions_is_refused() -> None:
     keys = {**QUESTIONS, "questions": 2000, "comparisons": 0, "hops": {1: 1.0}}
-    with pytest.raises(UserError, match=r"^the encyclopedia has \d+ questions for the \w+ split, \d+ are asked "):
+    with pytest.raises(
+        UserError, match=r"^the encyclopedia has \d+ questions for the \w+ split, but \d+ are requested"
+    ):
         text_env(**keys).make()
 
 

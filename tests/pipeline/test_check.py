@@ -241,7 +241,7 @@ def test_a_cluster_that_does_not_exist_is_told_before_any_stage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLUSTER", "rai")
-    assert ends_with(capsys) == ["CLUSTER=rai: there are: none, ray, slurm."]
+    assert ends_with(capsys) == ["CLUSTER=rai is unknown; choose one of none, ray, slurm."]
 
 
 def test_params_alone_can_be_checked_as_make_dag_does(

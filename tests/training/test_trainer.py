@@ -305,7 +305,9 @@ def test_weights_that_are_not_there_are_not_made_up(tiny: Path, dialogues: Maker
     for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"):
         del state[name]
     save_file(state, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"model-without: the weights lack 2 of the tensors .*\(model\.layers\.0\.self"):
+    with pytest.raises(
+        UserError, match=r"model-without: the weights lack 2 of the tensors .*\(the first is model\.layers\.0\.self"
+    ):
         run(model, dialogues(2), tmp_path, PARAMS)
     state = {**load_file(tiny / "model.safetensors"), "model.norm.weight": torch.ones(3)}
     save_file(state, model / "model.safetensors", metadata={"format": "pt"})

@@ -90,7 +90,7 @@ def read_curve(path: Path) -> list[Point]:
                 cells = [float(text) if (text := row[name]) else None for name in ("step", *COLUMNS)]
             except (KeyError, ValueError):
                 raise UserError(
-                    f"{path}, line {number}: step, success, cost or loss is not a number; fix it."
+                    f"{path}, line {number}: step, success, cost or loss is missing or not a number; fix it."
                 ) from None
             if cells[0] is None:
                 raise UserError(f"{path}, line {number}: no step; fix or delete the line.")
@@ -171,7 +171,7 @@ def _accumulation(run: Path, setting: Mapping[str, Any]) -> int:
         return 1
     if type(steps) is not int or steps < 1:
         raise UserError(
-            f"{run}/setting.yml: gradient_accumulation_steps must be a whole number of at least 1, not {steps!r}."
+            f"{run}/setting.yml: gradient_accumulation_steps must be an integer of at least 1, not {steps!r}; fix it."
         )
     return steps
 

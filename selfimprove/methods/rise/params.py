@@ -74,7 +74,7 @@ class GenerateParams(Section):
         end = self.offset + self.tasks
         if end > len(split):
             raise UserError(
-                f"generate: offset + tasks is {end}, but the training split has {len(split)} tasks; lower one."
+                f"generate.tasks: offset + tasks is {end}, but the training split has {len(split)} tasks; lower one."
             )
         return list(split[self.offset : end])[: self.limit]
 

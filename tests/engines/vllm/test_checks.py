@@ -79,7 +79,9 @@ def test_tensor_parallel_must_divide_the_key_heads_or_be_divided_by_them(tmp_pat
     folder = model(tmp_path / "model", {"num_attention_heads": 24, "num_key_value_heads": 8})
     for width in (2, 4, 8, 24):
         check_model(cfg(tensor_parallel=width), folder)
-    with pytest.raises(UserError, match="tensor_parallel 12 does not divide the 24 attention heads \\(8 for keys\\)"):
+    with pytest.raises(
+        UserError, match="tensor_parallel 12 does not divide the 24 attention heads \\(8 key/value heads\\)"
+    ):
         check_model(cfg(tensor_parallel=12), folder)
 
 

@@ -202,5 +202,5 @@ def test_the_params_choose_the_backend(tmp_path: Path) -> None:
     kitchen = listed_env(name="alfworld").make()
     assert list(env.task_ids()) == list(kitchen.task_ids())
     assert type(env._game).__name__ == "AlfWorld"  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="not a folder"):
         listed_env(name="alfworld", backend="textworld", games=str(tmp_path / "missing")).make()

@@ -260,7 +260,7 @@ def test_bad_arguments_are_one_clear_sentence(arguments: dict, sentence: str) ->
 
 @pytest.mark.parametrize("task", [-1, 6600, 1])
 def test_no_such_game_is_one_clear_sentence(task: int) -> None:
-    with pytest.raises(UserError, match=rf"no game {task} of heat; task_ids\(\) lists"):
+    with pytest.raises(UserError, match=rf"no game {task} of heat; see task_ids\(\)"):
         Kitchen(kinds=["heat"]).reset(task)
 
 

@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_listed_is_the_users_error(
 ) -> None:
     folder = make_folder("root", {"a.py": "x", "b.py": "x"})
     for wrong in (folder / "missing", folder / "a.py", "nul\0"):
-        with pytest.raises(UserError, match=r"can't be listed .*; name a folder"):
+        with pytest.raises(UserError, match=r"cannot be listed .*; name a readable folder"):
             Tree.scan(wrong)
     monkeypatch.setattr("selfimprove.envs.autoexplore.tree.MAX_ENTRIES", 1)
     with pytest.raises(UserError, match=r"more than 1 entries; name a smaller folder"):

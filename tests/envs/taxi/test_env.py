@@ -371,7 +371,7 @@ def test_state_text_needs_no_environment() -> None:
 
 @pytest.mark.parametrize("task", [-1, 300, 10**9])
 def test_no_such_start_is_one_clear_sentence(task: int) -> None:
-    with pytest.raises(UserError, match=r"there is no start .* numbered 0 to 299\.$"):
+    with pytest.raises(UserError, match=r"there is no start .* choose one from 0 to 299\.$"):
         Taxi().reset(task)
 
 

@@ -101,7 +101,7 @@ def test_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path)
     (folder / "my/train.json").write_text(json.dumps(list(range(30))))
     (folder / "my/test.json").write_text(json.dumps([{"item_id": f"textcraft_{i}"} for i in range(28, 60)]))
     sentence = refused(agent_bench, folder, "data")
-    assert "agent_r.tasks: task 28, 29 in both the training file and the test file" in sentence
+    assert "agent_r.tasks: task 28, 29 is in both the training file and the test file" in sentence
     (folder / "my/test.json").write_text(json.dumps(list(range(30, 60))))
     done(agent_bench, folder, "data")  # corrected
     splits = [{row["task_id"] for _, row in read_rows(folder / f"data/agent_r/tasks/{p}.jsonl")} for p in SPLITS]

@@ -159,10 +159,12 @@ def test_an_empty_range_and_a_split_too_small_are_refused() -> None:
 def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
     write_rows(tmp_path / "dev.jsonl", to_rows("corridor", [5, 0, 3]))
     assert load_split(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
-    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no task of webshop; run the method's data stage again"):
+    with pytest.raises(
+        UserError, match=r"dev\.jsonl, line 1: not a task of webshop; run the method's data stage again"
+    ):
         load_split(tmp_path / "dev.jsonl", "webshop")
     write_rows(tmp_path / "dev.jsonl", [*to_rows("corridor", [5]), {"env": "corridor", "task_id": "7"}])
-    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task of corridor"):
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: not a task of corridor"):
         load_split(tmp_path / "dev.jsonl", "corridor")
 
 

@@ -175,7 +175,7 @@ def test_where_no_action_is_listed_an_agent_lets_time_pass(kind: Any) -> None:
 
 
 def test_a_cost_that_is_no_number_is_refused_with_its_place() -> None:
-    with pytest.raises(UserError, match=r"corridor: action '1' in task 1 cost nan"):
+    with pytest.raises(UserError, match=r"corridor: action '1' in task 1 returned cost nan"):
         played("direct", lambda request, sample: "1", env=nan_cost(), task=1)
 
 

@@ -231,4 +231,4 @@ def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path:
 
 def test_splits_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
-    assert "train.jsonl, line 1: no task of alfworld" in refused(reflect_bench, folder, "generate")
+    assert "train.jsonl, line 1: not a task of alfworld" in refused(reflect_bench, folder, "generate")

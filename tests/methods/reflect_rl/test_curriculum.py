@@ -103,7 +103,7 @@ def test_without_a_curriculum_all_tasks_are_played_at_the_default_level() -> Non
 def test_a_level_without_a_step_is_refused() -> None:
     with pytest.raises(UserError, match=r"2 iterations leave none for level 'pickup'"):
         phases(EnumeratedTaxi("full"), [5, 9], 2, curriculum=True)
-    with pytest.raises(UserError, match="there is no task"):
+    with pytest.raises(UserError, match="there are no tasks"):
         phases(Corridor(), [], 5, curriculum=False)
 
 

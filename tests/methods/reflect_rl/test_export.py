@@ -167,7 +167,7 @@ def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path:
     assert open_repos(tmp_path / "filtered") == {
         name: Repo.open(tmp_path / "filtered" / name) for name in ("eventlib", "other")
     }
-    with pytest.raises(UserError, match="filtered is there already"):
+    with pytest.raises(UserError, match="filtered already exists"):
         run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
 
 
@@ -195,7 +195,7 @@ def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path)
     ]  # fmt: skip
     parts = [read_tasks(tmp_path / f"parts/{name}.json") for name in ("train", "validate", "test")]
     assert tuple(parts) == tuple(split_tasks(read_tasks(tmp_path / "data.json"), 3))
-    with pytest.raises(UserError, match=r"data\.json can't be made a folder"):
+    with pytest.raises(UserError, match=r"data\.json cannot be created as a folder"):
         run("split", tmp_path / "data.json", tmp_path / "data.json")
 
 

@@ -238,7 +238,7 @@ def test_labels_that_are_no_single_tokens_are_named_and_the_smaller_set_offered(
 
 
 def test_a_cost_that_is_no_number_ends_the_run_in_a_sentence(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"corridor: action '1' in task \d cost nan"):
+    with pytest.raises(UserError, match=r"corridor: action '1' in task \d returned cost nan"):
         learn(make_job(folder, tmp_path, params(), env=nan_cost()))
 
 

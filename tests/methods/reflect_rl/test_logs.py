@@ -72,7 +72,7 @@ def test_curves_are_read_and_written_as_tables(tmp_path: Path) -> None:
     rows = curve_rows({"a": smoothed(found, 1)})
     assert rows[0] == {"row": "a", "step": 1.0, "success": 0.5, "cost": -1.0, "loss": ""}
     file.write_text("step,success,cost,loss\n1,many,-1,\n")
-    with pytest.raises(UserError, match=r"curves\.csv, line 2: no step"):
+    with pytest.raises(UserError, match=r"curves\.csv, line 2: step, success, cost or loss is missing"):
         read_curve(file)
     with pytest.raises(UserError, match="does not exist"):
         read_curve(tmp_path / "none.csv")
@@ -141,7 +141,7 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [-2, 0, 1.5, "many", [1], True])
 def test_an_accumulation_that_is_no_positive_whole_number_is_refused(tmp_path: Path, steps: object) -> None:
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, gradient_accumulation_steps=json.dumps(steps))
-    with pytest.raises(UserError, match=r"setting\.yml: gradient_accumulation_steps must be a whole number from 1 on"):
+    with pytest.raises(UserError, match=r"setting\.yml: gradient_accumulation_steps must be an integer of at least 1"):
         read_original(run)
 
 

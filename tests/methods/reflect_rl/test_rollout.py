@@ -140,7 +140,7 @@ def test_where_the_coin_says_no_the_policy_reads_an_empty_reflection() -> None:
 
 
 def test_a_cost_that_is_no_number_is_refused_with_its_place() -> None:
-    with pytest.raises(UserError, match=r"corridor: action '1' in task 1 cost nan"):
+    with pytest.raises(UserError, match=r"corridor: action '1' in task 1 returned cost nan"):
         run(Scripted(lambda prompt: "1"), env=nan_cost())
 
 

@@ -114,7 +114,7 @@ def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Pa
 def test_splits_are_read_back_and_others_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
     assert load_split(tmp_path / "train.jsonl", "taxi") == [3, 1]
-    with pytest.raises(UserError, match=r"train\.jsonl, line 1: no task of alfworld"):
+    with pytest.raises(UserError, match=r"train\.jsonl, line 1: not a task of alfworld"):
         load_split(tmp_path / "train.jsonl", "alfworld")
     with pytest.raises(UserError, match=r"dev\.jsonl does not exist"):
         load_split(tmp_path / "dev.jsonl", "taxi")

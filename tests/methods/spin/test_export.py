@@ -140,7 +140,7 @@ def test_a_score_that_is_no_finite_number_is_named(bad: str, field: str, tmp_pat
 
 
 def test_an_entry_that_is_no_object_is_named_and_an_absent_score_is_0() -> None:
-    with pytest.raises(UserError, match=r"^task 7: an object was expected"):
+    with pytest.raises(UserError, match=r"^task 7: the entry is not an object"):
         score_file({"7": ["em"]}, 1)
     assert score_file({"7": {"reward": None, "em": True}}, 1)["reward"]["mean"] == 0.0
 

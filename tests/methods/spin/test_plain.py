@@ -130,7 +130,7 @@ def test_fractions_hold_every_row_once(count: int, length: int) -> None:
     assert sorted(place for part in parts for place, _ in part) == list(range(count))
     assert all(len(part) == length for part in parts[:-1])
     assert all(part for part in parts)
-    with pytest.raises(UserError, match=f"make {number} of"):
+    with pytest.raises(UserError, match=f"there is no fraction {number}: "):
         fraction(rows, number, length)
 
 

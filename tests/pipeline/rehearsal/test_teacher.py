@@ -143,7 +143,7 @@ def test_the_engine_of_a_run_gets_as_many_samples_as_it_asks_for(url: str, monke
 
 
 def test_a_real_key_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="refuses the key"):
+    with pytest.raises(UserError, match="rejects the key"):
         ask(url, monkeypatch, key="sk-somebody-s-own")
 
 

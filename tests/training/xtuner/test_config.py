@@ -289,7 +289,7 @@ def test_trained_weights_of_another_shape_are_refused(tiny: Path, tmp_path: Path
     (tmp_path / "trained").mkdir()
     save_file({"model.embed_tokens.weight": torch.zeros(320, 32)}, tmp_path / "trained" / "model.safetensors")
 
-    with pytest.raises(UserError, match="other weights"):
+    with pytest.raises(UserError, match="the weights that XTuner trained do not match"):
         read_trained(tmp_path / "trained", tiny, config, params(), tmp_path / "out")
 
 

@@ -137,7 +137,7 @@ def test_a_cache_that_is_no_file_is_one_sentence(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, said in (
         ("folder", "is a folder; name a file"),
-        ("file/cache.jsonl", "can't be opened"),
+        ("file/cache.jsonl", "cannot be opened"),
         ("pipe", "is a pipe or a device"),
     ):
         with pytest.raises(UserError, match=said):

@@ -116,7 +116,7 @@ def test_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words(
 
 
 def test_a_refused_key_ends_the_run_and_a_refused_query_does_not() -> None:
-    refusal = pytest.raises(UserError, match=r"refuses the key SERPAPI_API_KEY \(status 401\)")
+    refusal = pytest.raises(UserError, match=r"rejects the key SERPAPI_API_KEY \(status 401\)")
     with service((401, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
         made(url)("q")
     assert KEY not in str(refused.value)
