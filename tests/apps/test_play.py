@@ -118,14 +118,14 @@ def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi: Any) -> N
 def test_play_the_end_of_the_input_leaves(taxi: Any, text: str) -> None:
     outcome, out = typed(taxi, START, text)
     assert outcome == PlayOutcome(False, False, 0)
-    assert "left after 0 steps" in out
+    assert "stopped after 0 steps" in out
 
 
 def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi: Any) -> None:
     _, out = typed(taxi, START, ":h\n:a\n:?\n:nothing\n")
     assert "1  move north" in out
     assert out.count("5  drop off passenger") == 1
-    assert out.count(":q                         leave") == 2
+    assert out.count(":q                         quit") == 2
     _, out = typed(make_game("arithmetic", PARAMS), 0, ":a\n:h\n")
     assert "lists no actions" in out
     assert "\\boxed{" in out
@@ -244,7 +244,7 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--env", "taxi", "--task", "61"], 0, "left after 1 steps"),
+        (["--env", "taxi", "--task", "61"], 0, "stopped after 1 steps"),
         (["--env", "chess"], 2, "ENV='chess' is unknown; choose one of textcraft"),
         (["--env", "taxi", "--reflector", "x"], 2, "--reflector needs POLICY=model:FOLDER"),
         (["--env", "taxi", "--params", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
@@ -254,7 +254,7 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
         (
             ["--env", "gsm8k", "--file", "nowhere.jsonl"],
             2,
-            "there is no file nowhere.jsonl; name one",
+            "file nowhere.jsonl does not exist; name an existing one",
         ),
         (["--env", "taxi", "--task", "-1"], 2, "play: taxi has no task -1; there are 300, from 0 to 299."),
         (["--task", "-1"], 2, "play: textcraft has no task -1; there are "),
