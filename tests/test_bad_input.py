@@ -127,7 +127,7 @@ def test_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_
     with endpoint(then=moody({2, 4})) as server:
         folder = rise_bench.copy(tmp_path / "bench", remote(base_url=server.url, api_key_env=None))
         sentence = rise_bench.refused(folder, "rise.generate", "iter1")
-        assert "2 of 6 are blocked; the first, " in sentence
+        assert "2 of 6 episodes are blocked; the first, " in sentence
         assert "run.max_blocked allows a share of 0.05; fix the cause and run again: finished episodes" in sentence
         asked = len(server.seen)
         assert rise_bench.forks.run(folder, "rise.generate", "iter1").code == 0
@@ -142,7 +142,7 @@ def test_blocked_episodes_are_told_and_asked_for_again_after_publication(rise_be
         ran = rise_bench.forks.run(folder, "rise.generate", "iter1")
         assert ran.code == 0
         (told,) = [line for line in ran.lines if "blocked" in line]
-        assert told.startswith("rise-generate@iter1: 1 of 6 are blocked; the first, ")
+        assert told.startswith("rise-generate@iter1: 1 of 6 episodes are blocked; the first, ")
         assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 1
         asked = len(server.seen)
         assert rise_bench.forks.run(folder, "rise.generate", "iter1").code == 0

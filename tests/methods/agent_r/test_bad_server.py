@@ -105,7 +105,7 @@ def test_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
     assert trees[1::2] == embedded[1::2]
     sentence, *others = warned  # one that answers nonsense may also have answered a replay otherwise than before
     assert all("replay" in other for other in others)
-    assert sentence.startswith(f"agent_r-generate@iter2: 3 of 6 are blocked; the first, {trees[0].id}: ")
+    assert sentence.startswith(f"agent_r-generate@iter2: 3 of 6 episodes are blocked; the first, {trees[0].id}: ")
     assert said in sentence
     assert json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["blocked"] == 3
 

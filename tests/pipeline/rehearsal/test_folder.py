@@ -120,7 +120,7 @@ def test_a_second_rehearsal_of_a_profile_is_refused_while_the_first_runs(repo: P
     with FileLock(folder / "lock"):
         done = run(repo, *COMMAND, "rise-llama2-7b", check=False)
     assert done.returncode == 2
-    assert done.stderr == "rehearse: another rehearsal of 'rise-llama2-7b' is running here; wait for it or end it.\n"
+    assert done.stderr == "rehearse: another rehearsal of 'rise-llama2-7b' is running here; wait for it, or stop it.\n"
     shutil.rmtree(folder)
 
 
