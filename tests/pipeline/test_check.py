@@ -78,7 +78,7 @@ def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
         "params.yaml: run.threads: missing, but DVC reads it for stage base@rise; add it (its default is in "
         "docs/params.md).",
         "params.yaml: rise.rows.iter1.train.max_length: missing, but DVC reads it for stage rise-convert@iter1; add it "
-        "there (rise.train has 352).",
+        "(rise.train has 352).",
     ]
 
 

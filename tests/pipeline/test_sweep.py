@@ -36,7 +36,7 @@ def test_a_grid_is_every_combination_and_values_are_yaml() -> None:
         ("run.seed=17,17", "run.seed has the same value twice"),
         ("run.seed={", "is not valid YAML"),
         ("run.seed=2026-13-45", "is not valid YAML"),
-        (" ".join(f"k{n}=1,2" for n in range(10)), "GRID has 1024 points; 1000 at most"),
+        (" ".join(f"k{n}=1,2" for n in range(10)), "GRID has 1024 points; one sweep runs 1000 at most"),
     ],
 )
 def test_a_grid_that_cannot_be_is_one_sentence(grid: str, said: str) -> None:
@@ -70,7 +70,7 @@ def test_runs_at_once_share_the_visible_gpus_and_too_few_are_refused(
     assert shares == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,6")
     assert [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(3)] == ["5", "7", "6"]
-    with pytest.raises(UserError, match="JOBS=4, but there are 3 GPUs"):
+    with pytest.raises(UserError, match="JOBS=4, but there are only 3 GPUs"):
         gpu_shares(4)
     with pytest.raises(UserError, match="JOBS=0 is not a positive integer"):
         gpu_shares(0)
