@@ -114,5 +114,5 @@ def test_a_stage_goes_on_and_is_heard_where_its_log_cannot_be_written(
         print("rise-generate@iter1: cannot write; free some space", file=sys.stderr)
         print("rise-generate@iter1: stopped", file=sys.stderr)
     told, *said = capfd.readouterr().err.splitlines()
-    assert told.startswith("rise-generate@iter1: its log .scratch/logs/rise-generate@iter1.log can't be written (")
+    assert told.startswith("rise-generate@iter1: the log .scratch/logs/rise-generate@iter1.log can't be written (")
     assert said == ["rise-generate@iter1: cannot write; free some space", "rise-generate@iter1: stopped"]

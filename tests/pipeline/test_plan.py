@@ -107,7 +107,7 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
             "6x80GB",
             "tensor_parallel is 3, which does not divide the model's",
         ),
-        ("context: 4096", "context: 4097", "4x80GB", "student.context is 4097, but the model has 4096 positions"),
+        ("context: 4096", "context: 4097", "4x80GB", "student.context is 4097, but the model has only 4096 positions"),
         ("tensor_parallel: 1", "replicas: 5", "4x80GB", "5 replicas x tensor_parallel 1 need 5 GPUs"),
         ("tensor_parallel: 1", "gpu_memory: 0.2", "4x80GB", "gpu_memory leaves 0.2 GB of 80.0 GB for KV cache"),
     ],

@@ -70,7 +70,7 @@ def test_without_a_profile_params_yaml_is_planned_as_it_is(tmp_path: Path, monke
     assert own == ["rise-finetune@half", "rise-evaluate@half"]
     assert plan.machine.memory == 24e9, "the profile that make use wrote is for such a GPU"
     done = command()
-    assert "rise of params.yaml: 1.54G parameters" in " ".join(done.stdout.split())
+    assert "rise, params.yaml: 1.54G parameters" in " ".join(done.stdout.split())
     (tmp_path / "params.yaml").write_text(params.replace("max_turns", "max_turn"))
     done = command()
     assert done.returncode == 2
