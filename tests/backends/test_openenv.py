@@ -191,7 +191,7 @@ def test_a_server_that_is_started_again_in_an_episode_goes_on(tmp_path: Path) ->
             {"action": "message"},
             "rejects an action with the fields message (word is missing; message is extra_forbidden)",
         ),
-        ({"field": "message"}, "an observation has no message (there is text, legal); fix env.field"),
+        ({"field": "message"}, "an observation has no message (it has text, legal); fix env.field"),
         ({"reset": {"seed": "one"}}, "reset of task 0 failed on the server (EXECUTION_ERROR: "),
     ],
 )
