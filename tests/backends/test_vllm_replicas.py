@@ -59,7 +59,7 @@ def test_two_processes_give_the_completions_of_one_and_a_killed_one_costs_only_w
     with pytest.raises(UserError) as caught:
         run(stage(vllm_dir, journal, REQUESTS, kill_after=10))
     assert "engine vllm: worker process 2 of 2 was killed by signal 9" in str(caught.value)
-    assert "what was done is kept" in str(caught.value)
+    assert "finished work is kept" in str(caught.value)
     assert set(workers()) == before, "no worker is left"
 
     with Journal(journal) as finished:
