@@ -232,10 +232,10 @@ def test_what_is_wrong_with_a_remote_is_one_sentence(publisher: Path, tmp_path: 
     make(folder, "remote", f"URL={URL}", f"ENDPOINT=http://127.0.0.1:{port}")
     assert f"{URL}: no answer" in refused(folder, "fetch")
     for words, said in (
-        (["URL=s3://name:word@bucket/x"], "URL holds credentials"),
+        (["URL=s3://name:word@bucket/x"], "URL contains credentials"),
         (["URL=gs://bucket/x"], "is neither s3://bucket/folder nor the absolute path"),
         (["URL=s3://"], "names no bucket"),
-        (["URL=/no/such/folder"], "does not exist here"),
+        (["URL=/no/such/folder"], "does not exist on this machine"),
         ([f"URL={URL}", "ENDPOINT=localhost:9000"], "is not the address of a server"),
     ):
         assert said in refused(folder, "remote", *words)

@@ -152,7 +152,7 @@ def test_where_there_is_a_gpu_and_no_compiler_a_run_on_it_is_refused(
     values = profile("rise-llama2-7b")
     faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
     assert any("Triton's kernels need a C compiler" in fault for fault in faults)
-    assert not any("there is no NVIDIA GPU" in fault for fault in faults)
+    assert not any("no NVIDIA GPU" in fault for fault in faults)
 
 
 @pytest.mark.parametrize(
