@@ -58,7 +58,7 @@ def test_a_run_on_another_machine_is_named(tmp_path: Path) -> None:
     with holder(tmp_path):
         owner = tmp_path / "stage.owner.json"
         owner.write_text(json.dumps({**json.loads(owner.read_text()), "host": "node7", "pid": 1 << 30}))
-        with pytest.raises(UserError, match=r"already running on node7 \(process 1073741824\); only one machine at a time"):  # noqa: SIM117
+        with pytest.raises(UserError, match=r"already running on node7 \(process 1073741824\); only one"):  # noqa: SIM117
             with stage_lock(tmp_path, "stage"):
                 pass
 

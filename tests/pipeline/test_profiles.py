@@ -200,7 +200,7 @@ def test_a_rise_base_that_no_boost_has_taught_sees_an_example_of_the_box_that_gr
 
 
 def test_an_unknown_profile_names_the_nearest(folder: Path) -> None:
-    with pytest.raises(UserError, match="no profile 'defualt' in .*; did you mean 'default'"):
+    with pytest.raises(UserError, match=r"no profile 'defualt' in .*; did you mean 'default'"):
         compose("defualt", folder)
     assert names(folder) == ["default"]
 

@@ -172,7 +172,8 @@ def test_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: Maker, tm
         for key, (real, generated) in scores.items():
             journal.add(key, [real - 9, generated])
     with pytest.raises(
-        UserError, match=r"^the first loss is 0\.\d{4} with rewards up to 0.9\d+, but a model against itself gives 0.6931 and 0"
+        UserError,
+        match=r"^the first loss is 0\.\d{4} with rewards up to 0.9\d+, but a model against itself gives 0.6931 and 0",
     ):
         run(tiny, pairs, tmp_path, params(lr=2e-3))
     assert not (tmp_path / "model").exists()

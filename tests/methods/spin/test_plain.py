@@ -216,7 +216,7 @@ def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pyte
     rows = read_rows_of(tmp_path / "all" / "train_prefs-00000-of-00001.parquet")
     assert [row["real"][0]["content"] for _, row in rows] == ["0", "1", "2", "3"]
     write_rows_to(tmp_path / "loser_1.jsonl", [])
-    with pytest.raises(UserError, match="loser_1.jsonl is empty; add at least one row"):
+    with pytest.raises(UserError, match=r"loser_1\.jsonl is empty; add at least one row"):
         gathered(tmp_path, 4, "train")
     write_rows_to(tmp_path / "loser_1.jsonl", [{"real": []}])
     with pytest.raises(UserError, match="no answer under 'generated'"):
