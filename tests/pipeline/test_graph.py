@@ -10,6 +10,7 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from selfimprove.apps.report.dag import needs, picture
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.closure import manifests, scripts
 from selfimprove.pipeline.overall import stage_names
 from selfimprove.pipeline.params import METHODS
@@ -78,3 +79,9 @@ def test_every_method_has_the_same_steps_under_the_same_names(stages: list[Pipel
     names = {stage.name.partition("@")[0] for stage in stages}
     assert {f"{method}-{step}" for step in STEPS} <= names
     assert f"base@{method}" in {stage.name for stage in stages}
+
+
+def test_without_a_graph_there_is_nothing_to_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^dvc\.yaml does not exist; run this in the repository's root"):
+        needs()

@@ -87,6 +87,7 @@ def test_make_refuses_a_method_that_does_not_exist(target: str) -> None:
     ("words", "said"),
     [
         (["test-backends", "BACKENDS=vlm"], "BACKENDS=vlm is unknown; choose among: rehearse smollm2 vllm"),
+        (["repro", "METHOD=rise spin"], "METHOD=rise spin is unknown; choose one of: all rise"),
         (["remote", "URL="], "make remote URL=s3://bucket/folder"),
         (["leaderboard", "MODEL="], "MODEL is missing; name a model folder or a hub model"),
     ],
