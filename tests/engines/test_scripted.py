@@ -1,4 +1,4 @@
-"""The scripted engine: a function of the request and the sample's index, and of nothing else."""
+"""The scripted engine: its answers depend only on the request and the sample's index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ask(task: str, **changes: object) -> Request:
     return Request([Message(role="user", content="1+1")], SeedKey(3, task), **changes)  # type: ignore[arg-type]
 
 
-def test_answers_come_in_sample_order_from_their_own_seed_keys() -> None:
+def test_answers_are_in_sample_order_and_depend_only_on_their_seed_keys() -> None:
     async def texts(*requests: Request) -> list[list[str]]:
         engine = ScriptedEngine(expert)
         answers = await asyncio.gather(*map(engine.generate, requests))
@@ -35,14 +35,14 @@ def test_answers_come_in_sample_order_from_their_own_seed_keys() -> None:
     assert asyncio.run(texts(later)) == [a[2:]], "samples asked for in two parts are the same samples"
 
 
-def test_stop_strings_hold_and_work_is_counted() -> None:
+def test_stop_strings_cut_answers_and_requests_are_counted() -> None:
     engine = ScriptedEngine(expert)
     completions = asyncio.run(engine.generate(ask("a", n=2, stop=["\nQ:", " = "])))
     assert completions == [Completion("1+1", "stop")] * 2
     assert (engine.stats.requests, engine.stats.completions, engine.stats.generated_tokens) == (1, 2, 0)
 
 
-def test_an_answer_outside_the_allowed_ones_is_an_error_not_a_record() -> None:
+def test_an_answer_that_is_not_allowed_is_an_error() -> None:
     engine = ScriptedEngine(lambda request, index: "north")
     assert asyncio.run(engine.generate(ask("a", allowed=["north", "south"])))[0].text == "north"
     with pytest.raises(UserError, match="'north'"):
