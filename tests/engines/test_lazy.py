@@ -1,4 +1,4 @@
-"""An engine that is made when it is first asked: by one caller or many, once, and not at all if a journal answers."""
+"""An engine that is created at its first request: once for all callers, and never if a journal answers them all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 
 
 class Maker:
-    """Makes engines and counts them; waits for ``go`` first."""
+    """Creates an engine, or raises ``error``, once ``go`` is set; records the thread of each call."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.threads: list[threading.Thread] = []
@@ -56,7 +56,7 @@ async def all_of(engine: Engine, count: int = 5) -> list[list[Completion]]:
     return await asyncio.gather(*(engine.generate(ask(index)) for index in range(count)))
 
 
-def test_many_callers_make_it_once_in_another_thread_while_the_loop_goes_on(chat: ChatFormat) -> None:
+def test_concurrent_callers_create_one_engine_in_a_thread_without_blocking_the_event_loop(chat: ChatFormat) -> None:
     maker = Maker()
 
     async def work() -> list[list[Completion]]:
@@ -66,7 +66,7 @@ def test_many_callers_make_it_once_in_another_thread_while_the_loop_goes_on(chat
         assert engine.stats.requests == 0, "stats, fits and prompts need no engine"
         assert engine.fits(QUESTION, 64 - engine.prompt_tokens(QUESTION))
         assert not engine.fits(QUESTION, 65 - engine.prompt_tokens(QUESTION))
-        maker.go.set()  # from the loop: it was never blocked
+        maker.go.set()  # from the event loop, which was never blocked
         result = await answers
         assert engine.stats.requests == 5
         await engine.close()
@@ -77,7 +77,7 @@ def test_many_callers_make_it_once_in_another_thread_while_the_loop_goes_on(chat
     assert maker.threads[0] is not threading.main_thread()
 
 
-def test_a_journal_that_answers_everything_makes_none(chat: ChatFormat, tmp_path: Path) -> None:
+def test_no_engine_is_created_if_the_journal_answers_every_request(chat: ChatFormat, tmp_path: Path) -> None:
     def run(make: Callable[[], Engine], count: int) -> list[list[Completion]]:
         async def work() -> list[list[Completion]]:
             with Journal(tmp_path / "journal") as journal:
@@ -100,7 +100,7 @@ def test_a_journal_that_answers_everything_makes_none(chat: ChatFormat, tmp_path
     assert len(again.threads) == 1
 
 
-def test_what_goes_wrong_is_the_same_sentence_for_every_caller_and_tried_once(chat: ChatFormat) -> None:
+def test_a_failed_creation_is_not_retried_and_gives_every_caller_the_same_error(chat: ChatFormat) -> None:
     maker = Maker(UserError("the model does not load; restore it."))
     maker.go.set()
 
@@ -119,7 +119,7 @@ def test_what_goes_wrong_is_the_same_sentence_for_every_caller_and_tried_once(ch
     assert len(maker.threads) == 1
 
 
-def test_a_caller_that_goes_away_stops_neither_the_making_nor_the_others(chat: ChatFormat) -> None:
+def test_a_cancelled_caller_stops_neither_the_creation_nor_other_callers(chat: ChatFormat) -> None:
     maker = Maker()
 
     async def work() -> list[Completion]:
@@ -137,7 +137,7 @@ def test_a_caller_that_goes_away_stops_neither_the_making_nor_the_others(chat: C
     assert [c.text for c in asyncio.run(work())] == ["task 1 0"]
 
 
-def test_an_engine_that_is_still_being_made_is_closed_when_it_is_ready(chat: ChatFormat) -> None:
+def test_an_engine_closed_during_its_creation_is_closed_once_it_is_created(chat: ChatFormat) -> None:
     closed: list[Engine] = []
 
     class Closing(ScriptedEngine):
@@ -163,7 +163,7 @@ def test_an_engine_that_is_still_being_made_is_closed_when_it_is_ready(chat: Cha
     asyncio.run(work())
 
 
-def test_a_stage_that_is_interrupted_while_a_model_loads_does_not_wait_for_it() -> None:
+def test_a_stage_interrupted_while_a_model_loads_exits_without_waiting_for_it() -> None:
     code = (
         "import asyncio, threading\n"
         "from selfimprove.engines.lazy import LazyEngine\n"
