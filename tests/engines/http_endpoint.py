@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 whose answers a test scripts, one step a call; it keeps what it was sent."""
+"""A real HTTP server on 127.0.0.1: a test scripts its replies, one step per call; received calls are recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Seen:
-    """One call as it arrived."""
+    """A received call."""
 
     path: str
     headers: dict[str, str]
@@ -22,7 +22,7 @@ class Seen:
 
 @dataclass
 class Reply:
-    """What to send back. ``cut``: announce the whole body, send half of it and close the connection."""
+    """A reply. ``cut``: announce the full length, send half of the body and close the connection."""
 
     status: int = 200
     body: bytes = b""
@@ -43,7 +43,7 @@ def answer(*texts: str, finish: str | None = "stop", usage: dict[str, Any] | Non
 
 
 def echo(seen: Seen) -> Reply:
-    """The last message back, once for each asked choice."""
+    """Return the last message, once for each requested choice."""
     last = seen.body["messages"][-1]["content"]
     count = seen.body["n"]
     usage = {"prompt_tokens": 10, "completion_tokens": 3 * count, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -51,7 +51,7 @@ def echo(seen: Seen) -> Reply:
 
 
 class Endpoint:
-    """``url`` to call; ``seen``, in order of arrival; ``most_at_once``, the largest number of calls in progress."""
+    """``seen``: the calls in order of arrival; ``most_at_once``: the maximum number of concurrent calls."""
 
     def __init__(self, steps: list[Step], then: Step) -> None:
         self.seen: list[Seen] = []
@@ -89,14 +89,14 @@ class Endpoint:
                     self.wfile.write(reply.body)
 
             def log_message(self, *_: Any) -> None:
-                """Nothing on the terminal."""
+                """Print nothing."""
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 256
 
             def handle_error(self, *_: Any) -> None:
-                """A client that gave up waiting is part of the tests."""
+                """Ignore it: in some tests, a client stops waiting."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
@@ -111,7 +111,7 @@ class Endpoint:
 
 @contextmanager
 def endpoint(*steps: Step, then: Step = echo) -> Iterator[Endpoint]:
-    """Serve ``steps``, one a call in order of arrival, and ``then`` from there on."""
+    """Serve ``steps``, one per call in order of arrival, and ``then`` for all later calls."""
     server = Endpoint(list(steps), then)
     server.start()
     try:
