@@ -1,5 +1,5 @@
-"""Decisions by one token: their log-probabilities and entropies, whole label sets, cut prompts, an engine over a
-trainer's own weights (docs/reflect-rl.md, L4 to L6)."""
+"""Choices (decisions by a single token): log-probabilities, entropies, label sets, shortened prompts, and an engine
+over a trainer's weights (docs/reflect-rl.md, L4 to L6)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def expected(folder: Path, choice: Choice, ids: list[int] | None, temperature: f
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("allowed", [LABELS, None])
-def test_a_choice_carries_the_full_softmax_renormalised_over_what_is_allowed(
+def test_a_choice_is_scored_by_the_full_softmax_renormalised_over_the_allowed_labels(
     engine: TransformersEngine, folder: Path, allowed: tuple[str, ...] | None, temperature: float
 ) -> None:
     ids = None if allowed is None else [engine.chat.content_ids(Message(role="user", content=x))[0] for x in allowed]
@@ -87,7 +87,7 @@ def test_a_choice_carries_the_full_softmax_renormalised_over_what_is_allowed(
         assert allowed is None or answer.text in allowed
 
 
-def test_choices_of_different_lists_do_not_depend_on_who_else_is_asked(folder: Path) -> None:
+def test_choices_from_different_lists_do_not_depend_on_other_requests(folder: Path) -> None:
     requests = [ask(i, allowed=LABELS[: 2 + i % 4]) for i in range(20)] + [ask(i, allowed=None) for i in range(4)]
     requests += [ask(i, choice=False, allowed=None, max_tokens=9) for i in range(6)]
     together = run(make_engine(folder), requests)
@@ -99,7 +99,7 @@ def test_choices_of_different_lists_do_not_depend_on_who_else_is_asked(folder: P
     )
 
 
-def test_a_choice_among_outputs_that_are_not_one_token_each_is_refused(
+def test_a_choice_requires_distinct_single_token_outputs_and_max_tokens_1(
     engine: TransformersEngine,
 ) -> None:
     for allowed in (("0", "12"), ("0", "0"), ()):
@@ -110,7 +110,7 @@ def test_a_choice_among_outputs_that_are_not_one_token_each_is_refused(
     assert run(engine, [ask(0)])[0].text in LABELS
 
 
-def test_a_prompt_too_long_loses_its_left_side_and_the_new_tokens_are_kept_free(
+def test_cut_left_shortens_an_over_long_prompt_on_the_left_and_leaves_room_for_new_tokens(
     engine: TransformersEngine,
 ) -> None:
     long = [Message(role="user", content="Tom reads 12 pages a day. " * 30)]
@@ -123,7 +123,7 @@ def test_a_prompt_too_long_loses_its_left_side_and_the_new_tokens_are_kept_free(
     assert short == run(engine, [ask(0)])[0]
 
 
-def test_an_engine_over_a_trainers_weights_follows_them_and_leaves_them_trainable(folder: Path) -> None:
+def test_an_engine_over_a_trainers_weights_uses_their_updates_and_leaves_them_trainable(folder: Path) -> None:
     model = load_causal_lm(folder)
     live = make_engine(folder, model)
     before = run(live, [ask(1), ask(2)])
@@ -136,11 +136,13 @@ def test_an_engine_over_a_trainers_weights_follows_them_and_leaves_them_trainabl
     live.forget_prefixes()
     after = run(live, [ask(1, seed=SeedKey(1, "t1")), ask(2)])
     assert choice_of(after[0]).entropy != choice_of(before[0]).entropy
-    fresh = make_engine(folder, model)  # nothing of the old weights is left anywhere
+    fresh = make_engine(folder, model)  # ``live`` has kept nothing of the old weights
     assert run(fresh, [ask(1), ask(2)]) == after
 
 
-def test_a_journaled_choice_is_told_again_word_for_word(engine: TransformersEngine, tmp_path: Path) -> None:
+def test_a_journaled_choice_is_repeated_exactly_without_a_new_request(
+    engine: TransformersEngine, tmp_path: Path
+) -> None:
     with Journal(tmp_path / "journal") as journal:
         first = run(JournaledEngine(engine, journal, "policy"), [ask(3)])
     with Journal(tmp_path / "journal") as journal:
@@ -148,7 +150,7 @@ def test_a_journaled_choice_is_told_again_word_for_word(engine: TransformersEngi
         asked = engine.stats.requests
         assert run(again, [ask(3)]) == first
         assert engine.stats.requests == asked
-        run(again, [ask(3, choice=False)])  # another question
+        run(again, [ask(3, choice=False)])  # a different request
         assert engine.stats.requests == asked + 1
 
 
@@ -159,7 +161,7 @@ def test_a_remote_engine_refuses_choices_and_top_k(monkeypatch: pytest.MonkeyPat
             run(OpenAiEngine(cfg), [ask(0, allowed=None, **changes)])
 
 
-def test_top_k_keeps_the_most_probable_and_their_proportions() -> None:
+def test_top_k_keeps_the_most_probable_tokens_and_their_proportions() -> None:
     logits = torch.log(torch.tensor([0.4, 0.1, 0.3, 0.2])).repeat(4000, 1)
     noise = torch.from_numpy(uniforms(np.arange(4000, dtype=np.uint64) * 7919, np.zeros(4000, dtype=np.uint64)))
     warm = torch.ones(4000)
@@ -167,18 +169,18 @@ def test_top_k_keeps_the_most_probable_and_their_proportions() -> None:
     counts = torch.bincount(drawn, minlength=4) / 4000
     assert counts[[1, 3]].sum() == 0
     assert counts[[0, 2]].tolist() == pytest.approx([4 / 7, 3 / 7], abs=0.03)
-    assert logprob.exp().tolist() == pytest.approx(logits.exp()[0, drawn].tolist())  # the unfiltered model's
+    assert logprob.exp().tolist() == pytest.approx(logits.exp()[0, drawn].tolist())  # before filtering
     everything, _ = choose(logits, noise, warm, None, (), torch.zeros(4000, dtype=torch.int64))
     assert torch.equal(everything, choose(logits, noise, warm, None)[0])
 
 
-def test_a_certain_choice_has_no_entropy_and_no_nan() -> None:
+def test_a_certain_choice_has_zero_entropy_and_no_nan() -> None:
     logits = torch.tensor([[0.0, 1000.0, -torch.inf]])
     logprob, entropy = score_choices(logits, torch.ones(1), torch.tensor([1]), None)
     assert (float(logprob), float(entropy)) == (0.0, 0.0)
 
 
-def test_what_filters_leave_out_counts_neither_for_the_probability_nor_for_the_entropy() -> None:
+def test_filtered_tokens_count_neither_for_the_probability_nor_for_the_entropy() -> None:
     logits, one = torch.tensor([[2.0, 1.0, 0.0]]), torch.ones(1)
     logprob, entropy = score_choices(logits, one, torch.tensor([0]), None, None, torch.tensor([1]))
     assert (float(logprob), float(entropy)) == (0.0, 0.0)
@@ -192,8 +194,8 @@ def test_what_filters_leave_out_counts_neither_for_the_probability_nor_for_the_e
 
 @pytest.mark.parametrize("ids", [[3, 1, 2], [0, 1, 2, 3], [2, 0]])
 @pytest.mark.parametrize("top_p", [0.1, 0.5])
-def test_of_equally_probable_choices_the_one_that_is_drawn_has_a_probability(ids: list[int], top_p: float) -> None:
-    """``top_p`` kept the first of the list for the probability, and the lowest id for the draw."""
+def test_top_p_keeps_the_same_of_equally_probable_choices_for_draws_and_scores(ids: list[int], top_p: float) -> None:
+    """Regression test: among ties, ``top_p`` scored the first ids of the list but drew from the lowest ids."""
     logits, one, narrow = torch.zeros(1, 4), torch.ones(1), torch.tensor([top_p])
     kept = sorted(ids)[: math.ceil(top_p * len(ids))]
     for noise in (0.0, 0.5, 0.99):
