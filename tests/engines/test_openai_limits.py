@@ -1,4 +1,4 @@
-"""What an endpoint may do to a run, and what not: redirects, quotas, huge answers, echoes; Azure's own address."""
+"""Limits on what an endpoint can do to a run: redirects, quotas, huge answers, echoed keys; also Azure's addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", [302, 307, 308])
-def test_one_redirect_after_answers_is_a_fault_that_passes_and_is_never_followed(status: int) -> None:
+def test_a_redirect_after_earlier_answers_is_retried_and_never_followed(status: int) -> None:
     with endpoint(then=echo) as elsewhere:
         with endpoint(echo, fail(status, location=f"{elsewhere.url}/chat/completions")) as server:
 
@@ -43,7 +43,7 @@ def test_one_redirect_after_answers_is_a_fault_that_passes_and_is_never_followed
 
 
 @pytest.mark.parametrize("status", [402, 429])
-def test_a_quota_that_is_used_up_ends_the_stage_at_once(status: int) -> None:
+def test_an_exhausted_quota_ends_the_stage_without_a_retry(status: int) -> None:
     body = json.dumps({"error": {"message": "You exceeded your quota.", "code": "insufficient_quota"}}).encode()
     with endpoint(echo, then=lambda _: Reply(status, body)) as server:
 
@@ -60,8 +60,8 @@ def test_a_quota_that_is_used_up_ends_the_stage_at_once(status: int) -> None:
     assert len(server.seen) == 2
 
 
-def test_answers_on_their_way_are_kept_when_the_stage_ends(tmp_path: Path) -> None:
-    """Four calls at once: one finds the quota used up, three are answered later; the next run asks for one again."""
+def test_outstanding_answers_are_awaited_and_kept_when_the_stage_ends(tmp_path: Path) -> None:
+    """Of four concurrent calls, one exceeds the quota and three are answered later. The next run repeats the first."""
     slow, quota = threading.Event(), b'{"error": {"code": "insufficient_quota"}}'
 
     def teacher(seen: Seen) -> Reply:
@@ -92,8 +92,8 @@ def test_answers_on_their_way_are_kept_when_the_stage_ends(tmp_path: Path) -> No
     assert [seen.body["messages"][-1]["content"] for seen in well.seen] == ["3"]
 
 
-def test_the_calls_of_a_request_that_were_answered_are_kept_when_a_later_one_fails(tmp_path: Path) -> None:
-    """Five samples in calls of two, from an endpoint that gives one where it likes: only what is missing is asked."""
+def test_answered_calls_of_a_request_are_kept_when_a_later_call_fails(tmp_path: Path) -> None:
+    """Five samples in calls of two, one of which returns one choice: the next run requests only the missing ones."""
 
     async def work(url: str) -> list[str]:
         with Journal(tmp_path / "j") as journal:
@@ -127,7 +127,7 @@ def azure_api(seen: Seen) -> Reply:
         ("/chat/completions?api-version=2024-10-21", {}),
     ],
 )
-def test_azure_is_asked_with_its_version_and_its_own_header(tail: str, changes: dict[str, Any]) -> None:
+def test_azure_calls_contain_the_api_version_and_the_api_key_header(tail: str, changes: dict[str, Any]) -> None:
     with endpoint(then=azure_api) as server:
         server.url += f"/openai/deployments/gpt{tail}"
         [completions], _ = run(server, ask("2+2?"), **changes)
@@ -135,7 +135,7 @@ def test_azure_is_asked_with_its_version_and_its_own_header(tail: str, changes: 
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_answer_of_any_size_fills_no_memory(packed: bool) -> None:
+def test_answers_over_32_mib_are_refused_whether_compressed_or_not(packed: bool) -> None:
     huge = json.dumps({"choices": [{"message": {"content": "x" * (LONGEST_ANSWER + 1)}}]}).encode()
     headers = {"Content-Encoding": "gzip"} if packed else {}
     with endpoint(then=lambda _: Reply(body=gzip.compress(huge, 1) if packed else huge, headers=headers)) as server:
@@ -145,13 +145,13 @@ def test_an_answer_of_any_size_fills_no_memory(packed: bool) -> None:
     assert server.seen[0].headers["accept-encoding"] == "identity"
 
 
-def test_a_key_that_the_endpoint_repeats_is_in_no_completion() -> None:
+def test_a_key_echoed_by_the_endpoint_is_removed_from_completions() -> None:
     with endpoint(then=lambda _: answer(f"Your key is {KEY}.")) as server:
         [completions], _ = run(server, ask())
     assert completions[0].text == "Your key is [key]."
 
 
-def test_control_characters_of_an_endpoint_reach_no_terminal() -> None:
+def test_control_characters_from_an_endpoint_are_removed_from_errors() -> None:
     with endpoint(then=fail(400, "no\x1b[2J\x07\u202e way")) as server:
         [error], _ = run(server, ask())
     assert isinstance(error, EngineError)
