@@ -1,4 +1,4 @@
-"""The rollout benchmark plays what it says: every way does its work, and busy slots are a share of all."""
+"""The rollout benchmark runs every variant, and its occupancy is a share of all slots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from bench.rollouts import NOISE, measure, show
 
 
-def test_rollouts_are_set_against_the_raw_engine_and_one_at_a_time() -> None:
+def test_rollouts_are_compared_with_the_raw_engine_and_all_other_variants() -> None:
     result = measure(episodes=12, slots=4, batches=(4,), rounds=1)
     assert 0 < result["occupancy"] <= 1
     assert 0 < result["occupancy_until_tail"] <= 1
