@@ -1,4 +1,4 @@
-"""Many episodes at once: order, bound, first error."""
+"""Concurrent episodes: order of results, limit of concurrency, first error."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from selfimprove.engines.episodes import play_all
 from selfimprove.engines.results import Results
 
 
-def test_results_come_in_the_order_of_the_tasks_and_at_most_so_many_at_once() -> None:
+def test_results_are_in_the_order_of_the_tasks_and_concurrency_is_limited() -> None:
     active, most = 0, 0
 
     async def play(task: int) -> int:
         nonlocal active, most
         active += 1
         most = max(most, active)
-        for _ in range(10 - task):  # the later finish first
+        for _ in range(10 - task):  # later tasks finish first
             await asyncio.sleep(0)
         active -= 1
         return task * task
@@ -31,7 +31,7 @@ def test_results_come_in_the_order_of_the_tasks_and_at_most_so_many_at_once() ->
     assert asyncio.run(play_all([], play, concurrency=3)) == []
 
 
-def test_all_wait_together_so_that_the_engine_can_batch_them() -> None:
+def test_episodes_up_to_the_limit_wait_concurrently_so_that_the_engine_can_batch_them() -> None:
     async def run() -> list[int]:
         everybody = asyncio.Event()
         here = []
@@ -49,7 +49,7 @@ def test_all_wait_together_so_that_the_engine_can_batch_them() -> None:
 
 
 @pytest.mark.parametrize("error", [UserError("no key"), EngineError("x"), OSError(28, "full"), ValueError("a bug")])
-def test_the_first_error_ends_the_run_as_itself_and_cancels_the_rest(error: Exception) -> None:
+def test_the_first_error_is_raised_unchanged_and_cancels_the_other_episodes(error: Exception) -> None:
     cancelled = []
 
     async def play(task: int) -> int:
