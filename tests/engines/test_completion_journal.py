@@ -1,4 +1,4 @@
-"""An engine whose answers survive: asked at most once for the same request, failures tried again."""
+"""A journaled engine: a finished request is not sent again; a failed one is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST = Request([Message(role="user", content="1 + 1?")], SeedKey(1, "task"), 
 
 
 class Dice:
-    """Answers differently every time it is asked; fails when told to."""
+    """Answers differently at every request; fails while ``failing`` is set."""
 
     def __init__(self) -> None:
         self.stats, self.closed, self.failing = EngineStats(), False, False
@@ -44,7 +44,7 @@ def ask(path: Path, inner: Dice, request: Request = REQUEST, name: str = "studen
         return asyncio.run(JournaledEngine(inner, journal, name).generate(request))
 
 
-def test_a_finished_request_is_answered_from_the_journal_to_the_last_bit(tmp_path: Path) -> None:
+def test_a_finished_request_is_answered_from_the_journal_bit_for_bit(tmp_path: Path) -> None:
     inner = Dice()
     first = ask(tmp_path / "j", inner)
     assert ask(tmp_path / "j", inner) == first
@@ -61,7 +61,7 @@ def test_a_finished_request_is_answered_from_the_journal_to_the_last_bit(tmp_pat
         {"n": 1}, {"temperature": 0.5}, {"top_p": 0.9}, {"max_tokens": 5}, {"stop": ["x"]}, {"allowed": ["x"]},
     ],
 )  # fmt: skip
-def test_a_request_that_differs_in_anything_is_asked_anew(tmp_path: Path, change: dict) -> None:
+def test_a_request_that_differs_in_any_field_is_sent_to_the_engine(tmp_path: Path, change: dict) -> None:
     inner = Dice()
     ask(tmp_path / "j", inner)
     ask(tmp_path / "j", inner, replace(REQUEST, **change))
@@ -77,7 +77,7 @@ def test_engines_that_share_a_journal_are_kept_apart(tmp_path: Path) -> None:
     assert (one.stats.requests, other.stats.requests) == (1, 1)
 
 
-def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+def test_a_failed_request_is_not_journaled(tmp_path: Path) -> None:
     inner = Dice()
     inner.failing = True
     with pytest.raises(EngineError):
@@ -86,7 +86,7 @@ def test_a_failure_is_not_kept(tmp_path: Path) -> None:
     assert ask(tmp_path / "j", inner)[0].text == "é 2 0"
 
 
-def test_the_rest_is_the_inner_engine_s(tmp_path: Path) -> None:
+def test_stats_fits_and_close_are_those_of_the_inner_engine(tmp_path: Path) -> None:
     inner = Dice()
     with Journal(tmp_path / "j") as journal:
         engine = JournaledEngine(inner, journal, "student")
