@@ -1,4 +1,4 @@
-"""Asking the default engine: an engine on a tiny model, requests of many lengths, and all of them at once."""
+"""Helpers for tests of the default engine: an engine with a tiny model, requests of many lengths, concurrent calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_engine(folder: Path, **changes: object) -> TransformersEngine:
 
 
 def ask(index: int, *, turns: int = 0, **changes: object) -> Request:
-    """A request of its own task; ``turns`` adds a longer dialogue before it."""
+    """A request for task ``index``, after ``turns`` worked examples."""
     question = Message(role="user", content=f"Mia has {index} apples and buys {7 * index}. How many has she now?")
     settings = {"seed": SeedKey(run=1, task=f"t{index}"), "max_tokens": 12 + index % 9}
     return Request(messages=[*FEW_SHOT * turns, question], **(settings | changes))  # type: ignore[arg-type]
