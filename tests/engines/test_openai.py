@@ -42,7 +42,7 @@ def ask(text: str = "How many?", task: str = "t1", **changes: Any) -> Request:
 
 
 def run(server: Endpoint, *requests: Request, **changes: Any) -> tuple[list[Any], OpenAiEngine]:
-    """Send the requests at once; returns results or exceptions in their order, and the engine."""
+    """Send the requests concurrently; returns results or exceptions in the same order, and the engine."""
 
     async def work() -> tuple[list[Any], OpenAiEngine]:
         engine = OpenAiEngine(config(server.url, **changes))
@@ -63,7 +63,7 @@ def send(body: bytes) -> Step:
     return lambda _: Reply(body=body)
 
 
-def test_a_request_is_sent_as_the_protocol_has_it_and_its_usage_is_counted() -> None:
+def test_a_request_follows_the_protocol_and_its_usage_is_counted() -> None:
     request = Request(
         [Message(role="system", content="Solve."), Message(role="user", content="2+2? \ud800")],
         SeedKey(1, "x"), n=2, temperature=0.7, top_p=0.9, max_tokens=64, stop=["\nQ:"],
@@ -107,7 +107,7 @@ PASSING: dict[str, Step] = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_fault_that_passes_is_retried(fault: str) -> None:
+def test_a_transient_fault_is_retried(fault: str) -> None:
     with endpoint(PASSING[fault], PASSING[fault]) as server:
         [completions], engine = run(server, ask("hi"))
     assert completions == [Completion("hi #0", "stop")]
@@ -118,7 +118,7 @@ def test_a_fault_that_passes_is_retried(fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_fault_that_stays_fails_its_request_only(fault: str) -> None:
+def test_a_persistent_fault_fails_only_its_own_request(fault: str) -> None:
     def step(seen: Seen) -> Reply:
         return PASSING[fault](seen) if seen.body["messages"][-1]["content"] == "bad" else echo(seen)
 
@@ -133,7 +133,7 @@ def test_a_fault_that_stays_fails_its_request_only(fault: str) -> None:
     assert (engine.stats.retries, engine.stats.failures, engine.stats.completions) == (2, 1, 2)
 
 
-def test_a_call_that_takes_too_long_is_given_up_and_tried_again() -> None:
+def test_a_call_that_times_out_is_retried() -> None:
     release = threading.Event()
 
     def hang(_: Seen) -> Reply:
@@ -147,7 +147,7 @@ def test_a_call_that_takes_too_long_is_given_up_and_tried_again() -> None:
     assert engine.stats.retries == 1
 
 
-def test_the_endpoints_own_pause_is_kept() -> None:
+def test_a_retry_waits_as_long_as_the_endpoint_requests() -> None:
     arrivals = []
 
     def note(seen: Seen) -> Reply:
@@ -160,7 +160,7 @@ def test_the_endpoints_own_pause_is_kept() -> None:
     assert arrivals[1] - arrivals[0] >= 0.99
 
 
-def test_retry_after_may_be_seconds_a_date_or_nonsense() -> None:
+def test_retry_after_may_be_seconds_or_a_date_and_is_0_if_invalid() -> None:
     assert retry_after({"retry-after": "12.5"}) == 12.5
     assert 3500 < retry_after({"retry-after": "Fri, 31 Dec 2100 23:59:59 GMT"}) <= 3600
     assert retry_after({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}) == 0
@@ -168,7 +168,7 @@ def test_retry_after_may_be_seconds_a_date_or_nonsense() -> None:
         assert retry_after({"retry-after": nonsense}) == 0
 
 
-def test_an_endpoint_that_gives_fewer_choices_is_asked_for_the_rest_with_other_seeds() -> None:
+def test_missing_choices_are_requested_again_with_other_seeds() -> None:
     def one(seen: Seen) -> Reply:
         return answer(f"seed {seen.body['seed']}")
 
@@ -180,7 +180,7 @@ def test_an_endpoint_that_gives_fewer_choices_is_asked_for_the_rest_with_other_s
     assert engine.stats.completions == 3
 
 
-def test_samples_come_in_order_in_calls_of_at_most_n_per_call() -> None:
+def test_samples_are_in_order_and_each_call_requests_at_most_n_per_call() -> None:
     def backwards(seen: Seen) -> Reply:
         reply = json.loads(echo(seen).body)
         reply["choices"].reverse()
@@ -192,14 +192,14 @@ def test_samples_come_in_order_in_calls_of_at_most_n_per_call() -> None:
     assert [c.text for c in completions] == ["q #0", "q #1", "q #0", "q #1", "q #0"]
 
 
-def test_more_choices_than_asked_are_dropped() -> None:
+def test_surplus_choices_are_dropped() -> None:
     with endpoint(then=lambda _: answer("a", "b", "c")) as server:
         [completions], engine = run(server, ask(n=2))
     assert [c.text for c in completions] == ["a", "b"]
     assert engine.stats.completions == 2
 
 
-def test_seeds_name_the_sample_fit_31_bits_and_leave_room_for_the_servers_children() -> None:
+def test_seeds_differ_by_sample_fit_31_bits_and_are_spaced_for_the_servers_child_seeds() -> None:
     keys = [SeedKey(0, f"task {i}", turn, sample) for i in range(50) for turn in range(2) for sample in range(2)]
     seeds = [spaced_seed(key.bits(), 16) for key in keys]
     assert len(set(seeds)) == len(keys)
@@ -211,12 +211,12 @@ def test_seeds_name_the_sample_fit_31_bits_and_leave_room_for_the_servers_childr
     assert "seed" not in server.seen[2].body
 
 
-def test_no_more_calls_at_once_than_the_limit_and_results_stay_with_their_requests() -> None:
+def test_concurrent_calls_are_limited_and_results_match_their_requests() -> None:
     gate = threading.Barrier(3)
 
     def together(seen: Seen) -> Reply:
         gate.wait(20)  # passes only if three calls are in progress at once
-        time.sleep(0.2)  # a fourth would show itself now
+        time.sleep(0.2)  # a fourth call would arrive during this time
         return echo(seen)
 
     with endpoint(then=together) as server:
@@ -243,7 +243,7 @@ def test_finish_reasons_and_stop_strings(reason: str | None, text: str | None, e
 
 
 @pytest.mark.parametrize("extra", [{}, {"choices": [{"message": {"content": "half"}}]}])
-def test_an_error_under_status_200_is_no_answer_and_is_told(extra: dict[str, Any]) -> None:
+def test_an_error_with_status_200_fails_the_request_and_is_reported(extra: dict[str, Any]) -> None:
     body = json.dumps({"error": {"message": "worker died", "code": 502}, **extra}).encode()
     with endpoint(then=send(body)) as server:
         [error], _ = run(server, ask())
@@ -251,7 +251,7 @@ def test_an_error_under_status_200_is_no_answer_and_is_told(extra: dict[str, Any
     assert "worker died" in str(error)
 
 
-def test_a_request_the_endpoint_refuses_fails_at_once_and_alone() -> None:
+def test_a_refused_request_fails_without_a_retry_and_no_other_request_fails() -> None:
     with endpoint(fail(400, "maximum context length is 4096 tokens")) as server:
         results, engine = run(server, ask("too long"), ask("fine", task="t2"), concurrency=1)
     assert isinstance(results[0], EngineError)
@@ -264,7 +264,7 @@ def test_a_request_the_endpoint_refuses_fails_at_once_and_alone() -> None:
     ("status", "remedy"),
     [(401, "OPENAI_API_KEY"), (403, "OPENAI_API_KEY"), (404, "model 'teacher'"), (301, "base_url")],
 )
-def test_what_cannot_pass_ends_the_stage_with_one_sentence(status: int, remedy: str) -> None:
+def test_a_permanent_error_ends_the_stage_with_the_address_the_status_and_a_remedy(status: int, remedy: str) -> None:
     with endpoint(fail(status, f"Incorrect key {KEY}")) as server:
         [error], engine = run(server, ask())
     assert isinstance(error, UserError)
@@ -274,7 +274,7 @@ def test_what_cannot_pass_ends_the_stage_with_one_sentence(status: int, remedy: 
     assert engine.stats.retries == 0
 
 
-def test_an_endpoint_that_wants_a_key_while_params_name_none() -> None:
+def test_without_api_key_env_no_key_is_sent_and_a_401_names_the_param() -> None:
     with endpoint(fail(401)) as server:
         [error], _ = run(server, ask(), api_key_env=None)
         assert "authorization" not in server.seen[0].headers
@@ -282,15 +282,15 @@ def test_an_endpoint_that_wants_a_key_while_params_name_none() -> None:
     assert "api_key_env" in str(error)
 
 
-def test_nothing_listening_at_the_first_call_ends_the_stage() -> None:
+def test_an_unreachable_endpoint_at_the_first_call_ends_the_stage() -> None:
     with endpoint() as server:
-        pass  # the port is closed again
+        pass  # the port is now closed
     [error], _ = run(server, ask())
     assert isinstance(error, UserError)
     assert f"no endpoint answers at {server.url}" in str(error)
 
 
-def test_an_endpoint_that_goes_away_later_fails_requests_not_the_stage() -> None:
+def test_an_endpoint_that_becomes_unreachable_later_fails_requests_but_not_the_stage() -> None:
     async def work(server: Endpoint) -> tuple[list[Completion], BaseException]:
         engine = OpenAiEngine(config(server.url))
         first = await engine.generate(ask("one"))
@@ -307,7 +307,7 @@ def test_an_endpoint_that_goes_away_later_fails_requests_not_the_stage() -> None
     assert isinstance(second, EngineError)
 
 
-def test_allowed_answers_are_refused_not_ignored() -> None:
+def test_requests_with_allowed_answers_are_refused() -> None:
     with endpoint() as server:
         [error], _ = run(server, ask(allowed=["a", "b"]))
     assert isinstance(error, UserError)
@@ -315,7 +315,7 @@ def test_allowed_answers_are_refused_not_ignored() -> None:
     assert server.seen == []
 
 
-def test_a_key_is_found_in_the_environment_then_in_the_file(tmp_path: Path) -> None:
+def test_a_key_is_read_from_the_environment_first_then_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.cfg"
     file.write_text('# keys\nOTHER_KEY: "no"\nOPENAI_API_KEY: "sk-file"\nTEACHER=\'sk-teacher\'\n', encoding="utf-8")
     assert find_key("OPENAI_API_KEY", str(file), {"OPENAI_API_KEY": "sk-env"}) == "sk-env"
@@ -325,7 +325,7 @@ def test_a_key_is_found_in_the_environment_then_in_the_file(tmp_path: Path) -> N
     assert find_key(None, None, {"OPENAI_API_KEY": "sk-env"}) is None
 
 
-def test_a_missing_key_names_the_variable_and_the_file(tmp_path: Path) -> None:
+def test_errors_about_keys_name_the_variable_or_the_file_but_not_the_key(tmp_path: Path) -> None:
     file = tmp_path / "keys.cfg"
     for place in (None, str(file)):
         with pytest.raises(UserError, match="TEACHER is not set"):
@@ -350,7 +350,7 @@ def test_a_missing_key_names_the_variable_and_the_file(tmp_path: Path) -> None:
         ("", "base_url"),
     ],
 )
-def test_an_address_that_is_no_plain_one_is_refused_without_repeating_secrets(url: str, place: str) -> None:
+def test_unsupported_addresses_are_refused_without_repeating_secrets(url: str, place: str) -> None:
     with pytest.raises(UserError, match="base_url") as caught:
         OpenAiEngine(config(url))
     assert place in str(caught.value)
@@ -358,7 +358,7 @@ def test_an_address_that_is_no_plain_one_is_refused_without_repeating_secrets(ur
 
 
 @pytest.mark.parametrize("status", [200, 301, 400, 401, 403, 404, 429, 500])
-def test_the_key_is_in_no_error_repr_count_or_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_appears_in_no_error_repr_count_or_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     with endpoint(then=fail(status, f"you sent {KEY}")) as server:
         [error], engine = run(server, ask())
