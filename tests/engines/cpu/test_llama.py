@@ -1,4 +1,4 @@
-"""Promises of the short way through Llama-like models: the library's logits, and no other model taken for one."""
+"""The fast path for Llama-like models: it gives the library's logits, and no other model uses it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OTHERS: dict[str, PreTrainedConfig] = {
 
 
 def save(config: PreTrainedConfig, folder: Path) -> Path:
-    """A random model of that config, with our tokenizer."""
+    """Save a random model with this config, and a trained tokenizer."""
     config.vocab_size = train_tokenizer(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ def request(number: int) -> Request:
 
 
 def steps(forward: Llama | Module, model: Any, tokens: int) -> np.ndarray:
-    """Logits [tokens, rows, vocabulary] of a few rows read from an empty cache, token by token."""
+    """Logits [tokens, rows, vocabulary] of four rows that are decoded token by token from an empty cache."""
     decoder = Decoder(model, slots=4, context=64, prefill_rows=2, prefill_block=16, pad_id=0)
     decoder._forward = forward
     ids = np.random.default_rng(0).integers(0, len(model.get_input_embeddings().weight), (tokens, 4))
@@ -77,7 +77,7 @@ def steps(forward: Llama | Module, model: Any, tokens: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"layers": 1}])
-def test_the_short_way_gives_the_library_s_logits(tmp_path: Path, changes: dict[str, int]) -> None:
+def test_the_fast_path_gives_the_logits_of_the_library(tmp_path: Path, changes: dict[str, int]) -> None:
     model = load_causal_lm(make_tiny_model(tmp_path / "m", heads=4, **changes))
     short = Llama.of(model, 64)
     assert short is not None
@@ -97,7 +97,9 @@ STRETCHED = {
         LlamaConfig(**SIZES, rope_parameters=STRETCHED),
     ],
 )
-def test_mistral_and_stretched_positions_take_the_short_way(tmp_path: Path, config: PreTrainedConfig) -> None:
+def test_mistral_and_scaled_positions_use_the_fast_path_with_the_logits_of_the_library(
+    tmp_path: Path, config: PreTrainedConfig
+) -> None:
     model = load_causal_lm(save(config, tmp_path / "m"))
     short = Llama.of(model, 64)
     assert short is not None
@@ -105,7 +107,7 @@ def test_mistral_and_stretched_positions_take_the_short_way(tmp_path: Path, conf
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_models_go_through_the_library_and_are_as_exact(tmp_path: Path, kind: str) -> None:
+def test_other_models_use_the_library_and_are_equally_exact(tmp_path: Path, kind: str) -> None:
     folder = save(OTHERS[kind], tmp_path / "m")
     engine, together = complete(folder, list(range(1, 13)))
     assert isinstance(engine._decoder._forward, Module)
@@ -121,7 +123,7 @@ def test_other_models_go_through_the_library_and_are_as_exact(tmp_path: Path, ki
         np.testing.assert_allclose(completion.logprobs or [], expected.numpy(), atol=1e-4)
 
 
-def test_a_model_that_computes_otherwise_is_not_taken_for_a_llama(tmp_path: Path) -> None:
+def test_a_model_that_computes_differently_does_not_use_the_fast_path(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "m", heads=4)
     model = load_causal_lm(folder)
     model.model.layers[1].self_attn.scaling *= 2
@@ -133,7 +135,7 @@ def test_a_model_that_computes_otherwise_is_not_taken_for_a_llama(tmp_path: Path
     assert Llama.of(load_causal_lm(folder), 64) is not None
 
 
-def test_the_weights_are_held_once(tmp_path: Path) -> None:
+def test_joined_weights_share_their_storage_with_the_model(tmp_path: Path) -> None:
     model = load_causal_lm(make_tiny_model(tmp_path / "m", heads=4, kv_heads=2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert Llama.of(model, 64) is not None
