@@ -1,4 +1,4 @@
-"""``slots: auto`` and ``prefill_rows: auto``: a small model's shapes are fixed, a large model's passes are smaller."""
+"""``slots: auto`` and ``prefill_rows: auto``: small models have fixed shapes, large models smaller passes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
-def test_the_parameters_of_a_folder_are_those_of_its_model(folder: Path) -> None:
+def test_stored_parameters_counts_the_parameters_of_the_model(folder: Path) -> None:
     assert stored_parameters(folder) == sum(weight.numel() for weight in load_causal_lm(folder).parameters())
 
 
-def test_the_default_profile_decodes_with_the_shapes_that_its_results_were_made_with() -> None:
+def test_the_default_profile_decodes_with_the_shapes_that_its_results_were_generated_with() -> None:
     params = YAML(typ="safe", pure=True).load(ROOT / "profiles/default.yaml")
     for method, name in (("rise", "student"), ("agent_r", "actor"), ("spin", "policy")):
         assert batch_sizes(config(**params[method]["engines"][name]), 1_000_000) == (128, 16), method
@@ -42,24 +42,24 @@ def test_the_default_profile_decodes_with_the_shapes_that_its_results_were_made_
     ("parameters", "slots", "rows"),
     [(0, 128, 16), (10**7, 128, 16), (135 * 10**6, 32, 4), (15 * 10**8, 16, 2)],
 )
-def test_each_tenfold_of_parameters_halves_the_rows_on_a_cpu(parameters: int, slots: int, rows: int) -> None:
+def test_on_a_cpu_each_tenfold_increase_in_parameters_halves_the_rows(parameters: int, slots: int, rows: int) -> None:
     assert batch_sizes(config(), parameters) == (slots, rows)
     assert batch_sizes(config(device="cuda"), parameters) == (128, 16)
     assert batch_sizes(config(prefill_block=64), parameters) == (slots, rows // 2)
 
 
-def test_numbers_stay_as_they_are_and_every_replica_has_a_slot() -> None:
+def test_explicit_numbers_are_kept_and_every_replica_has_a_slot() -> None:
     assert batch_sizes(config(slots=64, prefill_rows=3), 7 * 10**10) == (64, 3)
     assert batch_sizes(config(replicas=12), 7 * 10**10) == (12, 1)
 
 
-def test_an_engine_with_auto_answers_as_one_with_the_same_numbers(folder: Path) -> None:
+def test_auto_gives_the_same_completions_as_the_explicit_numbers(folder: Path) -> None:
     requests = [ask(i, turns=i % 2) for i in range(6)]
     auto = run(make_engine(folder, slots="auto", prefill_rows="auto", prefill_block=32), requests)
     assert auto == run(make_engine(folder, slots=128, prefill_rows=16, prefill_block=32), requests)
 
 
 @pytest.mark.parametrize("value", ["many", 0, 2.0, True])
-def test_other_values_are_refused(value: object) -> None:
+def test_invalid_numbers_of_slots_are_refused(value: object) -> None:
     with pytest.raises(ValidationError, match="expected a whole number from 1 to 8192, or auto"):
         config(slots=value)
