@@ -1,4 +1,4 @@
-"""The shapes that a pass may have: whatever they are, a row gets the same bits."""
+"""The allowed shapes of a pass: a row gets the same bits in each of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """One, as engines have it; other tests get theirs back."""
+    """One thread, as in these tests' engines; restores the previous number for other tests."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -33,7 +33,7 @@ def threads() -> Iterator[None]:
 
 
 def make_decoder(folder: Path) -> Decoder:
-    """With random keys and values in all rows."""
+    """A decoder with random keys and values in all rows."""
     decoder = Decoder(
         load_causal_lm(folder), slots=SLOTS, context=CONTEXT, prefill_rows=READING, prefill_block=BLOCK, pad_id=0
     )
@@ -43,7 +43,7 @@ def make_decoder(folder: Path) -> Decoder:
     return decoder
 
 
-def test_a_step_of_fewer_rows_and_narrower_attention_has_the_bits_of_the_full_one(folder: Path) -> None:
+def test_a_step_with_fewer_rows_and_narrower_attention_gives_the_bits_of_the_full_one(folder: Path) -> None:
     decoder, draw = make_decoder(folder), np.random.default_rng(2)
     shapes, full = decoder.shapes, Shapes([SLOTS], [CONTEXT])
     assert len(shapes.counts) > 1
@@ -60,7 +60,7 @@ def test_a_step_of_fewer_rows_and_narrower_attention_has_the_bits_of_the_full_on
             assert torch.equal(some, decoder.step(ids, positions, busy)[:count]), (count, width)
 
 
-def test_reading_fewer_rows_leaves_the_bits_of_reading_all(folder: Path) -> None:
+def test_prefilling_fewer_rows_gives_the_bits_of_prefilling_all(folder: Path) -> None:
     decoder, draw = make_decoder(folder), np.random.default_rng(3)
     shapes = decoder.reading_shapes
     full = Shapes(shapes.counts[-1:], shapes.widths[-1:])
@@ -78,13 +78,13 @@ def test_reading_fewer_rows_leaves_the_bits_of_reading_all(folder: Path) -> None
             assert all(map(torch.equal, *outcomes)), (count, start)
 
 
-def test_with_several_threads_every_pass_has_all_rows(folder: Path) -> None:
+def test_with_several_threads_every_pass_computes_all_rows(folder: Path) -> None:
     torch.set_num_threads(2)
     decoder = make_decoder(folder)
     assert (decoder.shapes.counts, decoder.reading_shapes.counts) == ([SLOTS], [READING])
 
 
-def test_smaller_shapes_are_exact_or_not_used(folder: Path) -> None:
+def test_an_engine_with_smaller_shapes_gives_the_completions_of_the_full_shapes(folder: Path) -> None:
     small, full = make_engine(folder, context=256, slots=16), make_engine(folder, context=256, slots=16)
     shapes, reading = small._decoder.shapes, small._decoder.reading_shapes
     assert (shapes.counts[-1], shapes.widths[-1]) == (16, 256)
@@ -92,12 +92,12 @@ def test_smaller_shapes_are_exact_or_not_used(folder: Path) -> None:
     assert len(shapes.widths) > 1
     full._decoder.shapes = Shapes([16], [256])
     full._decoder.reading_shapes = Shapes(reading.counts[-1:], reading.widths[-1:])
-    # Of very different lengths, so that the last ones are moved to other slots more than once.
+    # Their lengths differ widely, so that the last ones are moved to other slots more than once.
     requests = [ask(i, turns=i % 3, max_tokens=4 + 5 * i) for i in range(24)]
     assert run(small, requests) == run(full, requests)
 
 
-def test_the_last_samples_draw_in_and_fewer_rows_are_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_rows_are_computed_for_the_last_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(folder, context=256, slots=16)
     engine._decoder.shapes = Shapes([4, 8, 16], engine._decoder.shapes.widths)
     forward, step, computed = engine._decoder._forward, engine._decoder._forward.step, []
