@@ -1,4 +1,4 @@
-"""Promises of the default engine, on tiny random models: exactness, sampling, stopping, bad input."""
+"""The default engine with tiny random models: exactness, sampling, stopping, the queue, invalid input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine(folder: Path) -> TransformersEngine:
 
 
 def full_forward(folder: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
-    """Log-probabilities [len(drawn), vocabulary] of a plain forward pass, no cache."""
+    """Log-probabilities [len(drawn), vocabulary] of a plain forward pass without a cache."""
     model = load_causal_lm(folder)
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([prompt + drawn])).logits[0]
@@ -63,7 +63,7 @@ def test_results_do_not_depend_on_neighbours_order_concurrency_or_restart(folder
     assert run(engine, requests) == together  # now with a warm prefix cache
 
 
-def test_prefix_cache_changes_no_bit_and_copies_what_is_shared(folder: Path) -> None:
+def test_the_prefix_cache_changes_no_bit_and_reuses_shared_prefixes(folder: Path) -> None:
     cold, warm = make_engine(folder), make_engine(folder)
     requests = [ask(i, turns=2) for i in range(12)]
     without = []
@@ -76,12 +76,12 @@ def test_prefix_cache_changes_no_bit_and_copies_what_is_shared(folder: Path) -> 
     assert warm.stats.cached_prompt_tokens >= 11 * shared
     again = warm.stats.prefill_blocks
     run(warm, requests)
-    # Only each prompt's last, partial block is read again.
+    # Only each prompt's last, partial block is prefilled again.
     assert warm.stats.prefill_blocks - again <= len(requests)
 
 
-def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) -> None:
-    # Blocks X Z, then Y W, then Y Z: the third must not take the Z that was read after X.
+def test_equal_blocks_after_different_prefixes_are_not_confused(folder: Path) -> None:
+    # Blocks X Z, then Y W, then Y Z: the third prompt must not reuse the Z that was prefilled after X.
     x, y, z, w = ("0 " + "pages " * 20, "1 " + "pages " * 20, "apples and pages, " * 8, "Tom reads " * 12)
     prompts = [[Message(role="user", content=text)] for text in (x + z, y + w, y + z)]
     requests = [Request(messages, SeedKey(1, "same"), max_tokens=6) for messages in prompts]
@@ -93,7 +93,7 @@ def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) 
     assert 0 < engine.stats.cached_prompt_tokens <= len(prompt_ids(engine, requests[1]))
 
 
-def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> None:
+def test_a_bounded_prefix_cache_keeps_its_limit_and_changes_no_completion(folder: Path) -> None:
     engine = make_engine(folder)
     engine._prompts.cache._most = 3
     expected = run(make_engine(folder), [ask(i, turns=2) for i in range(10)])
@@ -101,14 +101,14 @@ def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> Non
     assert len(engine._prompts.cache) == 3
 
 
-def test_samples_of_a_request_equal_requests_of_their_own_keys(engine: TransformersEngine) -> None:
+def test_samples_of_a_request_equal_separate_requests_with_their_seed_keys(engine: TransformersEngine) -> None:
     together = run(engine, [ask(5, n=11)])[0]
     apart = run(engine, [ask(5, seed=SeedKey(1, "t5").at(i)) for i in range(11)])
     assert together == [completions[0] for completions in apart]
     assert len({tuple(c.token_ids or ()) for c in together}) == 11
 
 
-def test_samples_share_one_reading_of_the_prompt(folder: Path) -> None:
+def test_samples_of_a_request_share_one_prefill_of_the_prompt(folder: Path) -> None:
     engine = make_engine(folder)
     request = ask(5, turns=1, n=20)
     run(engine, [request])
@@ -118,7 +118,7 @@ def test_samples_share_one_reading_of_the_prompt(folder: Path) -> None:
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
-def test_logprobs_are_the_models_untempered_and_unfiltered(engine: TransformersEngine, folder: Path) -> None:
+def test_logprobs_are_those_of_the_model_without_temperature_or_top_p(engine: TransformersEngine, folder: Path) -> None:
     for request in (ask(1), ask(2, turns=2, temperature=0.7), ask(3, top_p=0.5), ask(4, temperature=0.0)):
         completion = run(engine, [request])[0][0]
         ids = completion.token_ids or []
@@ -128,7 +128,7 @@ def test_logprobs_are_the_models_untempered_and_unfiltered(engine: TransformersE
         np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=1e-5)  # type: ignore[arg-type]
 
 
-def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, folder: Path) -> None:
+def test_greedy_decoding_equals_generate_of_transformers(engine: TransformersEngine, folder: Path) -> None:
     model = load_causal_lm(folder)
     for index in range(6):
         request = ask(index, turns=index % 2, temperature=0.0, max_tokens=24)
@@ -160,11 +160,11 @@ def test_first_tokens_follow_the_distribution(
     held = wanted > 0
     chi2 = float(((observed - wanted)[held] ** 2 / wanted[held]).sum())
     freedom = int(held.sum()) - 1
-    # The draws are keyed, so this is no chance: within four deviations of a chi-square's mean.
+    # The draws are keyed, so the outcome is fixed: within four standard deviations of the chi-square mean.
     assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-def test_seeds_of_other_runs_tasks_turns_and_samples_differ(engine: TransformersEngine) -> None:
+def test_completions_differ_by_run_task_turn_and_sample(engine: TransformersEngine) -> None:
     keys = [SeedKey(1, "a"), SeedKey(2, "a"), SeedKey(1, "b"), SeedKey(1, "a", turn=1), SeedKey(1, "a", sample=1)]
     texts = [c[0].text for c in run(engine, [ask(3, seed=key, max_tokens=16) for key in keys])]
     assert len(set(texts)) == len(keys)
@@ -173,8 +173,8 @@ def test_seeds_of_other_runs_tasks_turns_and_samples_differ(engine: Transformers
 # --- how a completion ends -------------------------------------------------------------------------------------------
 
 
-def test_end_of_turn_ends_a_completion_and_is_left_out_but_scored(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "ends", spread=0.02)  # near uniform: the end token comes now and then
+def test_the_end_token_ends_a_completion_and_is_scored_but_not_returned(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "ends", spread=0.02)  # nearly uniform: the end token is drawn occasionally
     engine = make_engine(folder, slots=64)
     completions = run(engine, [ask(1, n=64, max_tokens=130)])[0]
     stopped = [c for c in completions if c.finish == "stop"]
@@ -188,12 +188,12 @@ def test_end_of_turn_ends_a_completion_and_is_left_out_but_scored(tmp_path: Path
             assert len(c.logprobs or []) == len(c.token_ids or []) == 130
 
 
-def test_max_tokens_is_kept_to(engine: TransformersEngine) -> None:
+def test_completions_have_at_most_max_tokens_tokens(engine: TransformersEngine) -> None:
     for limit in (1, 2, 33):
         assert all(len(c.token_ids or []) <= limit for c in run(engine, [ask(2, n=5, max_tokens=limit)])[0])
 
 
-def test_stop_strings_cut_text_and_ids(engine: TransformersEngine) -> None:
+def test_stop_strings_cut_text_ids_and_logprobs(engine: TransformersEngine) -> None:
     plain = run(engine, [ask(6, n=10, max_tokens=60)])[0]
     stop = ("e", "2")
     cut = run(engine, [ask(6, n=10, max_tokens=60, stop=stop)])[0]
@@ -212,8 +212,8 @@ def test_stop_strings_cut_text_and_ids(engine: TransformersEngine) -> None:
         assert part.logprobs == (whole.logprobs or [])[: len(ids)]
 
 
-def test_a_stop_string_that_is_kept_ends_the_text(engine: TransformersEngine) -> None:
-    """As SPIN's flat trajectories need it: what the policy wrote up to and with the stop string, and its tokens."""
+def test_with_keep_stop_the_text_ends_with_the_stop_string(engine: TransformersEngine) -> None:
+    """SPIN's flat trajectories need the policy's text up to and including the stop string, and its tokens."""
     plain = run(engine, [ask(6, n=10, max_tokens=60)])[0]
     kept = run(engine, [ask(6, n=10, max_tokens=60, stop=("e",), keep_stop=True)])[0]
     assert any("e" in whole.text for whole in plain)
@@ -229,7 +229,7 @@ def test_a_stop_string_that_is_kept_ends_the_text(engine: TransformersEngine) ->
         assert part.text.startswith(engine.chat.decode(ids))
 
 
-def test_a_stop_string_is_found_across_tokens(engine: TransformersEngine) -> None:
+def test_a_stop_string_is_found_across_token_boundaries(engine: TransformersEngine) -> None:
     whole = run(engine, [ask(8, max_tokens=40, n=6)])[0]
     for index, completion in enumerate(whole):
         text = completion.text
@@ -241,7 +241,9 @@ def test_a_stop_string_is_found_across_tokens(engine: TransformersEngine) -> Non
             assert run(engine, [request])[0][0].text == text[: text.find(stop)]
 
 
-def test_allowed_outputs_are_the_only_ones_and_keep_their_proportions(engine: TransformersEngine, folder: Path) -> None:
+def test_only_allowed_outputs_are_generated_with_the_logprobs_of_the_model(
+    engine: TransformersEngine, folder: Path
+) -> None:
     allowed = ["yes", "7", "70", "no way"]
     completions = run(engine, [ask(3, n=60, allowed=allowed, max_tokens=20)])[0]
     assert {c.text for c in completions} <= set(allowed)
@@ -259,7 +261,7 @@ def test_allowed_outputs_are_the_only_ones_and_keep_their_proportions(engine: Tr
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-def test_occupancy_is_a_share_and_high_while_requests_wait(folder: Path) -> None:
+def test_occupancy_is_at_most_1_and_high_while_requests_wait(folder: Path) -> None:
     engine = make_engine(folder)
     run(engine, [ask(i, turns=i % 2) for i in range(120)])
     stats = engine.stats
@@ -269,7 +271,7 @@ def test_occupancy_is_a_share_and_high_while_requests_wait(folder: Path) -> None
     assert (stats.requests, stats.completions) == (120, 120)
 
 
-def test_episodes_of_dependent_turns_finish_whatever_the_others_do(engine: TransformersEngine) -> None:
+def test_episodes_of_several_turns_do_not_depend_on_concurrent_episodes(engine: TransformersEngine) -> None:
     async def episode(index: int) -> list[str]:
         request = ask(index)
         texts: list[str] = []
@@ -288,7 +290,7 @@ def test_episodes_of_dependent_turns_finish_whatever_the_others_do(engine: Trans
     assert asyncio.run(all_of(40))[:3] == asyncio.run(all_of(3))
 
 
-def test_a_cancelled_call_frees_its_slots_and_harms_nobody(engine: TransformersEngine) -> None:
+def test_a_cancelled_call_frees_its_slots_and_affects_no_other_call(engine: TransformersEngine) -> None:
     expected = run(engine, [ask(2)])
 
     async def cancel_one() -> list[list[Completion]]:
@@ -306,7 +308,7 @@ def test_a_cancelled_call_frees_its_slots_and_harms_nobody(engine: TransformersE
     assert not engine._samples.busy.any()
 
 
-def test_close_ends_calls_that_still_wait(folder: Path) -> None:
+def test_close_cancels_waiting_calls(folder: Path) -> None:
     engine = make_engine(folder)
 
     async def close_early() -> None:
@@ -319,10 +321,10 @@ def test_close_ends_calls_that_still_wait(folder: Path) -> None:
     asyncio.run(close_early())
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
+# --- invalid input ---------------------------------------------------------------------------------------------------
 
 
-def test_an_over_long_prompt_is_refused_with_its_sizes_and_others_go_on(engine: TransformersEngine) -> None:
+def test_an_over_long_prompt_is_refused_with_its_size_and_no_other_request_fails(engine: TransformersEngine) -> None:
     async def both() -> tuple[object, object]:
         return await asyncio.gather(  # type: ignore[return-value]
             engine.generate(ask(1, turns=6)), engine.generate(ask(1)), return_exceptions=True
@@ -336,7 +338,7 @@ def test_an_over_long_prompt_is_refused_with_its_sizes_and_others_go_on(engine: 
     assert isinstance(good, list)
 
 
-def test_a_prompt_as_long_as_the_room_fits(engine: TransformersEngine) -> None:
+def test_a_prompt_that_exactly_fits_is_accepted_and_a_longer_one_is_refused(engine: TransformersEngine) -> None:
     text = "a"
     while engine.fits([Message(role="user", content=text)], 10):
         text += "1"
@@ -349,12 +351,12 @@ def test_a_prompt_as_long_as_the_room_fits(engine: TransformersEngine) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"allowed": []}, {"n": -1}]
 )
-def test_senseless_requests_are_refused(engine: TransformersEngine, wrong: dict[str, Any]) -> None:
+def test_invalid_requests_are_refused(engine: TransformersEngine, wrong: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
         run(engine, [ask(1, **wrong)])
 
 
-def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_model_folder_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     def broken(name: str) -> Path:
         return Path(shutil.copytree(folder, tmp_path / name))
 
@@ -392,6 +394,6 @@ def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
         make_engine(folder, context=1024)
 
 
-def test_slots_that_no_machine_has_memory_for_are_refused(folder: Path) -> None:
+def test_a_kv_cache_larger_than_the_memory_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* GiB of memory, but only"):
         Rows(CacheShape(2, 4, 64, torch.float32), 8192, 10**7, torch.device("cpu"))
