@@ -1,4 +1,4 @@
-"""The engines of a stage: each named one once, journaled unless scripted, all closed at the end."""
+"""A stage's engines: only named ones are created, all but scripted ones are journaled, and all are closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
 
 
-def test_named_engines_are_made_once_and_a_model_s_answers_survive(tiny: Path, tmp_path: Path) -> None:
+def test_only_named_engines_are_created_and_the_answers_of_a_model_are_journaled(tiny: Path, tmp_path: Path) -> None:
     async def run() -> tuple[str, str, dict[str, float]]:
         with Journal(tmp_path / "j") as journal:
             async with open_engines(
@@ -41,7 +41,9 @@ def test_named_engines_are_made_once_and_a_model_s_answers_survive(tiny: Path, t
             ) as engines:  # fmt: skip
                 assert list(engines) == ["student", "teacher"]
                 assert isinstance(engines["student"], JournaledEngine)
-                assert isinstance(engines["teacher"], ScriptedEngine)  # asking it again costs nothing
+                assert isinstance(
+                    engines["teacher"], ScriptedEngine
+                )  # not journaled, because repeating its requests costs nothing
                 texts = [(await engines[name].generate(REQUEST))[0].text for name in engines]
                 return texts[0], texts[1], usage(engines)
 
@@ -52,7 +54,7 @@ def test_named_engines_are_made_once_and_a_model_s_answers_survive(tiny: Path, t
     assert 0 < first[2]["student_occupancy"] <= 1
 
 
-def test_engines_are_closed_whatever_happens(tmp_path: Path) -> None:
+def test_engines_are_closed_with_and_without_an_error(tmp_path: Path) -> None:
     closed = []
 
     class Closing(ScriptedEngine):
@@ -74,7 +76,7 @@ def test_engines_are_closed_whatever_happens(tmp_path: Path) -> None:
     assert len(closed) == 2
 
 
-def test_a_scripted_engine_where_no_expert_is_and_a_missing_model_are_refused(tmp_path: Path) -> None:
+def test_a_scripted_engine_without_an_expert_and_a_missing_model_are_refused(tmp_path: Path) -> None:
     async def run(name: str) -> None:
         with Journal(tmp_path / "j") as journal:
             async with open_engines(CONFIGS, {name: tmp_path}, threads=1, journal=journal):
