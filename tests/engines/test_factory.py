@@ -1,4 +1,4 @@
-"""make_engine: the four names, lazily, and one sentence for what cannot be made."""
+"""``make_engine``: the four engines, lazy imports, and one-sentence errors for engines that cannot be created."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def make(values: dict[str, object], policy: Path, *, expert: bool = True) -> Eng
     return make_engine(cfg, policy_dir=policy, threads=1, expert=answer)
 
 
-def test_scripted_answers_with_the_expert_it_was_given(tmp_path: Path) -> None:
+def test_scripted_answers_with_the_given_expert(tmp_path: Path) -> None:
     engine = make({"engine": "scripted"}, tmp_path)
     request = Request([Message(role="user", content="q")], SeedKey(0, "t"), n=2)
     assert [c.text for c in asyncio.run(engine.generate(request))] == ["answer 0", "answer 1"]
 
 
-def test_scripted_without_an_expert_is_one_sentence(tmp_path: Path) -> None:
+def test_scripted_without_an_expert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no expert"):
         make({"engine": "scripted"}, tmp_path, expert=False)
 
 
-def test_openai_without_its_key_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     values = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_env": "TEACHER_KEY"}
     with pytest.raises(UserError, match="TEACHER_KEY is not set"):
@@ -58,14 +58,16 @@ def test_vllm_replicas_are_a_count_or_auto(replicas: object, tmp_path: Path) -> 
         make({"engine": "vllm", "replicas": replicas}, tmp_path)
 
 
-def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # not installed, even where it is
+def test_vllm_that_is_not_installed_is_reported_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="make env-vllm"):
         make({"engine": "vllm"}, tmp_path)
 
 
-def test_transformers_reads_the_policy_folder(tmp_path: Path) -> None:
+def test_transformers_loads_the_model_in_the_policy_folder(tmp_path: Path) -> None:
     from selfimprove.engines.cpu.engine import TransformersEngine
     from tests.support.tiny import make_tiny_model
 
@@ -81,7 +83,7 @@ def test_transformers_reads_the_policy_folder(tmp_path: Path) -> None:
     assert asyncio.run(once()) == 1
 
 
-def test_light_engines_import_nothing_heavy() -> None:
+def test_importing_the_light_engines_imports_no_torch_transformers_or_vllm() -> None:
     code = (
         "import sys, selfimprove.engines.factory, selfimprove.engines.openai, selfimprove.engines.scripted, "
         "selfimprove.engines.vllm.engine\n"
