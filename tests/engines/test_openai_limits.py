@@ -61,7 +61,7 @@ def test_an_exhausted_quota_ends_the_stage_without_a_retry(status: int) -> None:
 
 
 def test_outstanding_answers_are_awaited_and_kept_when_the_stage_ends(tmp_path: Path) -> None:
-    """Of four concurrent calls, one exceeds the quota and three are answered later. The next run repeats the first."""
+    """One of four concurrent calls exceeds the quota; three are answered later. The next run repeats the failed one."""
     slow, quota = threading.Event(), b'{"error": {"code": "insufficient_quota"}}'
 
     def teacher(seen: Seen) -> Reply:
