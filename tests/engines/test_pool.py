@@ -41,9 +41,7 @@ def test_only_named_engines_are_created_and_the_answers_of_a_model_are_journaled
             ) as engines:  # fmt: skip
                 assert list(engines) == ["student", "teacher"]
                 assert isinstance(engines["student"], JournaledEngine)
-                assert isinstance(
-                    engines["teacher"], ScriptedEngine
-                )  # not journaled, because repeating its requests costs nothing
+                assert isinstance(engines["teacher"], ScriptedEngine)  # not journaled: repeating costs nothing
                 texts = [(await engines[name].generate(REQUEST))[0].text for name in engines]
                 return texts[0], texts[1], usage(engines)
 
