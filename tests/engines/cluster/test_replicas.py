@@ -1,4 +1,4 @@
-"""Promises of the engine in several processes: the same completions, one error for all, no process left behind."""
+"""Engine replicas in several processes: the same completions, one error for all callers, no process left running."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def config(**changes: object) -> TransformersEngineConfig:
 
 
 def replicated(folder: Path, start: str = "fork", **changes: object) -> ReplicatedEngine:
-    """Two workers of 8 slots and one thread. (Forking is safe here: with one thread torch has no pool.)"""
+    """Two workers with 8 slots and one thread each. Forking is safe: with one thread, torch has no thread pool."""
     return replicated_transformers(config(**{"replicas": 2, "slots": 16} | changes), folder, threads=2, start=start)
 
 
@@ -68,13 +68,13 @@ def processes(engine: ReplicatedEngine) -> list[psutil.Process]:
 # --- the same completions --------------------------------------------------------------------------------------------
 
 
-def test_two_replicas_give_the_bits_of_one_engine_with_a_worker_s_slots_and_threads(
+def test_two_replicas_give_the_bits_of_one_engine_with_the_slots_and_threads_of_a_worker(
     folder: Path, engine: ReplicatedEngine
 ) -> None:
     requests = [ask(i, n=1 + i % 3, top_p=(1.0, 0.9)[i % 2]) for i in range(60)]
     expected = asyncio.run(all_of(TransformersEngine(config(slots=8), folder, threads=1), requests))
     assert asyncio.run(all_of(engine, requests)) == expected
-    # Backwards, other requests reach other workers.
+    # In reverse order, requests reach other workers.
     assert asyncio.run(all_of(engine, requests[::-1])) == expected[::-1]
     assert all(worker.stats.completions > 0 for worker in engine._workers)
 
@@ -88,7 +88,7 @@ def test_two_replicas_give_the_tokens_of_one_engine_with_all_slots(folder: Path,
     ]
 
 
-def test_a_fresh_interpreter_gives_the_bits_of_a_fork(folder: Path, engine: ReplicatedEngine) -> None:
+def test_a_spawned_worker_gives_the_bits_of_forked_workers(folder: Path, engine: ReplicatedEngine) -> None:
     requests = [ask(i) for i in range(10)]
 
     async def once() -> list[list[Completion]]:
@@ -101,10 +101,10 @@ def test_a_fresh_interpreter_gives_the_bits_of_a_fork(folder: Path, engine: Repl
     assert asyncio.run(once()) == asyncio.run(all_of(engine, requests))
 
 
-# --- one engine to its callers ---------------------------------------------------------------------------------------
+# --- callers see one engine -------------------------------------------------------------------------------------------
 
 
-def test_stats_are_the_workers_together_and_occupancy_is_a_share(folder: Path) -> None:
+def test_stats_add_up_the_workers_and_occupancy_is_at_most_1(folder: Path) -> None:
     async def count() -> tuple[ReplicatedEngine, float]:
         engine = replicated(folder)
         began = time.perf_counter()
@@ -119,10 +119,10 @@ def test_stats_are_the_workers_together_and_occupancy_is_a_share(folder: Path) -
     assert stats.generated_tokens == stats.busy_slot_steps
     assert 0.5 < stats.busy_slot_steps / stats.slot_steps <= 1.0
     assert 0 < stats.prefill_blocks <= stats.prefill_block_slots
-    assert 0 < stats.seconds < seconds - 0.05  # the wall clock's, while calls waited: neither idle time nor a sum
+    assert 0 < stats.seconds < seconds - 0.05  # wall-clock time with waiting calls: no idle time, no sum
 
 
-def test_a_task_stays_with_its_worker_and_finds_its_prefixes_there(folder: Path) -> None:
+def test_a_task_stays_with_its_worker_and_reuses_its_cached_prefixes(folder: Path) -> None:
     async def turns() -> ReplicatedEngine:
         engine = replicated(folder)
         for _ in range(3):
@@ -134,11 +134,11 @@ def test_a_task_stays_with_its_worker_and_finds_its_prefixes_there(folder: Path)
     alone = TransformersEngine(config(slots=16), folder, threads=1)
     for _ in range(3):
         asyncio.run(all_of(alone, [ask(i) for i in range(6)]))
-    # The blocks that all prompts share are read once a worker; otherwise as much is copied as in one process.
+    # Blocks shared by all prompts are prefilled once per worker; otherwise as many are reused as in one process.
     assert stats.cached_prompt_tokens >= alone.stats.cached_prompt_tokens - 32
 
 
-def test_free_slots_are_used_though_all_requests_are_of_one_task(folder: Path) -> None:
+def test_requests_of_one_task_also_use_free_slots_of_other_workers(folder: Path) -> None:
     async def one_task() -> ReplicatedEngine:
         engine = replicated(folder)
         await all_of(engine, [ask(1, seed=SeedKey(1, "t", turn=i)) for i in range(16)])
@@ -148,7 +148,7 @@ def test_free_slots_are_used_though_all_requests_are_of_one_task(folder: Path) -
     assert [worker.stats.completions for worker in asyncio.run(one_task())._workers] == [8, 8]
 
 
-def test_fits_and_refusals_are_the_engine_s_own(folder: Path, engine: ReplicatedEngine) -> None:
+def test_fits_and_refusals_are_those_of_a_single_engine(folder: Path, engine: ReplicatedEngine) -> None:
     alone = TransformersEngine(config(slots=8), folder, threads=1)
     for text in ("short", "a long way " * 14):
         messages = [Message(role="user", content=text)]
@@ -165,7 +165,7 @@ def test_fits_and_refusals_are_the_engine_s_own(folder: Path, engine: Replicated
     assert isinstance(good, list)
 
 
-def test_a_cancelled_call_frees_its_slots_and_harms_nobody(engine: ReplicatedEngine) -> None:
+def test_a_cancelled_call_frees_its_slots_and_affects_no_other_call(engine: ReplicatedEngine) -> None:
     async def cancel_some() -> list[list[Completion]]:
         doomed = [asyncio.ensure_future(engine.generate(ask(i, n=40, max_tokens=100))) for i in range(8)]
         others = asyncio.ensure_future(all_of(engine, [ask(i) for i in range(10)]))
@@ -182,7 +182,7 @@ def test_a_cancelled_call_frees_its_slots_and_harms_nobody(engine: ReplicatedEng
     assert [worker.load for worker in engine._workers] == [0, 0]
 
 
-def test_close_ends_calls_that_still_wait_and_the_workers(folder: Path) -> None:
+def test_close_cancels_waiting_calls_and_ends_the_workers(folder: Path) -> None:
     async def close_early() -> list[psutil.Process]:
         engine = replicated(folder)
         running = processes(engine)
@@ -199,7 +199,7 @@ def test_close_ends_calls_that_still_wait_and_the_workers(folder: Path) -> None:
 # --- errors and deaths -----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_s_death_reaches_every_waiting_caller_as_one_sentence(folder: Path) -> None:
+def test_the_death_of_a_worker_gives_every_caller_the_same_error(folder: Path) -> None:
     async def kill_one() -> list[object]:
         engine = replicated(folder)
         calls = [asyncio.ensure_future(engine.generate(ask(i, n=20, max_tokens=100))) for i in range(30)]
@@ -218,7 +218,7 @@ def test_a_worker_s_death_reaches_every_waiting_caller_as_one_sentence(folder: P
     assert "lower slots or replicas" in sentence
 
 
-def test_a_model_that_does_not_load_is_the_engine_s_own_sentence(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_raises_the_error_of_the_engine(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "model"
     broken.mkdir()
     for file in folder.iterdir():
@@ -227,12 +227,12 @@ def test_a_model_that_does_not_load_is_the_engine_s_own_sentence(folder: Path, t
         replicated(broken)
 
 
-def test_workers_do_not_outlive_a_parent_that_is_killed(folder: Path) -> None:
+def test_workers_do_not_outlive_a_killed_parent(folder: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
 
     async def work() -> None:
         engine = replicated(folder)
-        if os.fork() == 0:  # somebody else's process, which holds copies of the lines
+        if os.fork() == 0:  # an unrelated process that holds copies of the connections
             time.sleep(60)
             os._exit(0)
         theirs.send([worker.process.pid for worker in engine._workers])
@@ -270,13 +270,13 @@ class _Student(Section):
         ({"replicas": 3, "slots": 2}, "exceeds slots 2"),
     ],
 )
-def test_replicas_where_they_make_no_sense_are_one_sentence(changes: dict[str, object], words: str) -> None:
+def test_invalid_replicas_are_refused_when_params_are_loaded(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         load_section({"rise": {"student": SETTINGS | changes}}, "rise", _Student, "params.yaml")
     assert "rise.student" in str(caught.value)
 
 
-def test_a_cold_process_makes_replicas_through_the_factory(folder: Path) -> None:
+def test_the_factory_creates_replicas_in_a_fresh_process(folder: Path) -> None:
     code = (
         "import asyncio, sys\nfrom pathlib import Path\n"
         "from selfimprove.engines.base import Request\n"
@@ -290,13 +290,13 @@ def test_a_cold_process_makes_replicas_through_the_factory(folder: Path) -> None
         "print(type(engine).__name__, len(asyncio.run(engine.generate(request))))\n"
         "asyncio.run(engine.close())\n"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}  # as in a stage that has two
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}  # as in a stage with two threads
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.stdout.split() == ["ReplicatedEngine", "4"], done.stderr
 
 
-def test_bursts_of_long_answers_to_long_prompts_do_not_block_both_ends_of_a_connection() -> None:
+def test_bursts_of_long_answers_to_long_prompts_do_not_deadlock_a_connection() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.engines.cluster.burst"], capture_output=True, text=True, timeout=60, check=True
     )
