@@ -1,4 +1,4 @@
-"""Promises of a worker process, whatever engine it holds: its own environment, children, and an end with the stage."""
+"""Worker processes with any engine: their own environment, child processes, and termination with the stage."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def replicated(plans: list[WorkerSpec], chat: ChatFormat) -> ReplicatedEngine:
 
 
 def tells(variable: str) -> ScriptedEngine:
-    """An engine that answers with a variable of its process's environment."""
+    """An engine that answers with an environment variable of its process."""
     return ScriptedEngine(lambda request, index: os.environ.get(variable, ""))
 
 
 def with_child() -> ScriptedEngine:
-    """An engine that has a process of its own, as vLLM has one for each GPU of a model."""
+    """An engine that starts a process, as vLLM does for each GPU of a model."""
     process = multiprocessing.get_context("spawn").Process(target=int)
     process.start()
     process.join()
@@ -59,7 +59,7 @@ def dies() -> ScriptedEngine:
     os._exit(3)
 
 
-def test_each_worker_has_an_environment_of_its_own(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_has_its_own_environment(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
 
     async def work() -> set[str]:
@@ -76,7 +76,7 @@ def test_each_worker_has_an_environment_of_its_own(chat: ChatFormat, monkeypatch
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,5"
 
 
-def test_an_engine_with_processes_of_its_own_can_be_a_worker(chat: ChatFormat) -> None:
+def test_an_engine_that_starts_processes_can_run_in_a_worker(chat: ChatFormat) -> None:
     async def work() -> str:
         engine = replicated([WorkerSpec(with_child, has_children=True)], chat)
         [completion] = await engine.generate(Request([Message(role="user", content="?")], SeedKey(1, "t")))
@@ -86,12 +86,12 @@ def test_an_engine_with_processes_of_its_own_can_be_a_worker(chat: ChatFormat) -
     assert asyncio.run(work()) == "0"
 
 
-def test_a_worker_that_dies_while_the_others_still_load_is_told_at_once(chat: ChatFormat) -> None:
+def test_a_worker_that_dies_while_others_still_load_is_reported_immediately(chat: ChatFormat) -> None:
     with pytest.raises(UserError, match="engine vllm: worker process 2 of 2 ended with exit code 3"):
         replicated([WorkerSpec(loads_forever), WorkerSpec(dies)], chat)
 
 
-def test_a_worker_that_loads_does_not_outlive_a_parent_that_is_killed() -> None:
+def test_a_loading_worker_does_not_outlive_a_killed_parent() -> None:
     ours, theirs = multiprocessing.Pipe()
 
     def parent() -> None:
@@ -111,8 +111,8 @@ def test_a_worker_that_loads_does_not_outlive_a_parent_that_is_killed() -> None:
         process.join()
 
 
-def test_a_stage_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
-    """Python waits at its end for processes that are no daemons, as workers with children are not."""
+def test_a_stage_that_does_not_close_its_worker_still_exits(tmp_path: Path) -> None:
+    """At exit, Python waits for non-daemon processes, such as workers with children."""
     code = (
         "from selfimprove.engines.cluster.worker import WorkerSpec, start_worker\n"
         "from tests.engines.cluster.test_worker import with_child\n"
