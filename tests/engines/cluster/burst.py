@@ -1,4 +1,4 @@
-"""A run of an engine process whose answers come in bursts, larger than a connection holds, to long prompts."""
+"""Runs a worker process that answers long prompts in bursts that are larger than a connection's buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BURST, TURNS, TOKENS = 64, 4, 500
 
 
 class Bursts:
-    """As engines do whose sequences end in one step: nothing is answered before ``BURST`` calls wait."""
+    """Answers no call before ``BURST`` calls wait, like an engine whose sequences all end in the same step."""
 
     def __init__(self) -> None:
         self.stats = EngineStats()
