@@ -1,4 +1,4 @@
-"""What a node must have, compared with what this machine has. Without Ray: its tests are tests/backends/test_ray.py."""
+"""Compares the code and packages of a node with this machine's. Tests with Ray itself: tests/backends/test_ray.py."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def report(root: Path) -> dict[str, Any]:
     return node_report()(str(root), LOCK)
 
 
-def test_nodes_with_the_same_code_and_versions_differ_in_nothing(tmp_path: Path) -> None:
+def test_nodes_with_the_same_code_and_versions_do_not_differ(tmp_path: Path) -> None:
     here, there = report(repository(tmp_path / "a")), report(repository(tmp_path / "b"))
-    assert here["versions"].keys() == {"python", "numpy", "torch"}  # of the lock, and what no lock may hold
+    assert here["versions"].keys() == {"python", "numpy", "torch"}  # from the lock, and torch, which may be in no lock
     assert _difference(NODE, here, there, tmp_path) is None
 
 
@@ -52,7 +52,9 @@ def test_nodes_with_the_same_code_and_versions_differ_in_nothing(tmp_path: Path)
         ),
     ],
 )
-def test_a_node_that_lacks_something_is_named_with_what_it_lacks(tmp_path: Path, there: str, said: str) -> None:
+def test_a_node_with_other_code_or_packages_is_reported_with_the_differences(
+    tmp_path: Path, there: str, said: str
+) -> None:
     here, other = report(repository(tmp_path / "here")), report(repository(tmp_path / "there"))
     if there == "none":
         other = report(tmp_path / "nowhere")
@@ -70,7 +72,7 @@ def test_a_node_that_lacks_something_is_named_with_what_it_lacks(tmp_path: Path,
     assert re.search(said, str(_difference(NODE, here, other, tmp_path)))
 
 
-def test_other_nodes_get_the_libraries_variables_and_none_that_is_a_machine_s_own() -> None:
+def test_other_nodes_get_the_variables_of_libraries_but_no_machine_specific_variables() -> None:
     libraries = {"ATEN_CPU_CAPABILITY": "avx2", "HF_HOME": "/hub", "LOCAL_KERNELS": "a=b", "NCCL_SOCKET_IFNAME": "eth0"}
     own = {"HOME": "/root", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/x", "RAY_ADDRESS": "a:1"}
     assert sent(libraries | own) == libraries
