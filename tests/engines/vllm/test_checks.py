@@ -1,4 +1,4 @@
-"""What vLLM cannot do is found before anything loads: contexts, attention heads, GPUs, replicas, memory."""
+"""Checks before vLLM loads: context, attention heads, GPUs, replicas, memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(folder: Path, config: object) -> Path:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package called vllm, which is enough for what is checked before vLLM loads."""
+    """An empty package named vllm, which suffices for the checks before vLLM loads."""
     (tmp_path / "site" / "vllm").mkdir(parents=True)
     (tmp_path / "site" / "vllm" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -60,7 +60,7 @@ def test_the_positions_of_a_model_are_read_from_its_config(config: dict[str, obj
     assert positions(config) == expected
 
 
-def test_a_context_of_all_positions_is_taken_and_one_more_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_a_context_of_all_positions_is_accepted_and_a_longer_one_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "llama", LLAMA_2)
     check_model(cfg(context=4096), folder)
     with pytest.raises(UserError, match=r"context 4097 exceeds the 4096 positions of .*llama"):
@@ -75,7 +75,7 @@ def test_tensor_parallel_must_divide_the_attention_heads(config: dict[str, objec
         check_model(cfg(tensor_parallel=8), folder)
 
 
-def test_tensor_parallel_must_divide_the_key_heads_or_be_divided_by_them(tmp_path: Path) -> None:
+def test_tensor_parallel_must_divide_the_key_value_heads_or_be_a_multiple_of_them(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", {"num_attention_heads": 24, "num_key_value_heads": 8})
     for width in (2, 4, 8, 24):
         check_model(cfg(tensor_parallel=width), folder)
@@ -85,7 +85,7 @@ def test_tensor_parallel_must_divide_the_key_heads_or_be_divided_by_them(tmp_pat
         check_model(cfg(tensor_parallel=12), folder)
 
 
-def test_a_broken_config_is_one_sentence(tmp_path: Path) -> None:
+def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", LLAMA_2)
     (folder / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="is not JSON"):
@@ -107,7 +107,7 @@ def test_a_broken_config_is_one_sentence(tmp_path: Path) -> None:
         ({"replicas": 3}, 0, 3),
     ],
 )
-def test_replicas_fill_the_visible_gpus_unless_they_are_counted(
+def test_replicas_fill_the_visible_gpus_unless_their_number_is_set(
     changes: dict[str, object], gpus: int, expected: int
 ) -> None:
     assert replica_count(cfg(**changes), gpus) == expected
@@ -122,13 +122,15 @@ def test_replicas_fill_the_visible_gpus_unless_they_are_counted(
         ({"tensor_parallel": 2}, 0, "need 2 GPUs, but 0 are visible"),
     ],
 )
-def test_gpus_that_are_too_few_or_do_not_divide_are_refused(changes: dict[str, object], gpus: int, words: str) -> None:
+def test_too_few_gpus_and_a_tensor_parallel_that_does_not_divide_them_are_refused(
+    changes: dict[str, object], gpus: int, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         replica_count(cfg(**changes), gpus)
 
 
-def test_each_replica_gets_gpus_of_its_own_and_its_share_of_the_threads(tmp_path: Path) -> None:
-    gpus = ["4", "5", "GPU-6f", "7"]  # as CUDA_VISIBLE_DEVICES had them
+def test_each_replica_gets_its_own_gpus_and_its_share_of_the_threads(tmp_path: Path) -> None:
+    gpus = ["4", "5", "GPU-6f", "7"]  # as in CUDA_VISIBLE_DEVICES
     plans = vllm_plans(cfg(tensor_parallel=2), tmp_path, replicas=2, gpus=gpus, threads=5)
     assert [plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plans] == ["4,5", "GPU-6f,7"]
     assert [plan.environment["OMP_NUM_THREADS"] for plan in plans] == ["2", "2"]
@@ -137,10 +139,10 @@ def test_each_replica_gets_gpus_of_its_own_and_its_share_of_the_threads(tmp_path
     assert [dict(plan.environment) for plan in on_cpu] == [{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}] * 3
 
 
-def test_gpus_that_the_user_has_chosen_stay_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_visible_gpus_are_those_of_cuda_visible_devices_if_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # a machine with GPUs; torch counts what is visible
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # a machine with GPUs; torch counts the visible ones
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,3")
     assert visible_gpus() == ["6", "3"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -156,11 +158,11 @@ def test_gpus_that_the_user_has_chosen_stay_chosen(monkeypatch: pytest.MonkeyPat
         ({"replicas": 1, "gpu_memory": 0.6}, {"tensor_parallel": 2, "gpu_memory": 0.5}, False),
     ],
 )
-def test_engines_that_share_gpus_must_share_their_memory(
+def test_engines_that_share_gpus_must_not_request_more_memory_than_they_have(
     student: dict[str, object], teacher: dict[str, object], fits: bool
 ) -> None:
     engines = {"student": cfg(**student), "teacher": cfg(**teacher)}
-    check_gpu_memory(engines, 0)  # on a CPU there is none to share
+    check_gpu_memory(engines, 0)  # a CPU has no GPU memory to share
     if fits:
         check_gpu_memory(engines, 2)
     else:
@@ -172,7 +174,7 @@ def test_engines_that_share_gpus_must_share_their_memory(
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_factory_refuses_what_cannot_work_and_loads_nothing(
+def test_the_factory_refuses_invalid_settings_and_loads_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -197,7 +199,7 @@ def test_the_factory_refuses_what_cannot_work_and_loads_nothing(
 
 
 @pytest.mark.usefixtures("installed")
-def test_two_vllm_engines_of_a_stage_that_want_more_than_a_gpu_are_refused(
+def test_two_vllm_engines_of_a_stage_that_request_more_than_the_memory_of_a_gpu_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
