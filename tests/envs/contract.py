@@ -1,4 +1,4 @@
-"""What every environment and every adapter promises, as checks that tests call (``test_contract.py``, backends)."""
+"""The contract of environments and adapters, as checks that tests call (``test_contract.py``, backends)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ODD = (
     "🙂",
     "]" * 50,
 )
-"""Texts that no environment lists."""
+"""Texts that no environment lists as actions."""
 
 
 def check_acted(
     env: AgentEnv, other: AgentEnv, tasks: Iterable[int], actions: int = 150, *, expert_listed: bool = True
 ) -> None:
-    """An environment that is acted in by text. ``other``: a second copy; ``actions``: drawn ones a task."""
+    """Check an environment with text actions. ``other``: a second copy; ``actions``: random actions per task."""
     for task in tasks:
         first = env.reset(task)
         start = env.snapshot()
@@ -41,7 +41,7 @@ def check_acted(
 
 
 def _plays_any_text(env: AgentEnv, task: int, actions: int) -> None:
-    """Any text is an action, listed ones most of all; rewards are in [0, 1]; after the end there is nothing to do."""
+    """Any text is accepted, listed or not. Rewards are in [0, 1]. After the end there are no actions."""
     draw = rng("contract", env.name, task)
     for _ in range(actions):
         listed = env.valid_actions() or [move.action for move in env.expert()]
@@ -64,7 +64,7 @@ def check_step(step: Step) -> None:
 
 
 def _leaves_other_states_alone(env: AgentEnv, other: AgentEnv, task: int) -> None:
-    """What one action leads to does not depend on another that was taken from the same state, or in a copy."""
+    """The outcome of an action does not depend on other actions from the same state or in another copy."""
     env.reset(task)
     start, way = env.snapshot(), env.expert()
     one = env.step(way[0].action)
@@ -79,7 +79,7 @@ def _leaves_other_states_alone(env: AgentEnv, other: AgentEnv, task: int) -> Non
     again = env.step(way[0].action)
     assert (again.observation, again.reward, again.done) == (one.observation, one.reward, one.done)
     assert env.snapshot() == after
-    other.restore(after)  # a snapshot is good in any copy
+    other.restore(after)  # a snapshot is valid in any copy
     assert [move.action for move in other.expert()] == [move.action for move in env.expert()]
 
 
@@ -98,7 +98,7 @@ def _expert_reaches_one(env: AgentEnv, task: int, expert_listed: bool) -> None:
 
 
 def check_labelled(env: EnumeratedEnv, tasks: Iterable[int], actions: int = 150) -> None:
-    """An environment whose actions are listed with labels."""
+    """Check an environment whose actions are listed with labels."""
     for task in tasks:
         first = env.reset(task)
         start, draw = env.snapshot(), rng("contract", env.name, task)
