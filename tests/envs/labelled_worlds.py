@@ -1,4 +1,4 @@
-"""What the tests of labelled actions play: AutoExplore over a small repository, and all three environments."""
+"""Environments for tests of labelled actions: AutoExplore over a small repository, and all three together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# 
 
 
 def explore(folder: Path, **params: object) -> EnumeratedEnv:
-    """AutoExplore over a small repository, tasks of three depths."""
+    """AutoExplore over a small repository, with tasks at three depths."""
     plant(folder / "repo/eventlib", FILES | OTHERS)
     write_tasks(folder / TASKS_FILE, [task_for(target) for target in TARGETS])
     fields = {"name": "autoexplore", "repos": str(folder / "repo")} | params
@@ -23,7 +23,7 @@ def explore(folder: Path, **params: object) -> EnumeratedEnv:
 
 
 def all_three(folder: Path, **params: object) -> list[EnumeratedEnv]:
-    """All three environments, with some params in common."""
+    """All three environments, with the same additional params."""
     taxi = listed_env(**params).make()
     return [
         taxi,
