@@ -1,4 +1,4 @@
-"""The benchmark of the matrix plays every cell that is possible here, and no other."""
+"""The matrix benchmark runs every cell that is possible here, and no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from selfimprove.envs.matrix import TITLES, cells
 from tests.support.worlds import HERE
 
 
-def test_every_cell_that_is_possible_has_a_rate() -> None:
+def test_exactly_the_possible_cells_have_a_rate() -> None:
     result = measure(threads=1, episodes=3, rounds=1)
     rates, possible = result["episodes_per_second"], cells()
     assert {(method, name): rates[method][name] is not None for method in rates for name in rates[method]} == {
