@@ -1,4 +1,4 @@
-"""The promises of every environment and adapter of the registry, on each of them (``contract.py``)."""
+"""Checks the contract (``contract.py``) of the registry's environments and adapters that need no backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.worlds import HERE, keys_of
 
 
 class Counter(TextEnv):
-    """An environment of a person's own, by the base class."""
+    """A user-defined environment that uses the base class."""
 
     instruction = "Reach the goal exactly. The actions are: add one, double."
     actions = ("add one", "double")
@@ -33,12 +33,12 @@ OWN = f"{__name__}:Counter"
 
 
 def some(tasks: list[int]) -> list[int]:
-    """Tasks from all over."""
+    """The first, the last and evenly spaced tasks."""
     return sorted({tasks[0], tasks[-1], *tasks[:: max(1, len(tasks) // 6)]})
 
 
 @pytest.mark.parametrize("name", [*(name for name in playable(TextParams) if name in HERE), OWN])
-def test_whatever_is_acted_in_by_text_keeps_the_contract(name: str, tmp_path: Path) -> None:
+def test_environments_with_text_actions_keep_the_contract(name: str, tmp_path: Path) -> None:
     keys = keys_of(name, tmp_path, attempts=name in named(AnswerParams))
     section = text_env(**keys)
     env, other = section.make(), section.make()
@@ -48,7 +48,7 @@ def test_whatever_is_acted_in_by_text_keeps_the_contract(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", [*(name for name in playable(ListedParams) if name in HERE), OWN])
-def test_whatever_has_labels_keeps_the_contract(name: str, tmp_path: Path) -> None:
+def test_environments_with_labelled_actions_keep_the_contract(name: str, tmp_path: Path) -> None:
     section = listed_env(**{**keys_of(name, tmp_path), "max_turns": 30})
     env = section.make()
     assert env.name == section.world_name == section.spelling().name
