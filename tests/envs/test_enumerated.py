@@ -1,4 +1,4 @@
-"""Environments with labelled actions: labels, states in two parts, levels, costs; bad input."""
+"""Environments with labelled actions: labels, states in two parts, levels, costs, invalid input."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.envs.labelled_worlds import all_three, explore
 
 @pytest.fixture
 def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
-    """All three environments, with some params in common."""
+    """All three environments, with the same additional params."""
     return partial(all_three, tmp_path)
 
 
-def test_the_state_that_opens_the_file_is_what_is_read() -> None:
+def test_the_example_in_the_docstring_of_labels_is_a_real_state() -> None:
     shown = module.__doc__.split("::\n\n", 1)[1].split("    ...\n", 1)[0]
     env = EnumeratedTaxi()
     env.reset(121)
@@ -54,13 +54,13 @@ def test_labels_are_numbers_to_199_then_letters() -> None:
     assert all(len(label) == 1 for label in LABELS["single"])
 
 
-def test_taxi_has_its_six_labels_whatever_the_set() -> None:
+def test_taxi_has_six_labels_with_every_label_set() -> None:
     for labels in LABELS:
         env = listed_env(labels=labels, shuffle_action=True).make()
         assert env.reset(0).labels == env.labels == tuple("012345")
 
 
-def test_the_ith_action_has_label_i_and_the_list_says_so(each: Callable[..., list[EnumeratedEnv]]) -> None:
+def test_actions_are_labelled_in_order_and_listed_with_their_labels(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each():
         state = env.reset(env.task_ids()[0])
         assert state.labels == env.labels[: len(state.labels)] == tuple(env.commands())
@@ -71,7 +71,7 @@ def test_the_ith_action_has_label_i_and_the_list_says_so(each: Callable[..., lis
         assert heading not in state.pre
 
 
-def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path: Path) -> None:
+def test_single_labels_list_at_most_62_actions_and_unlisted_targets_are_refused(tmp_path: Path) -> None:
     plant(tmp_path / "repo/eventlib", FILES | {f"notes/{i:03}.md": "# Note\n" + "word " * 80 for i in range(80)})
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/010.md")])
     params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), labels="single")
@@ -84,7 +84,7 @@ def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path: Path) -> None:
         params.make(tmp_path)
 
 
-def test_labels_that_are_no_token_of_their_own_are_named_with_a_remedy() -> None:
+def test_labels_that_are_not_distinct_single_tokens_are_reported_with_a_remedy() -> None:
     spell = {"7": [3], "10": [1, 0], "a": [9], "b": [9]}
     with pytest.raises(UserError, match=r"\(10, a, b\).*labels: single") as refused:
         label_ids(["7", "10", "a", "b"], lambda label: spell[label])
@@ -92,7 +92,7 @@ def test_labels_that_are_no_token_of_their_own_are_named_with_a_remedy() -> None
     assert label_ids(["7", "a"], lambda label: spell[label]) == [3, 9]
 
 
-def test_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_path: Path) -> None:
+def test_shuffled_autoexplore_draws_labels_from_the_whole_set_and_keeps_the_list_order(tmp_path: Path) -> None:
     plain, shuffled = explore(tmp_path), explore(tmp_path, shuffle_action=True)
     seen = set()
     for episode in range(4):
@@ -106,7 +106,7 @@ def test_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_path: Path) -> 
     assert plain.reset(0, 3).labels == LABELS["full"][: len(state.labels)]
 
 
-def test_alfworld_permutes_the_first_labels_and_lists_them_in_order() -> None:
+def test_shuffled_alfworld_permutes_the_commands_and_lists_the_labels_in_order() -> None:
     plain = listed_env(name="alfworld").make()
     env = listed_env(name="alfworld", shuffle_action=True).make()
     task = env.task_ids()[0]
@@ -118,7 +118,7 @@ def test_alfworld_permutes_the_first_labels_and_lists_them_in_order() -> None:
     assert len(orders) == 4
 
 
-def test_a_shuffled_label_means_what_the_list_says() -> None:
+def test_a_shuffled_label_executes_the_command_that_it_is_listed_with() -> None:
     env = listed_env(name="alfworld", shuffle_action=True).make()
     env.reset(env.task_ids()[3], 1)
     label, command = list(env.commands().items())[5]
@@ -126,7 +126,7 @@ def test_a_shuffled_label_means_what_the_list_says() -> None:
     assert f"Action: {command}\n" in env.state().pre
 
 
-def test_every_oracle_wins_and_costs_are_the_specs(each: Callable[..., list[EnumeratedEnv]]) -> None:
+def test_every_oracle_succeeds_with_the_specified_cost(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each(max_turns=20):
         for task in list(env.task_ids())[:4]:
             env.reset(task)
@@ -147,7 +147,7 @@ def test_every_oracle_wins_and_costs_are_the_specs(each: Callable[..., list[Enum
             assert sum(costs) == pytest.approx(expected)
 
 
-def test_success_of_taxi_is_judged_by_the_mode() -> None:
+def test_success_in_taxi_depends_on_the_level() -> None:
     env = EnumeratedTaxi(max_turns=20)
     for level, threshold in {"pickup": 0.0, "dropoff": 0.0, "full": -1.0}.items():
         for task in (0, 61, 150, 299):
@@ -160,14 +160,14 @@ def test_success_of_taxi_is_judged_by_the_mode() -> None:
             assert played.success
             assert cost < threshold
     env.reset(61, 0, "full")
-    cost = sum(env.step(label).cost for label in "14")  # fetched, not yet delivered
+    cost = sum(env.step(label).cost for label in "14")  # picked up, not yet delivered
     played = env.step("1")  # into the wall
     assert cost == pytest.approx(0.05 - 1)
     assert (played.done, played.success, played.cost) == (True, False, 0.5)
 
 
 @given(st.text(max_size=6))
-def test_unknown_labels_cost_a_step_and_crash_nothing(label: str) -> None:
+def test_unknown_labels_end_taxi_at_a_cost_and_leave_the_kitchen_unchanged(label: str) -> None:
     taxi, kitchen = EnumeratedTaxi(), listed_env(name="alfworld").make()
     taxi.reset(3), kitchen.reset(kitchen.task_ids()[0])
     if label.strip().partition(".")[0] not in taxi.labels and label.strip() not in ACTIONS:
@@ -178,13 +178,13 @@ def test_unknown_labels_cost_a_step_and_crash_nothing(label: str) -> None:
         assert kitchen.state() == before
 
 
-def test_an_invalid_label_leaves_the_kitchen_but_time_passes() -> None:
+def test_an_invalid_label_counts_as_a_turn_in_alfworld() -> None:
     env = listed_env(name="alfworld", max_turns=3).make()
     env.reset(env.task_ids()[0])
     assert [env.step("zz").done for _ in range(3)] == [False, False, True]
 
 
-def test_an_invalid_label_leaves_shuffled_labels_as_they_were() -> None:
+def test_an_invalid_label_does_not_reshuffle_the_labels() -> None:
     env = listed_env(name="alfworld", shuffle_action=True).make()
     state = env.reset(env.task_ids()[0])
     env.step("zz")
@@ -193,7 +193,7 @@ def test_an_invalid_label_leaves_shuffled_labels_as_they_were() -> None:
     assert env.state() != state
 
 
-def test_a_heading_in_a_file_does_not_split_the_state(tmp_path: Path) -> None:
+def test_an_action_heading_inside_a_file_does_not_split_the_state(tmp_path: Path) -> None:
     text = "# Choose from below your command\n0. id everything\n" * 9
     plant(tmp_path / "repo/eventlib", FILES | {"trap.md": text})
     write_tasks(tmp_path / TASKS_FILE, [task_for("trap.md")])
@@ -207,7 +207,7 @@ def test_a_heading_in_a_file_does_not_split_the_state(tmp_path: Path) -> None:
     assert (state.pre + state.post).startswith(STATE.partition("{task}")[0])
 
 
-def test_training_leaves_entries_out_and_evaluation_does_not(tmp_path: Path) -> None:
+def test_leaveout_prob_omits_listed_entries_in_training(tmp_path: Path) -> None:
     whole, part = explore(tmp_path), explore(tmp_path, leaveout_prob=0.9)
     listed = len(whole.reset(0).labels)
     assert all(len(whole.reset(0, episode).labels) == listed for episode in range(3))
@@ -216,7 +216,7 @@ def test_training_leaves_entries_out_and_evaluation_does_not(tmp_path: Path) -> 
     assert oracle_label(part) is not None
 
 
-def test_easy_and_first_step_are_params(tmp_path: Path) -> None:
+def test_the_easy_and_first_step_params_are_applied(tmp_path: Path) -> None:
     easy = explore(tmp_path, easy=True)
     assert "Find README.md" in easy.reset(1).pre
     bandit = explore(tmp_path, first_step=True)
@@ -225,7 +225,7 @@ def test_easy_and_first_step_are_params(tmp_path: Path) -> None:
     assert (played.cost, played.done, played.success) == (-115.0, True, True)
 
 
-def test_levels_share_out_autoexplores_tasks(tmp_path: Path) -> None:
+def test_levels_divide_the_tasks_of_autoexplore_by_depth(tmp_path: Path) -> None:
     env = explore(tmp_path)
     assert env.levels == ("depth0", "depth1", "depth2")
     groups = {level: env.level_tasks(level, env.task_ids()) for level in env.levels}
@@ -240,12 +240,12 @@ def test_levels_share_out_autoexplores_tasks(tmp_path: Path) -> None:
         env.reset(0, 0, "deep")
 
 
-def test_kitchens_have_no_levels_to_choose_from() -> None:
+def test_alfworld_has_no_levels() -> None:
     with pytest.raises(UserError, match="ALFWorld has no levels"):
         listed_env(name="alfworld", curriculum_index=1).make()
 
 
-def test_taxis_levels() -> None:
+def test_taxi_has_the_levels_pickup_dropoff_and_full() -> None:
     assert EnumeratedTaxi().levels == ("pickup", "dropoff", "full")
     one = listed_env(curriculum_index=1).make()
     assert one.levels == ("dropoff",)
@@ -257,7 +257,7 @@ def test_taxis_levels() -> None:
         one.reset(0, 0, "night")
 
 
-def test_copies_share_nothing_that_changes(each: Callable[..., list[EnumeratedEnv]]) -> None:
+def test_copies_share_no_mutable_state_and_snapshots_restore_a_state(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each():
         env.reset(env.task_ids()[0])
         before, other = env.state(), env.copy()
@@ -271,7 +271,7 @@ def test_copies_share_nothing_that_changes(each: Callable[..., list[EnumeratedEn
         assert env.state() == before
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------
+# --- invalid input -------------------------------------------------------------------------------------------------
 
 
 def test_reflect_rl_bad_input_nothing_to_explore(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path: Path) -> None:
         module_params.make(tmp_path)
 
 
-def test_the_instruction_is_taxis_alone(each: Callable[..., list[EnumeratedEnv]]) -> None:
+def test_only_taxi_has_an_instruction(each: Callable[..., list[EnumeratedEnv]]) -> None:
     taxi, kitchen, explored = each()
     assert taxi.instruction == INSTRUCTION
     assert kitchen.instruction == explored.instruction == ""
@@ -310,7 +310,7 @@ def test_the_instruction_is_taxis_alone(each: Callable[..., list[EnumeratedEnv]]
     assert LEVELS == ("pickup", "dropoff", "full")
 
 
-def test_an_environments_labels_are_known_without_making_it(each: Callable[..., list[EnumeratedEnv]]) -> None:
+def test_the_labels_of_an_environment_are_known_without_creating_it(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for labels in LABELS:
         for env in each(labels=labels):
             params = listed_env(name=env.name, labels=labels)
