@@ -1,4 +1,4 @@
-"""Checks the contract (``contract.py``) of the registry's environments and adapters that need no backend."""
+"""Checks the contract (``contract.py``) of the registry's environments and adapters, except ``worlds.ELSEWHERE``."""
 
 from __future__ import annotations
 
