@@ -1,4 +1,4 @@
-"""What teachers say of environments with labelled actions: true, varied, and never the action itself."""
+"""Teachers' reflections in environments with labelled actions: correct, varied, and never naming the action."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.envs.labelled_worlds import all_three, explore
 
 @pytest.fixture
 def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
-    """All three environments, with some params in common."""
+    """All three environments, with the same additional params."""
     return partial(all_three, tmp_path)
 
 
-def test_what_opens_the_taxis_file_is_what_is_said() -> None:
+def test_the_examples_in_the_docstring_of_taxi_are_real_reflections() -> None:
     env, text = EnumeratedTaxi(), taxi_module.__doc__
     env.reset(61)
     env.step("0")
@@ -35,7 +35,7 @@ def test_what_opens_the_taxis_file_is_what_is_said() -> None:
 
 
 def _every_taxi_reflection() -> Iterator[Any]:
-    """(state, reflection) over all states that occur, with and without a last action, in several draws of words."""
+    """(environment, reflection, last action) for all states that occur, with and without a last action; three draws."""
     env = EnumeratedTaxi(max_turns=100)
     for state in range(500):
         here = place(state)
@@ -47,7 +47,7 @@ def _every_taxi_reflection() -> Iterator[Any]:
             yield env, env.explain(last, state, draw), last
 
 
-def test_taxis_teacher_never_tells_the_action() -> None:
+def test_the_teacher_of_taxi_never_reveals_the_action() -> None:
     said = set()
     for env, text, last in _every_taxi_reflection():
         assert not env.reveals(text), text
@@ -79,15 +79,15 @@ def test_taxis_teacher_never_tells_the_action() -> None:
         ("The north is free, the passenger waits there.", False),
     ],
 )
-def test_what_counts_as_telling(text: str, told: bool) -> None:
+def test_reveals_recognises_texts_that_name_the_best_action(text: str, told: bool) -> None:
     env = EnumeratedTaxi()
     env.reset(61)  # the passenger is one row north
     assert ACTIONS[best_action(starts()[61])] == "move north"
     assert env.reveals(text) is told
 
 
-def test_what_is_said_of_the_way_suffices_to_find_it() -> None:
-    """Whoever knows where the target lies and what is in the way can't be misled: equal words, equally good action."""
+def test_the_reflections_of_taxi_determine_a_best_move() -> None:
+    """All states with equal target offset and equal obstacles, and so with equal words, share a best action."""
     good: dict[tuple[int, int, str, bool], set[int]] = {}
     for state in range(500):
         here = place(state)
@@ -101,7 +101,7 @@ def test_what_is_said_of_the_way_suffices_to_find_it() -> None:
     assert sum(not actions for actions in good.values()) == 0
 
 
-def test_teachers_tell_a_wrong_action_from_a_helpful_one(each: Callable[..., list[EnumeratedEnv]]) -> None:
+def test_teachers_distinguish_a_wrong_action_from_a_helpful_one(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each():
         task = env.task_ids()[0]
         env.reset(task)
@@ -114,7 +114,7 @@ def test_teachers_tell_a_wrong_action_from_a_helpful_one(each: Callable[..., lis
         assert env.explain(None, 0) == env.explain(None, 0)
 
 
-def test_autoexplores_teacher_analyses_and_does_not_choose(tmp_path: Path) -> None:
+def test_the_teacher_of_autoexplore_does_not_name_the_next_command(tmp_path: Path) -> None:
     env = explore(tmp_path)
     for task in env.task_ids():
         env.reset(task)
