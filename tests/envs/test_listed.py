@@ -1,4 +1,4 @@
-"""Listed actions of an environment that is acted in by text, where there are more of them than labels."""
+"""Listed actions of an environment with text actions, with too few labels and with enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from selfimprove.envs.registry import text_env
 MOST = 5
 
 
-def test_of_more_actions_than_labels_the_expert_s_is_kept_and_the_rest_are_drawn_and_counted() -> None:
+def test_with_too_few_labels_the_action_of_the_expert_is_listed_and_unlisted_ones_are_counted() -> None:
     game = text_env(name="textcraft").make()
     env = ListedText(game, 15, "abcde")
     kept, chosen = set(), []
@@ -24,12 +24,12 @@ def test_of_more_actions_than_labels_the_expert_s_is_kept_and_the_rest_are_drawn
         if state.unlisted:
             chosen.append(listed.index(way[0]))
             kept.add(tuple(every.index(one) for one in listed))
-        assert env.reset(task) == state  # the draw is the task's
+        assert env.reset(task) == state  # the draw depends only on the task
     assert len(kept) > 10
-    assert set(chosen) == set(range(MOST))  # the expert's place tells nothing
+    assert set(chosen) == set(range(MOST))  # the position of the expert's action reveals nothing
 
 
-def test_where_there_are_labels_enough_every_action_is_listed() -> None:
+def test_with_enough_labels_every_action_is_listed() -> None:
     game = text_env(name="textcraft").make()
     env = ListedText(game, 15, [str(i) for i in range(200)])
     state = env.reset(7)
@@ -37,8 +37,8 @@ def test_where_there_are_labels_enough_every_action_is_listed() -> None:
     assert state.unlisted == 0
 
 
-def test_labels_are_shuffled_without_touching_the_game_s_own_list() -> None:
-    """A game that gives out one list had it shuffled at each look, so that a label did another command than listed."""
+def test_labels_are_shuffled_without_changing_the_list_of_the_game() -> None:
+    """Regression test: a game's own list was shuffled at each call, so labels executed other commands than listed."""
     game = text_env(name="textcraft").make()
     own = list("abcdefgh")
     game.valid_actions = lambda: own  # type: ignore[method-assign]
