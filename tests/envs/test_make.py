@@ -1,4 +1,4 @@
-"""From params to environments, and the command that serves one."""
+"""Creating environments from params, and the command that serves one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begin(world: World, task: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop"])
-def test_params_make_the_embedded_environment(name: Any) -> None:
+def test_params_create_the_embedded_environment(name: Any) -> None:
     params = text_env(name=name, **{"products": 300} if name == "webshop" else {})
     env, world = params.make(), params.world()
     assert isinstance(world, EmbeddedWorld)
@@ -48,7 +48,7 @@ def test_params_make_the_embedded_environment(name: Any) -> None:
     assert begin(world, 7) == env.reset(7)
 
 
-def test_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp_path: Path) -> None:
+def test_textcraft_uses_the_seed_and_the_recipes_from_the_params(tmp_path: Path) -> None:
     texts = {text_env(seed=seed).make().reset(300) for seed in (1, 2, 1)}
     assert len(texts) == 2
     book = tmp_path / "book.json"
@@ -60,13 +60,13 @@ def test_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp_path: Path
         text_env(recipes=str(tmp_path / "nowhere.json")).make()
 
 
-def test_webshop_takes_its_catalogue_from_the_params() -> None:
+def test_webshop_uses_the_catalogue_seed_from_the_params() -> None:
     texts = {text_env(name="webshop", products=300, catalogue_seed=s).make().reset(0) for s in (1, 2, 1)}
     assert len(texts) == 2
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop", "sciworld"])
-def test_a_server_in_the_params_makes_a_remote_world(name: Any) -> None:
+def test_a_server_in_the_params_creates_a_remote_world(name: Any) -> None:
     world = text_env(name=name, server="http://127.0.0.1:9", server_concurrency=3, server_timeout=2.0).world()
     assert isinstance(world, ReplayWorld)
     assert world.name == name
@@ -79,7 +79,7 @@ def test_a_server_in_the_params_makes_a_remote_world(name: Any) -> None:
 
 @contextmanager
 def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """``make serve``'s command; the first line it prints."""
+    """Run the command of ``make serve``; yields its first line of output and its process."""
     command = [sys.executable, "-u", "-m", "selfimprove.apps.serve", "--params", str(PARAMS), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -93,7 +93,7 @@ def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_serve_serves_the_params_environment_until_interrupted() -> None:
+def test_serve_runs_until_interrupted_and_a_second_server_on_its_port_is_refused() -> None:
     with served("--env", "textcraft", "--port", "0") as (line, process):
         assert line.startswith("textcraft at http://127.0.0.1:"), process.stderr and process.stderr.read()
         url = line.split()[2].rstrip(",")
@@ -116,7 +116,7 @@ def test_serve_serves_the_params_environment_until_interrupted() -> None:
     ("name", "remedy"),
     [("webshp", "did you mean 'webshop'?"), ("chess", "choose one of sciworld, textcraft, webshop.")],
 )
-def test_serve_answers_an_unknown_environment_with_the_nearest_that_it_serves(name: str, remedy: str) -> None:
+def test_serve_refuses_an_unknown_environment_and_suggests_those_that_it_serves(name: str, remedy: str) -> None:
     with pytest.raises(UserError) as refused:
         serve(env=name)
     assert str(refused.value) == f"serve: ENV={name!r} is not an environment of AgentGym's protocol; {remedy}"
