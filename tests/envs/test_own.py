@@ -1,4 +1,4 @@
-"""Base classes for environments of a person's own: what they derive, and what they refuse."""
+"""Base classes for user-defined environments: what they derive, and what they refuse."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Colours(Facts):
         return [Fact(f"Bird{i}", f"Bird{i} is of colour {i}.", f"Which colour has Bird{i}?", str(i)) for i in range(20)]
 
 
-def test_the_expert_goes_a_shortest_way_from_wherever_it_is_asked_and_leaves_the_state_as_it_was() -> None:
+def test_the_expert_finds_a_shortest_path_from_any_state_without_changing_it() -> None:
     env = Corridor()
     env.reset(2)
     before = env.snapshot()
@@ -85,8 +85,8 @@ def test_the_expert_goes_a_shortest_way_from_wherever_it_is_asked_and_leaves_the
     assert env.expert() == []
 
 
-def test_the_expert_of_a_goal_that_cannot_be_reached_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unwinnable, "largest_search", 50)  # the path grows, so there is no end of states
+def test_the_expert_gives_up_on_an_unreachable_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unwinnable, "largest_search", 50)  # the path grows, so the number of states is unbounded
     act, tried = Unwinnable.act, list[str]()
 
     def counted(env: Unwinnable, action: str) -> tuple[str, float, bool]:
@@ -101,7 +101,7 @@ def test_the_expert_of_a_goal_that_cannot_be_reached_gives_up(monkeypatch: pytes
     assert 0 < len(tried) < 200
 
 
-def test_a_wrong_task_and_a_reward_beyond_one_are_refused() -> None:
+def test_an_unknown_task_and_a_reward_above_1_are_refused() -> None:
     with pytest.raises(UserError, match=r"corridor has no task 3; choose one from 0 to 2\."):
         Corridor().reset(3)
     env = Lavish()
@@ -110,7 +110,7 @@ def test_a_wrong_task_and_a_reward_beyond_one_are_refused() -> None:
         env.step("open")
 
 
-def test_a_class_says_which_of_the_methods_it_lacks() -> None:
+def test_missing_methods_of_a_class_are_reported() -> None:
     assert own_class(f"{__name__}:Corridor", AgentEnv) is Corridor
     assert own_class(f"{__name__}:Words", AnswerEnv) is Words
     assert own_class(f"{__name__}:Colours", QuestSource) is Colours
@@ -118,7 +118,7 @@ def test_a_class_says_which_of_the_methods_it_lacks() -> None:
         own_class(f"{__name__}:Half", AgentEnv)
 
 
-def test_answers_are_loaded_only_if_their_own_demonstration_earns_the_reward() -> None:
+def test_answers_are_loaded_only_if_their_demonstration_earns_the_reward() -> None:
     (problem,) = Words().load([(1, {"question": "2 + 2?", "answer": "4"})], HERE)
     assert Words().grade("I say 4", problem) == (1.0, "4")
     assert Words().grade("", problem) == (0.0, None)
@@ -129,7 +129,7 @@ def test_answers_are_loaded_only_if_their_own_demonstration_earns_the_reward() -
         Words().load([(3, {"question": "2 + 2?", "answer": 4})], HERE)
 
 
-def test_answers_to_a_question_that_a_file_repeats_have_ids_of_their_own() -> None:
+def test_repeated_questions_in_a_file_get_distinct_ids() -> None:
     rows: list[dict[str, object]] = [
         {"question": "q", "answer": "a"},
         {"question": "q", "answer": "b"},
@@ -142,7 +142,7 @@ def test_answers_to_a_question_that_a_file_repeats_have_ids_of_their_own() -> No
     assert Words().load(enumerate([to_row(one, Words()) for one in loaded], start=1), HERE) == loaded
 
 
-def test_facts_are_dealt_to_splits_that_share_no_question() -> None:
+def test_facts_are_divided_into_splits_that_share_no_question() -> None:
     dealt = [{quest.question.question for quest in Colours().quests(split, n)} for split, n in SIZES]  # type: ignore[arg-type]
     assert [len(one) for one in dealt] == [16, 2, 2]
     assert len(set.union(*dealt)) == 20
@@ -156,7 +156,7 @@ SIZES = (("train", 16), ("dev", 2), ("test", 2))
 
 
 class Dice(Corridor):
-    """Its reset depends on how often it was called."""
+    """Its reset depends on the number of previous resets."""
 
     rolls = 0
 
@@ -172,7 +172,7 @@ class Broken(Corridor):
 
 
 class Paid(Corridor):
-    """Overrides step, and with it the check of its base class."""
+    """Overrides ``step``, and thus the check in its base class."""
 
     def step(self, action: str) -> Step:
         return super().step(action)._replace(reward=-5.0)
@@ -210,14 +210,14 @@ class Stream(Corridor):
         ("Broken", r"Broken failed in .*test_own\.py, line \d+ \(KeyError: 0\); fix the class"),
     ],
 )
-def test_a_broken_promise_is_noticed_when_a_stage_makes_the_environment(name: str, said: str) -> None:
+def test_a_violated_contract_is_reported_when_the_environment_is_created(name: str, said: str) -> None:
     for section in (text_env(name=f"{__name__}:{name}"), listed_env(name=f"{__name__}:{name}", labels="single")):
         with pytest.raises(UserError, match=said) as refused:
             section.make()
         assert "\n" not in str(refused.value)
 
 
-def test_an_environment_that_keeps_its_promises_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_keeps_the_contract_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     begin = Corridor.begin
 
