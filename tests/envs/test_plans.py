@@ -1,4 +1,4 @@
-"""Plans: an environment that is acted in, as one problem with one answer, for RISE."""
+"""Plans, for RISE: a task of an environment with actions as a problem with one answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(env: Mapping[str, Any]) -> tuple[Plans, dict[str, list[Problem]]]:
 
 
 @pytest.mark.parametrize("env", ACTED, ids=lambda env: env["name"].rpartition(":")[2])
-def test_the_expert_s_plan_earns_1_a_slip_less_and_rows_read_back(env: Mapping[str, Any]) -> None:
+def test_the_experts_plan_earns_1_a_slip_earns_less_and_rows_load_as_the_same_problems(env: Mapping[str, Any]) -> None:
     plans, splits = made(env)
     assert isinstance(plans, CarriesOut)
     assert isinstance(plans, MakesProblems)
@@ -52,7 +52,7 @@ def test_the_expert_s_plan_earns_1_a_slip_less_and_rows_read_back(env: Mapping[s
             assert plans.load([(1, row)], WHERE) == [problem]
 
 
-def test_questions_are_read_with_their_paragraphs() -> None:
+def test_problems_of_the_encyclopedia_contain_a_question_and_its_paragraphs() -> None:
     env, splits = made({"name": "encyclopedia", "people": 60, "questions": 60})
     for problem in splits["test"]:
         rule, *paragraphs, question = problem.question.replace("\n\n", "\n").split("\n")
@@ -69,7 +69,7 @@ def test_questions_are_read_with_their_paragraphs() -> None:
     assert env.grade("It is Tolma.", problem) == (0.0, None)
 
 
-def test_an_attempt_begins_anew_whatever_was_played_before() -> None:
+def test_every_attempt_starts_from_a_fresh_reset() -> None:
     plans, splits = made({"name": "textcraft"})
     one, other = splits["train"][:2]
     half = "\n".join(one.answer.split("\n")[:-1])
@@ -80,7 +80,7 @@ def test_an_attempt_begins_anew_whatever_was_played_before() -> None:
     assert before[0].reward == 0
 
 
-def test_the_feedback_tells_what_happened_and_is_bounded() -> None:
+def test_the_feedback_reports_what_happened_and_its_length_is_limited() -> None:
     plans, splits = made({"name": "textcraft"})
     problem = splits["train"][0]
     first, *_ = problem.answer.split("\n")
@@ -96,7 +96,7 @@ def test_the_feedback_tells_what_happened_and_is_bounded() -> None:
     assert asyncio.run(plans.carry_out("\n Thought: none\n", problem)) == ((0.0, None), NOTHING)
 
 
-def test_lines_are_read_as_actions_without_marks() -> None:
+def test_lines_are_parsed_as_actions_without_numbers_bullets_or_prefixes() -> None:
     said = "Thought: first\n1. get 2 clay\n2) craft 1 pot using 2 clay\n\n- look\nAction: 3 go\n> rest"
     plain = ["get 2 clay", "craft 1 pot using 2 clay", "look", "3 go", "rest"]
     assert actions_of(said, 9) == plain
@@ -104,7 +104,7 @@ def test_lines_are_read_as_actions_without_marks() -> None:
     assert Plans(made({"name": "taxi"})[0]._env).extract(said) == "\n".join(plain)
 
 
-def test_splits_are_drawn_once_and_a_larger_one_keeps_the_test_split() -> None:
+def test_splits_depend_on_the_seed_and_a_larger_train_split_does_not_change_the_test_split() -> None:
     plans, splits = made({"name": "textcraft"})
     assert plans.problems(COUNTS, seed=7) == splits
     assert plans.problems({**COUNTS, "train": 50}, seed=7)["test"] == splits["test"]
@@ -122,12 +122,12 @@ def test_splits_are_drawn_once_and_a_larger_one_keeps_the_test_split() -> None:
         ({"jvms": 3}, "jvms is an option of sciworld, but name is textcraft; remove it"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(env: Mapping[str, Any], said: str) -> None:
+def test_unsuitable_options_are_refused(env: Mapping[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         answer_env(name="textcraft", **env)
 
 
-def test_too_many_tasks_too_few_actions_and_wrong_rows_are_refused() -> None:
+def test_too_many_tasks_too_few_actions_and_invalid_rows_are_refused() -> None:
     plans, _ = made({"name": "textcraft"})
     with pytest.raises(
         UserError, match=r"tasks\.train: 9000 tasks of textcraft are requested, but \d+ of \d+ are left; request"
