@@ -1,4 +1,4 @@
-"""Every gold answer of the real files scores 1.0, and no scripted slip does (needs the files; see DATA_MIRROR)."""
+"""Every gold answer in the real data files scores 1.0, and no scripted slip does (needs the files; see DATA_MIRROR)."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,9 @@ MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
         ("math", "robust", "math/test.jsonl", 1000),
     ],
 )
-def test_every_gold_answer_scores_one(name: str, extraction: str, file: str, count: int) -> None:
+def test_every_gold_answer_scores_1_and_no_scripted_slip_does(
+    name: str, extraction: str, file: str, count: int
+) -> None:
     env = make_env(name, extraction)
     problems = env.load(read_rows(MIRROR / file), MIRROR / file)
     assert len(problems) == len({problem.id for problem in problems}) == count
@@ -30,5 +32,5 @@ def test_every_gold_answer_scores_one(name: str, extraction: str, file: str, cou
     assert wrong == []
     slipped = [problem.id for problem in problems if env.grade(env.slip(problem, 0), problem).reward == 1.0]
     assert slipped == []
-    if name == "gsm8k":  # the golds with a comma
+    if name == "gsm8k":  # the gold answers with a comma
         assert sum("," in problem.answer.rpartition("####")[2] for problem in problems) == {7473: 79, 1319: 14}[count]
