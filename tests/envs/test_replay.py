@@ -1,4 +1,4 @@
-"""Worlds by replay: the same tree as by snapshots, over few copies."""
+"""Replay worlds: the same trees as by snapshots, with few copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.envs.remote.bakery import ACTIONS, Bakery, Copies, bakery, run, walk
 
 
 async def grow(world: World, task: int, nodes: int = 40) -> list[Any]:
-    """A random tree: every node grows from any earlier one that is not done, its children at once."""
+    """A random tree: each step adds three children concurrently to a random recent node that is not done."""
     dice = rng("tree", task)
     state, observation = await world.reset(task)
     states, seen = [state], [observation]
@@ -30,7 +30,7 @@ async def grow(world: World, task: int, nodes: int = 40) -> list[Any]:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7])
-def test_trees_by_replay_are_the_trees_by_snapshot(slots: int) -> None:
+def test_trees_by_replay_equal_the_trees_by_snapshot(slots: int) -> None:
     copies = Copies()
 
     async def forest(world: World) -> list[Any]:
@@ -45,7 +45,7 @@ def test_trees_by_replay_are_the_trees_by_snapshot(slots: int) -> None:
     assert copies.live == 0
 
 
-def test_a_copy_that_stands_there_is_not_replayed() -> None:
+def test_a_copy_that_is_already_in_the_state_replays_nothing() -> None:
     copies = Copies()
 
     async def work() -> ReplayWorld:
@@ -58,17 +58,17 @@ def test_a_copy_that_stands_there_is_not_replayed() -> None:
     assert (stats.steps, stats.direct, stats.replayed, stats.resets) == (3, 3, 0, 1)
 
 
-def test_a_copy_on_the_way_plays_only_the_rest() -> None:
+def test_a_copy_in_an_earlier_state_of_the_path_replays_only_the_rest() -> None:
     copies = Copies()
 
     async def work() -> ReplayWorld:
         world = bakery(copies, 2)
         far = await walk(world, "sing", "mix", "drop")  # copy 1
-        near = await walk(world, "sing")  # copy 2 stands two actions before `far`
-        await world.step(far, "bake")  # copy 1 leaves it
-        _, step = await world.step(far, "inventory")  # copy 2: the shorter way, no reset
+        near = await walk(world, "sing")  # copy 2 is two actions before `far`
+        await world.step(far, "bake")  # copy 1 leaves that state
+        _, step = await world.step(far, "inventory")  # copy 2: the shorter replay, without a reset
         assert "'log': 'smdi'" in step.observation
-        await world.step(near, "bake")  # nobody stands before it any more: the longest unused one is reset
+        await world.step(near, "bake")  # no copy is on the path: the least recently used one is reset
         return world
 
     stats = run(work()).stats
@@ -77,7 +77,7 @@ def test_a_copy_on_the_way_plays_only_the_rest() -> None:
     assert (stats.steps, stats.direct, stats.replayed, stats.resets) == (7, 5, 3, 3)
 
 
-def test_the_nearest_copy_goes_and_another_task_is_no_way() -> None:
+def test_the_nearest_copy_of_the_same_task_is_used() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -94,7 +94,7 @@ def test_the_nearest_copy_goes_and_another_task_is_no_way() -> None:
     assert copies.of(4) == ["reset 1", "sing", "mix", "drop"], "the same actions in another task lead elsewhere"
 
 
-def test_a_replay_that_shows_something_else_is_counted() -> None:
+def test_a_replay_with_a_different_observation_is_counted_as_diverged() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -127,7 +127,7 @@ def test_a_replay_that_ends_early_fails() -> None:
     run(work())
 
 
-def test_nothing_can_be_done_in_an_episode_that_is_over() -> None:
+def test_a_step_in_a_finished_episode_is_refused() -> None:
     copies = Copies()
 
     async def work() -> None:
