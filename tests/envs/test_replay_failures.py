@@ -1,4 +1,4 @@
-"""Worlds by replay whose copies fail or are slow, and whose calls are cancelled."""
+"""Replay worlds with failing or slow copies and cancelled calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_failed_copy_is_replaced_and_the_state_replayed() -> None:
     assert (world.stats.failures, world.stats.replayed, copies.live) == (1, 2, 1)
 
 
-def test_a_second_failure_ends_the_episode_and_no_other() -> None:
+def test_a_second_failure_fails_the_call_but_no_other_call() -> None:
     async def before(copy: int, call: str) -> None:
         if call == "mix":
             raise EnvError(f"copy {copy} broke")
@@ -52,7 +52,7 @@ def test_a_second_failure_ends_the_episode_and_no_other() -> None:
     assert (copies.most, copies.live) == (1, 0)
 
 
-def test_what_a_user_can_mend_is_not_tried_again() -> None:
+def test_user_errors_are_not_retried() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -67,7 +67,7 @@ def test_what_a_user_can_mend_is_not_tried_again() -> None:
     assert copies.live == 0
 
 
-def test_a_copy_that_cannot_be_made_is_tried_once_more() -> None:
+def test_the_creation_of_a_copy_is_retried_once() -> None:
     copies, tries = Copies(), []
 
     async def make() -> Slot:
@@ -114,14 +114,14 @@ def test_waiting_calls_are_served_in_order_and_a_slow_copy_delays_none_of_them()
 
 
 @pytest.mark.parametrize("hops", range(12))
-def test_a_cancelled_call_keeps_no_place_and_its_copy_is_not_trusted(hops: int) -> None:
+def test_cancelled_calls_release_their_places_and_do_not_affect_other_calls(hops: int) -> None:
     copies = Copies()
 
     async def work() -> None:
         world = bakery(copies, 1)
         state = await walk(world, "get 1 flour", "get 1 water")
         calls = [asyncio.create_task(world.step(state, action)) for action in ("mix", "drop", "sing", "bake")]
-        for _ in range(hops):  # from "still queued" to "just handed the place" to "in the middle of a replay"
+        for _ in range(hops):  # from "still queued" to "just given the place" to "in the middle of a replay"
             await asyncio.sleep(0)
         calls[0].cancel()
         calls[2].cancel()
@@ -135,7 +135,7 @@ def test_a_cancelled_call_keeps_no_place_and_its_copy_is_not_trusted(hops: int) 
     assert (copies.most, copies.live) == (1, 0)
 
 
-def test_close_waits_for_calls_in_progress_and_ends_those_that_wait() -> None:
+def test_close_awaits_calls_in_progress_and_fails_waiting_calls() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -155,7 +155,7 @@ def test_close_waits_for_calls_in_progress_and_ends_those_that_wait() -> None:
     run(work())
 
 
-def test_a_copy_that_will_not_close_harms_nobody() -> None:
+def test_a_copy_that_fails_to_close_does_not_affect_other_copies() -> None:
     class Stubborn(Copy):
         async def step(self, action: str) -> Step:
             raise EnvError("broke")
