@@ -1,4 +1,4 @@
-"""Splits: nothing that was trained on is asked in dev or test, whichever method draws the tasks."""
+"""Splits: dev and test contain nothing that was trained on, whichever method draws the tasks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DRAWS = {"rise": rise, "agent_r": by_agent_r, "reflect_rl": by_reflect_rl, "spin
 
 
 def asked(env: AgentEnv, task: int) -> tuple[str, tuple[str, ...], str]:
-    """A question, what its expert looks up, and the expert's last action, which holds the answer."""
+    """A question, the expert's searches, and the expert's last action, which contains the answer."""
     question = env.reset(task)
     *searches, last = [move.action for move in env.expert()]
     return question, tuple(searches), last
@@ -65,7 +65,7 @@ def asked(env: AgentEnv, task: int) -> tuple[str, tuple[str, ...], str]:
 
 @pytest.mark.parametrize("keys", [QUESTIONS, MIXED], ids=["alone", "in a mixture"])
 @pytest.mark.parametrize("method", DRAWS)
-def test_no_question_of_dev_or_test_has_the_paragraphs_and_the_answer_of_one_that_is_trained_on(
+def test_no_dev_or_test_question_has_the_paragraphs_and_the_answer_of_a_training_question(
     method: str, keys: Mapping[str, Any]
 ) -> None:
     env = text_env(**keys).make()
@@ -84,10 +84,10 @@ def test_no_question_of_dev_or_test_has_the_paragraphs_and_the_answer_of_one_tha
         for question, searches, last in (*questions["dev"], *questions["test"]):
             assert (frozenset(searches), last) not in answered
             assert question not in {other for other, _, _ in trained}
-            assert searches[0] not in seen  # the entry that is asked about; towns and rivers belong to all
+            assert searches[0] not in seen  # the entry in question; all splits share towns and rivers
 
 
-def test_rise_reads_no_paragraph_of_a_test_question_while_it_learns() -> None:
+def test_only_the_test_split_of_rise_contains_entries_that_test_questions_ask_about() -> None:
     problems = questions_of(QUESTIONS, 17)
     env = text_env(**QUESTIONS).make()
     entries = {asked(env, int(one.id.rpartition("-")[2]))[1][0] for one in problems["test"]}
@@ -98,27 +98,27 @@ def test_rise_reads_no_paragraph_of_a_test_question_while_it_learns() -> None:
 
 
 @pytest.mark.parametrize("name", ["textcraft", "taxi", "gsm8k"])
-def test_no_task_stands_under_two_ids(name: str) -> None:
+def test_no_task_has_two_ids(name: str) -> None:
     env = text_env(name=name).make()
     tasks = env.task_ids()
     assert len({env.reset(task) for task in tasks}) == len(tasks)
 
 
-def test_no_kitchen_stands_under_two_ids() -> None:
-    """Kitchens may begin with one observation, as what is in them is not seen yet."""
+def test_no_kitchen_has_two_ids() -> None:
+    """Compares the games, because different kitchens may start with the same observation."""
     tasks = text_env(name="alfworld").make().task_ids()
     games = [make_game(0, task, "tomato", "microwave") for task in tasks]
     assert len({(game.goal, game.receptacles, game.things, game.first) for game in games}) == len(tasks) == 1100
 
 
-def test_methods_that_ask_for_equal_numbers_have_equal_tasks() -> None:
+def test_methods_that_request_equal_counts_get_equal_tasks() -> None:
     drawn = {method: draw(QUESTIONS, 5) for method, draw in DRAWS.items()}
     for splits in drawn.values():
         assert (splits["dev"], splits["test"]) == (drawn["spin"]["dev"], drawn["spin"]["test"])
         assert splits["train"] + splits.get("demonstrations", []) == drawn["spin"]["train"]
 
 
-def test_what_is_held_out_does_not_depend_on_the_size_of_other_splits() -> None:
+def test_the_test_split_does_not_depend_on_the_size_of_other_splits() -> None:
     ids = HeldOut({"train": range(30), "dev": range(30, 40), "test": range(40, 50)}, "set more")
     assert list(ids) == list(range(50))
     few = draw_splits("a", ids, {"test": 4}, seed=1)
@@ -129,7 +129,7 @@ def test_what_is_held_out_does_not_depend_on_the_size_of_other_splits() -> None:
     assert {task for task in mixed["test"] if task < 50} == set(few["test"])
 
 
-def test_too_few_that_are_held_out_are_refused_with_what_gives_more() -> None:
+def test_too_few_held_out_tasks_are_refused_with_a_remedy() -> None:
     env = text_env(**QUESTIONS).make()
     with pytest.raises(UserError) as refused:
         agent_r.build_splits(AgentRTasks(**{**COUNTS, "test": 43}, layouts=1), env, seed=1)
@@ -142,7 +142,7 @@ def test_too_few_that_are_held_out_are_refused_with_what_gives_more() -> None:
         agent_r.build_splits(AgentRTasks(**{**COUNTS, "demonstrations": 61}, layouts=1), env, seed=1)
 
 
-def test_a_world_too_small_for_the_questions_is_refused() -> None:
+def test_more_questions_than_the_encyclopedia_has_are_refused() -> None:
     keys = {**QUESTIONS, "questions": 2000, "comparisons": 0, "hops": {1: 1.0}}
     with pytest.raises(
         UserError, match=r"^the encyclopedia has \d+ questions for the \w+ split, but \d+ are requested"
@@ -150,7 +150,7 @@ def test_a_world_too_small_for_the_questions_is_refused() -> None:
         text_env(**keys).make()
 
 
-def test_a_file_of_training_tasks_leaves_test_what_is_held_out(tmp_path: Path) -> None:
+def test_with_a_file_of_training_tasks_test_is_still_drawn_from_the_held_out_tasks(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(list(range(60))))
     cfg = AgentRTasks(demonstrations=20, train=20, dev=0, test=40, layouts=1, files={"train": str(file)})
@@ -160,6 +160,6 @@ def test_a_file_of_training_tasks_leaves_test_what_is_held_out(tmp_path: Path) -
     assert set(splits["train"]) <= set(range(60))
 
 
-def test_without_counts_reflect_rl_has_the_most_in_7_2_1_that_are_held_out() -> None:
+def test_without_counts_reflect_rl_has_the_largest_7_2_1_split_of_the_held_out_tasks() -> None:
     splits = reflect_rl.build_splits(ReflectRLTasks(), listed_env(**QUESTIONS).make(), seed=1)
     assert {name: len(ids) for name, ids in splits.items()} == {"train": 88, "dev": 25, "test": 12}
