@@ -87,7 +87,7 @@ def test_no_dev_or_test_question_has_the_paragraphs_and_the_answer_of_a_training
             assert searches[0] not in seen  # the entry in question; all splits share towns and rivers
 
 
-def test_only_the_test_split_of_rise_contains_entries_that_test_questions_ask_about() -> None:
+def test_no_other_split_of_rise_contains_entries_that_test_questions_ask_about() -> None:
     problems = questions_of(QUESTIONS, 17)
     env = text_env(**QUESTIONS).make()
     entries = {asked(env, int(one.id.rpartition("-")[2]))[1][0] for one in problems["test"]}
