@@ -1,4 +1,4 @@
-"""`make setup`: which lock goes into .venv, and that what was installed is known from then on."""
+"""`make setup`: which lock is installed into .venv, and that later calls keep it; make's argument checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Stands for Python and pip: makes the environment's folder, writes down how it is called, and has no torch.
+# A stub for Python and pip: creates the environment's folder, logs its arguments, and has no torch.
 PYTHON = """#!/bin/bash
 if [[ "$1 $2" == "-m venv" ]]; then
   mkdir -p "$3/bin"
@@ -24,7 +24,7 @@ echo "$(basename "$0") $*" >> {log}
 
 
 class Machine:
-    """A machine without an environment: ``make`` answers what pip was told."""
+    """A machine without an environment; ``make`` returns the arguments that pip received."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.venv, self.python = folder / "log", folder / "venv", folder / "python3.11"
@@ -50,32 +50,32 @@ CPU = ["install torch==2.13.0", "install --require-hashes --no-deps -r requireme
 CUDA = ["uninstall --yes torch", "install --require-hashes --no-deps -r requirements/gpu.lock"]
 
 
-def test_without_a_word_the_lock_for_cpus_is_installed_once(machine: Machine) -> None:
+def test_by_default_the_cpu_lock_is_installed_once(machine: Machine) -> None:
     assert machine.make("setup") == CPU
     assert machine.make("setup") == []
 
 
-def test_with_cuda_the_gpu_lock_is_installed_whole_and_stays(machine: Machine) -> None:
+def test_accelerator_cuda_installs_only_the_gpu_lock_and_later_setups_keep_it(machine: Machine) -> None:
     assert machine.make("setup", "ACCELERATOR=cuda") == CUDA
-    assert machine.make("setup") == []  # and so for every other target, which all need setup
+    assert machine.make("setup") == []  # nor does any other target, since all of them depend on setup
     assert machine.make("setup", "ACCELERATOR=cuda") == []
 
 
-def test_an_environment_for_cpus_becomes_one_for_gpus_and_back(machine: Machine) -> None:
+def test_a_cpu_environment_can_be_switched_to_gpus_and_back(machine: Machine) -> None:
     machine.make("setup")
     assert machine.make("setup", "ACCELERATOR=cuda") == CUDA
     assert machine.make("setup", "ACCELERATOR=cpu") == CPU
     assert machine.make("setup") == []
 
 
-def test_an_unknown_accelerator_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unknown_accelerator_is_refused_with_the_valid_choices(tmp_path: Path) -> None:
     done = subprocess.run(["make", "setup", "ACCELERATOR=tpu"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "ACCELERATOR=tpu is unknown; choose one of: cpu cuda" in done.stderr
 
 
 @pytest.mark.parametrize("target", ["repro", "check", "dag", "plan", "exp"])
-def test_make_refuses_a_method_that_does_not_exist(target: str) -> None:
+def test_make_refuses_an_unknown_method(target: str) -> None:
     done = subprocess.run(
         ["make", "-n", target, "METHOD=rize"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
@@ -92,14 +92,16 @@ def test_make_refuses_a_method_that_does_not_exist(target: str) -> None:
         (["leaderboard", "MODEL="], "MODEL is missing; name a model folder or a hub model"),
     ],
 )
-def test_what_make_needs_is_asked_for_before_anything_is_installed(words: list[str], said: str) -> None:
+def test_missing_or_invalid_make_arguments_are_reported_before_anything_is_installed(
+    words: list[str], said: str
+) -> None:
     done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert said in done.stderr
     assert "pip install" not in done.stdout
 
 
-def test_a_leaderboard_s_model_is_looked_for_before_its_environment_is_made() -> None:
+def test_make_leaderboard_checks_the_model_before_it_installs_its_environment() -> None:
     words = ["make", "-n", "leaderboard", "MODEL=nowhere", f"LEADERBOARD_ENV={ROOT}/.scratch/no-environment"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.index("--only-check") < done.stdout.index("/.scratch/no-environment/bin/python -m pip install")
@@ -118,7 +120,7 @@ def test_a_leaderboard_s_model_is_looked_for_before_its_environment_is_made() ->
         ("sweep", "GRID"),
     ],
 )
-def test_make_hands_a_name_with_a_quote_on_as_it_is(target: str, name: str) -> None:
+def test_make_passes_on_values_that_contain_a_quote_unchanged(target: str, name: str) -> None:
     command = ["make", "-n", target, "SET=run.seed=18", f"{name}=x'y"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     lines = [line for line in done.stdout.splitlines() if "x'" in line]
@@ -126,6 +128,6 @@ def test_make_hands_a_name_with_a_quote_on_as_it_is(target: str, name: str) -> N
     assert all("x'y" in shlex.split(line) for line in lines)
 
 
-def test_make_dag_says_what_is_wrong_with_params_before_dvc_reads_them() -> None:
+def test_make_dag_checks_the_params_before_dvc_reads_them() -> None:
     done = subprocess.run(["make", "-n", "dag"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.index("selfimprove.pipeline.check params") < done.stdout.index("selfimprove.apps.report.dag")
