@@ -1,4 +1,4 @@
-"""``make plan`` as a command: settings, the table, and how it says no."""
+"""The ``make plan`` command: its settings, the table that it prints, and its errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.pipeline.planned import PROFILES, ROOT, overlay
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plan on a machine with GPUs."""
+    """Hide the machine's GPUs, so that plans are the same everywhere."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(planning, "visible_gpus", lambda: None)
@@ -39,24 +39,24 @@ class Ended(NamedTuple):
 
 
 def command(*arguments: str) -> Ended:
-    """The command line, in a terminal of 80 columns."""
+    """Run the command in a terminal of 80 columns."""
     stdout, stderr = StringIO(), StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
         cli.run(app, arguments)
     return Ended(int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
 
 
-def test_a_profile_s_values_are_those_that_use_writes() -> None:
+def test_the_planned_values_of_a_profile_are_those_that_make_use_writes() -> None:
     for profile in ("default", "reflect-rl-autoexplore"):
         assert composed(profile, PROFILES) == YAML(typ="safe", pure=True).load(compose(profile, PROFILES))
 
 
-def test_a_profile_plans_its_own_methods_and_the_default_all() -> None:
+def test_a_profile_plans_only_its_own_methods_and_the_default_plans_all() -> None:
     assert methods_of("rise-llama2-7b") == ["rise"]
     assert methods_of("default") == ["rise", "agent_r", "reflect_rl", "spin"]
 
 
-def test_without_a_profile_params_yaml_is_planned_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_profile_params_yaml_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = compose("rise-24gb", PROFILES)
     before = [line.stage for line in plans("rise-24gb")[0].lines]
     wanted = YAML().load(params)
@@ -77,7 +77,7 @@ def test_without_a_profile_params_yaml_is_planned_as_it_is(tmp_path: Path, monke
     assert "params.yaml: rise" in done.stderr
 
 
-def test_a_profile_without_gpus_says_so() -> None:
+def test_the_plan_of_a_cpu_profile_reports_that_no_gpu_is_needed() -> None:
     done = command("gsm8k-cpu")
     assert done.returncode == 0
     assert "no GPU is needed" in done.stdout
@@ -91,7 +91,9 @@ def test_stages_that_leave_gpus_idle_are_named() -> None:
     assert "Some of the 2 GPUs are idle in finetune@base, finetune@iter0" in " ".join(done.stdout.split())
 
 
-def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_are_detected_from_nvidia_smi_and_cuda_visible_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, 81559\\n'\n")
     tool.chmod(0o755)
@@ -124,14 +126,14 @@ def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytes
         (["default", "--gpu", "H10"], "GPU='H10' is unknown to the planner; did you mean 'H100'?"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], said: str) -> None:
+def test_invalid_arguments_give_a_one_line_error_and_exit_code_2(arguments: list[str], said: str) -> None:
     done = command(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_over_several_machines_generation_spreads_and_training_stays_where_its_launcher_says() -> None:
+def test_on_several_machines_generation_uses_all_gpus_and_training_those_of_its_launcher() -> None:
     (one,) = plans("rise-llama2-7b", asked=Asked(gpus=(8, 80e9), price=(0.5, 1.5), hourly=2.5))
     (eight,) = plans("rise-llama2-7b", asked=Asked(gpus=(8, 80e9), price=(0.5, 1.5), nodes=8, hourly=2.5))
     (wide,) = plans("rise-llama2-7b", asked=Asked(gpus=(8, 80e9), nodes=8, wide=True))
@@ -156,14 +158,14 @@ def test_over_several_machines_generation_spreads_and_training_stays_where_its_l
     assert "uses 4 of 64 GPUs" in " ".join(done.stdout.split())
 
 
-def test_the_page_s_table_of_eight_machines_is_what_plan_prints() -> None:
+def test_the_table_of_eight_machines_in_docs_scale_is_the_output_of_plan() -> None:
     shown = command(
         "all", "--gpus", "8x80GB", "--gpu", "H100", "--nodes", "8", "--price", "0.5,1.5", "--gpu-price", "2.5"
     )
     assert shown.stdout.strip() in (ROOT / "docs/scale.md").read_text(encoding="utf-8")
 
 
-def test_the_table_is_whole_at_80_columns_and_ends_with_a_no_and_exit_code_2() -> None:
+def test_the_table_fits_80_columns_and_a_plan_that_does_not_fit_exits_with_code_2() -> None:
     done = command("rise-llama2-7b", "--gpus", "1x24GB", "--detail")
     assert done.returncode == 2
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -196,7 +198,7 @@ def test_several_methods_have_a_total_and_share_the_disk() -> None:
     assert "rise, agent_r, reflect_rl, spin: together they need" in done.stderr
 
 
-def test_make_plan_passes_its_settings_on() -> None:
+def test_make_plan_passes_on_its_settings() -> None:
     shown = subprocess.run(
         ["make", "-n", "plan", "PROFILE=rise-llama2-7b", "METHOD=rise", "GPUS=4x80GB", "GPU=A100", "DISK=2TB",
          "PRICE=1,2", "ARGS=--detail"], cwd=ROOT, capture_output=True, text=True, check=True,
@@ -213,7 +215,7 @@ def test_make_plan_passes_its_settings_on() -> None:
     assert "--detail" in shown
 
 
-def test_a_broken_profile_is_refused_with_its_key(tmp_path: Path) -> None:
+def test_an_invalid_profile_is_refused_with_the_key_at_fault(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape("rise.evaluate.max_turn: unknown key; did you mean 'max_turns'?")):
         plans("mine", folder=overlay(tmp_path, "rise: {evaluate: {max_turn: 3}}"))
 
