@@ -1,4 +1,4 @@
-"""``make plan``: what fits a machine, and what does not, named with the key to change."""
+"""``make plan``: what fits a machine, and the key to change for what does not."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overl
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plan on a machine with GPUs."""
+    """Hide the machine's GPUs, so that plans are the same everywhere."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(planning, "visible_gpus", lambda: None)
 
 
 @pytest.mark.parametrize("profile", names(PROFILES))
-def test_every_profile_fits_the_machine_that_it_is_for(profile: str) -> None:
+def test_every_profile_fits_the_machine_it_is_intended_for(profile: str) -> None:
     for plan in plans(profile):
         assert not plan.problems
         assert all(line.memory.total <= plan.machine.memory for line in plan.lines)
@@ -32,15 +32,15 @@ def test_every_profile_fits_the_machine_that_it_is_for(profile: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["rise", "agent_r", "spin"])
-def test_a_base_from_scratch_holds_the_default_s_contexts(method: str, tmp_path: Path) -> None:
+def test_a_base_from_scratch_supports_the_context_lengths_of_the_default_profile(method: str, tmp_path: Path) -> None:
     folder = overlay(tmp_path, f"base: {{{method}: {{model: null, chat_template: null}}}}\n")
     for plan in plans("mine", folder=folder):
         assert not plan.problems
 
 
-def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(tmp_path: Path) -> None:
+def test_reinforcement_with_64_slots_of_two_gpt2_xl_does_not_fit_40_or_80_gb(tmp_path: Path) -> None:
     folder = overlay(tmp_path, SIXTY_FOUR_SLOTS)
-    for gpus in ("1x40GB", "1x80GB"):  # 45 GB each, with the blocks that are kept
+    for gpus in ("1x40GB", "1x80GB"):  # 45 GB each, including the cached prompt blocks
         (plan,) = plans("mine", asked=Asked(gpus=parse_gpus(gpus)), folder=folder)
         found = [problem for problem in plan.problems if "reflect_rl-reinforce@reflect_rl" in problem]
         assert len(found) == 1
@@ -48,14 +48,14 @@ def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(t
         assert "reflect_rl.engines.policy.slots" in found[0]
 
 
-def test_the_cache_over_a_quantised_policy_and_the_reflector_s_are_in_their_own_precision(tmp_path: Path) -> None:
+def test_kv_caches_of_a_quantised_policy_and_of_the_reflector_take_two_bytes_per_value(tmp_path: Path) -> None:
     (plan,) = plans("mine", folder=overlay(tmp_path, SIXTY_FOUR_SLOTS))
-    token = 2 * 48 * 1600  # keys and values of a token
-    rows = 64 + 64 + 16  # slots, as much again for kept blocks, and reading rows
+    token = 2 * 48 * 1600  # keys and values of one token
+    rows = 64 + 64 + 16  # slots, the same number again for cached prompt blocks, and prefill rows
     assert line(plan, "reflect_rl-reinforce@reflect_rl").memory.kv == rows * 1024 * token * (2 + 2)
 
 
-def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_path: Path) -> None:
+def test_the_planned_kv_cache_is_what_the_transformers_engine_allocates(tmp_path: Path) -> None:
     from selfimprove.engines.config import TransformersEngineConfig
     from selfimprove.engines.cpu.engine import TransformersEngine
     from selfimprove.pipeline.plan.hardware import Hardware
@@ -81,7 +81,7 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     assert not plan.problems
     trained = line(plan, "rise-finetune@iter1")
     assert trained.gpus == 4
-    assert 27 * GB < trained.memory.total < 45 * GB  # 16 bytes a parameter over four, and activations
+    assert 27 * GB < trained.memory.total < 45 * GB  # 16 bytes per parameter, sharded over four, and activations
     (small,) = plans("rise-llama2-7b", asked=Asked(gpus=parse_gpus("1x24GB")))
     assert any("rise.rows.base.train.launcher.processes is 4" in problem for problem in small.problems)
     text = (PROFILES / "rise-llama2-7b.yaml").read_text().replace("processes: 4", "processes: 1")
@@ -112,14 +112,16 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
         ("tensor_parallel: 1", "gpu_memory: 0.2", "4x80GB", "gpu_memory leaves 0.2 GB of 80.0 GB for KV cache"),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_key(tmp_path: Path, old: str, new: str, gpus: str, said: str) -> None:
+def test_settings_that_do_not_fit_are_reported_with_their_key(
+    tmp_path: Path, old: str, new: str, gpus: str, said: str
+) -> None:
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     assert old in text
     (plan,) = plans("mine", asked=Asked(gpus=parse_gpus(gpus)), folder=overlay(tmp_path, text.replace(old, new)))
     assert any(said in problem for problem in plan.problems), plan.problems
 
 
-def test_an_opponent_lies_whole_on_each_gpu_before_training_shards_the_model(tmp_path: Path) -> None:
+def test_the_opponent_s_weights_are_counted_in_full_on_each_gpu(tmp_path: Path) -> None:
     text = (
         (PROFILES / "spin-zephyr-7b.yaml").read_text().replace("micro_batch_tokens: 16384", "micro_batch_tokens: 256")
     )
@@ -129,17 +131,17 @@ def test_an_opponent_lies_whole_on_each_gpu_before_training_shards_the_model(tmp
     text = text.replace("row_tokens: 2048", "row_tokens: 128").replace("processes: 8", "processes: 16")
     folder = overlay(tmp_path, text)
     needs = line(plans("mine", folder=folder)[0], "spin-finetune@iter0").memory
-    assert needs.weights == 2 * 7_241_732_096  # sharded over sixteen, training needs a fraction of that
+    assert needs.weights == 2 * 7_241_732_096  # training needs a fraction of that, sharded over sixteen
     assert needs.optimiser == 0
 
 
-def test_positions_that_are_learned_bound_what_is_trained_on(tmp_path: Path) -> None:
+def test_max_length_may_not_exceed_the_number_of_learned_positions(tmp_path: Path) -> None:
     text = SIXTY_FOUR_SLOTS + "  models: {policy: {train: {max_length: 2048}}}\n"
     (plan,) = plans("mine", folder=overlay(tmp_path, text))
     assert any("models.policy.train.max_length is 2048, but the model has 1024" in one for one in plan.problems)
 
 
-def test_a_disk_that_is_too_small_is_named_with_the_stage_that_takes_most() -> None:
+def test_a_disk_that_is_too_small_is_reported_with_a_way_to_save_space() -> None:
     (plan,) = plans("rise-llama2-7b", asked=Asked(disk=100 * GB))
     assert any("DISK is 100 GB" in problem and "save_total_limit" in problem for problem in plan.problems)
     assert not plans("rise-llama2-7b", asked=Asked(disk=2000 * GB))[0].problems
