@@ -1,4 +1,4 @@
-"""Every profile validates, and gives a graph that DVC accepts, with a stage for each of its rows."""
+"""Every profile validates and gives a graph that DVC accepts, with the stages of each of its rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ METHODS = ("rise", "agent_r")
 
 @pytest.fixture(scope="module")
 def unrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy in which nothing has run."""
+    """A copy of the repository in which no stage has run."""
     return copy_repo(tmp_path_factory.mktemp("unrun"))
 
 
-def test_the_profiles_of_the_readme_are_all_there() -> None:
+def test_the_profiles_named_in_the_readme_exist() -> None:
     rise = {"gsm8k-cpu", "math-cpu", "rise-llama2-7b", "rise-mistral-7b-selfdistill"}
     assert {"default", "smoke", "agent-r-llama3.1-8b"} | rise <= set(NAMES)
 
@@ -29,7 +29,7 @@ def test_the_profiles_of_the_readme_are_all_there() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_profile_validates_and_gives_a_graph_that_dvc_accepts(unrun: Path, name: str) -> None:
     params = profile(name)  # what `make use` writes, as DVC reads it (test_profiles)
-    assert list(params_faults(params)) == []  # `make check` also looks for GPUs, packages and keys
+    assert list(params_faults(params)) == []  # `make check` also checks GPUs, packages and API keys
     YAML(typ="safe").dump(params, unrun / "params.yaml")
     with Repo(str(unrun)) as repo:
         repo.index.check_graph()
