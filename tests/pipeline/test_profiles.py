@@ -1,4 +1,4 @@
-"""``make use PROFILE=name``: one overlay over the default, comments kept. (Each under DVC: test_profile_graphs.)"""
+"""``make use PROFILE=name``: merges an overlay into the default and keeps comments. (With DVC: test_profile_graphs.)"""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def composed(folder: Path, overlay: str) -> tuple[str, dict]:
     return text, YAML(typ="safe", pure=True).load(text)
 
 
-def test_mappings_merge_key_by_key_and_the_rest_is_replaced(folder: Path) -> None:
+def test_mappings_are_merged_key_by_key_and_other_values_are_replaced(folder: Path) -> None:
     text, params = composed(folder, "run: {threads: 8}\nrise: {list: [3], new: {a: 1}}\n")
     assert params["run"] == {"seed": 1, "threads": 8}
     assert (params["rise"]["list"], params["rise"]["new"]) == ([3], {"a": 1})
     assert params["rise"]["engines"] == YAML(typ="safe", pure=True).load(UNDER)["rise"]["engines"]
     kept = [line for line in UNDER.splitlines() if "list" not in line and not line.startswith("run")]
-    assert [line for line in text.splitlines() if line in kept] == kept  # their comments included
-    assert "# for every stage" not in text  # it stood beside another value
+    assert [line for line in text.splitlines() if line in kept] == kept  # including their comments
+    assert "# for every stage" not in text  # it belonged to the replaced value
 
 
-def test_null_removes_an_entry_and_is_a_value_elsewhere(folder: Path) -> None:
+def test_null_removes_an_entry_of_rows_and_is_an_ordinary_value_elsewhere(folder: Path) -> None:
     _, params = composed(folder, "run: {seed: null}\nrise: {rows: {one: null}}\n")
     assert params["rise"]["rows"] == {"two": {"match": "b"}}
     assert params["run"] == {"seed": None, "threads": 2}
 
 
-def test_entries_may_be_removed_until_none_is_left(folder: Path) -> None:
+def test_all_entries_of_a_mapping_can_be_removed(folder: Path) -> None:
     (folder / "default.yaml").write_text(UNDER.replace("rows:", "rows:   # to compare with"))
     text, params = composed(folder, "rise: {rows: {one: null, two: null}}\n")
     assert params["rise"]["rows"] == {}
@@ -78,16 +78,16 @@ def test_a_launcher_of_another_kind_inherits_nothing(folder: Path) -> None:
     }
 
 
-def test_a_profile_says_its_name_and_opens_with_its_own_comment(folder: Path) -> None:
+def test_the_written_file_begins_with_the_profile_s_name_and_opening_comment(folder: Path) -> None:
     text, _ = composed(folder, "# Mine: for a try.\n# It takes a minute.\nrun: {seed: 2}\n")
     assert text.startswith("# All of it.\n# Profile mine.\n# Mine: for a try.\n# It takes a minute.\nrun:")
 
 
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
-def test_every_profile_is_written_as_it_is_merged_and_keeps_the_lines_that_it_does_not_change(name: str) -> None:
+def test_every_profile_is_written_with_its_merged_values_and_keeps_lines_of_the_default(name: str) -> None:
     default, text = (compose(one, ROOT / "profiles").splitlines() for one in ("default", name))
     params = merged(name, ROOT / "profiles")
-    assert params == profile(name)  # as the other tests read it
+    assert params == profile(name)  # as other tests load it
     assert YAML(typ="safe", pure=True).load("\n".join(text)) == params
     assert YAML(typ="safe").load("\n".join(text)) == params  # libyaml, as DVC reads it
     if name != "default":
@@ -114,11 +114,11 @@ def use(repo: Path, name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=repo, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_make_use_keeps_edits_that_no_commit_has(repo: Path) -> None:
+def test_make_use_refuses_to_overwrite_uncommitted_edits(repo: Path) -> None:
     (repo / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     assert use(repo, "mine").returncode == 0  # there was no params.yaml
-    assert use(repo, "default").returncode == 0  # a profile's own text is no edit
+    assert use(repo, "default").returncode == 0  # the unchanged text of a profile is not an edit
     params = repo / "params.yaml"
     params.write_text(params.read_text().replace("seed: 17", "seed: 9", 1))
     refused = use(repo, "mine")
@@ -130,7 +130,7 @@ def test_make_use_keeps_edits_that_no_commit_has(repo: Path) -> None:
     assert use(repo, "mine").returncode == 0
 
 
-def test_a_profile_that_was_edited_since_it_was_written_may_be_written_again(repo: Path) -> None:
+def test_make_use_can_be_repeated_after_the_profile_was_edited(repo: Path) -> None:
     for seed in (5, 6):
         (repo / "profiles/mine.yaml").write_text(f"run: {{seed: {seed}}}\n")
         done = use(repo, "mine")
@@ -150,7 +150,7 @@ def test_a_profile_that_was_edited_since_it_was_written_may_be_written_again(rep
         (b"run: {sed: 1}\n", "profiles/mine.yaml: run.sed: unknown key; did you mean 'seed'?"),
     ],
 )
-def test_a_malformed_profile_is_one_sentence_and_nothing_is_written(repo: Path, text: bytes, said: str) -> None:
+def test_a_malformed_profile_gives_a_one_line_error_and_nothing_is_written(repo: Path, text: bytes, said: str) -> None:
     (repo / "profiles/mine.yaml").write_bytes(text)
     refused = use(repo, "mine")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
@@ -159,21 +159,21 @@ def test_a_malformed_profile_is_one_sentence_and_nothing_is_written(repo: Path, 
 
 
 @pytest.mark.parametrize("name", ["../params", "x'y", "", "default.yaml", "./default"])
-def test_only_the_name_of_a_file_in_profiles_is_a_profile(repo: Path, name: str) -> None:
+def test_make_use_accepts_only_names_of_files_in_the_profiles_folder(repo: Path, name: str) -> None:
     assert use(repo, "default").returncode == 0
     refused = use(repo, name)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert f"no profile {name!r}" in refused.stderr
 
 
-def test_an_engine_of_another_kind_replaces_the_old_one_whole(folder: Path) -> None:
+def test_an_engine_of_another_kind_inherits_nothing(folder: Path) -> None:
     overlay = "rise: {engines: {teacher: {engine: openai, model: m}, student: {engine: transformers, slots: 8}}}"
     _, params = composed(folder, overlay)
     assert params["rise"]["engines"]["teacher"] == {"engine": "openai", "model": "m"}
     assert params["rise"]["engines"]["student"] == {"engine": "transformers", "slots": 8}
 
 
-def test_laying_an_overlay_twice_changes_nothing_more() -> None:
+def test_merging_an_overlay_twice_gives_the_same_params_as_once() -> None:
     yaml = YAML()
     params, over = yaml.load(UNDER), yaml.load("rise: {rows: {two: {match: c}}, list: [9]}")
     merge(params, over)
@@ -184,28 +184,28 @@ def test_laying_an_overlay_twice_changes_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
-def test_no_profile_asks_a_curriculum_to_share_out_more_tasks_than_it_has_iterations(name: str) -> None:
+def test_no_profile_has_a_curriculum_with_more_tasks_than_rl_iterations(name: str) -> None:
     params = spelled_out(profile(name))["reflect_rl"]
     tasks = params["tasks"]["train"] or 1680  # null (gpt2-xl): .7 of at most 12 repositories x 100 files x 2 questions
-    least = 3 if params["env"]["name"] == "taxi" else tasks  # taxi's three levels each have all tasks
+    least = 3 if params["env"]["name"] == "taxi" else tasks  # each of taxi's three levels has all tasks
     for run, settings in params["iterations"].items():
         assert not settings["rl"]["curriculum"] or settings["rl"]["max_steps"] >= least, run
 
 
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
-def test_a_rise_base_that_no_boost_has_taught_sees_an_example_of_the_box_that_graders_read(name: str) -> None:
-    """Else a gain over such a base is one of format."""
+def test_a_rise_base_without_sft_is_shown_an_example_of_the_boxed_answer_format(name: str) -> None:
+    """Otherwise, a gain over such a base could be due to the format alone."""
     rise = spelled_out(profile(name))["rise"]
     assert rise["rows"]["base"]["train"]["epochs"] > 0 or rise["env"]["few_shot"]
 
 
-def test_an_unknown_profile_names_the_nearest(folder: Path) -> None:
+def test_an_unknown_profile_is_refused_with_the_nearest_name(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no profile 'defualt' in .*; did you mean 'default'"):
         compose("defualt", folder)
     assert names(folder) == ["default"]
 
 
-def test_make_use_writes_params_yaml_whole_or_not_at_all(repo: Path) -> None:
+def test_make_use_writes_params_yaml_completely_or_leaves_it_unchanged(repo: Path) -> None:
     before = (repo / "profiles/default.yaml").read_text()
     (repo / "params.yaml").write_text(before)
     missing = use(repo, "nosuch")
