@@ -1,4 +1,4 @@
-"""The position in the whole run that `make repro` shows, and the logs that stages leave."""
+"""The progress of the whole run that `make repro` shows, and the logs of stages."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_stages_of_a_goal_are_counted_from_the_graph_and_the_params(folder: Path) -> None:
+def test_the_stages_of_a_goal_are_derived_from_the_graph_and_the_params(folder: Path) -> None:
     rise = ["inputs", "rise-data", "base@rise", "rise-finetune@iter1", "rise-finetune@iter2"]
     assert stage_names(["rise-report"]) == rise
     assert sorted(stage_names(["report"])) == sorted([*rise, "base@spin", "spin-data"])
 
 
-def test_the_whole_default_has_the_stages_that_dvc_lists(tmp_path: Path) -> None:
+def test_the_default_profile_s_stages_include_the_reports_and_have_no_duplicates(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(compose("default", ROOT / "profiles"))
     (tmp_path / "dvc.yaml").write_bytes((ROOT / "dvc.yaml").read_bytes())
     names = stage_names(["report"], tmp_path)
@@ -47,7 +47,7 @@ def test_the_whole_default_has_the_stages_that_dvc_lists(tmp_path: Path) -> None
     assert {"base@spin", "rise-finetune@iter2", "spin-report", "report"} <= set(names)
 
 
-def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(folder: Path) -> None:
+def test_a_running_stage_is_shown_with_its_position_and_in_later_runs_the_time_left(folder: Path) -> None:
     first = Overall(["rise-report"])
     assert first.line("Running stage 'inputs':\n") == "Running stage 'inputs':\n"
     assert first.line("Stage 'rise-data' didn't change, skipping\n") == "Stage 'rise-data' didn't change, skipping\n"
@@ -68,14 +68,14 @@ def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(f
     SECONDS.write_text('{"rise-finetune@iter1": "long", "rise-finetune@iter2": 210}')
     assert "(stage 4 of 5)" in again.line("Running stage 'rise-finetune@iter1':\n")
     SECONDS.unlink()
-    SECONDS.mkdir()  # what can't be written is no reason to end a run
+    SECONDS.mkdir()  # a failure to write must not end the run
     again.end()
     SECONDS.rmdir()
     SECONDS.write_text("{torn")
     assert "(stage 4 of 5)" in again.line("Running stage 'rise-finetune@iter1':\n")
 
 
-def test_a_run_in_which_nothing_changed_reads_neither_graph_nor_params(folder: Path) -> None:
+def test_an_up_to_date_run_reads_neither_graph_nor_params(folder: Path) -> None:
     (folder / "dvc.yaml").unlink()
     overall = Overall(["rise-report"])
     assert overall.line("Running stage 'inputs':\n") == "Running stage 'inputs':\n"
@@ -83,7 +83,7 @@ def test_a_run_in_which_nothing_changed_reads_neither_graph_nor_params(folder: P
     assert not SECONDS.exists()
 
 
-def test_a_stage_s_log_keeps_its_words_and_its_traceback_but_no_progress_bar(
+def test_a_stage_s_log_contains_its_messages_and_tracebacks_but_no_progress_bars(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with kept_log("rise-generate@iter1"):
@@ -100,7 +100,7 @@ def test_a_stage_s_log_keeps_its_words_and_its_traceback_but_no_progress_bar(
 
 
 @pytest.mark.parametrize("where", ["full", "no folder"])
-def test_a_stage_goes_on_and_is_heard_where_its_log_cannot_be_written(
+def test_a_stage_continues_and_prints_its_messages_if_its_log_cannot_be_written(
     folder: Path, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
     logs = folder / ".scratch/logs"
