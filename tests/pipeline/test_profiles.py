@@ -78,7 +78,7 @@ def test_a_launcher_of_another_kind_inherits_nothing(folder: Path) -> None:
     }
 
 
-def test_the_written_file_begins_with_the_profile_s_name_and_opening_comment(folder: Path) -> None:
+def test_the_written_header_contains_the_profile_s_name_and_opening_comment(folder: Path) -> None:
     text, _ = composed(folder, "# Mine: for a try.\n# It takes a minute.\nrun: {seed: 2}\n")
     assert text.startswith("# All of it.\n# Profile mine.\n# Mine: for a try.\n# It takes a minute.\nrun:")
 
