@@ -1,4 +1,4 @@
-"""A folder in which real stages run, smoke-sized, without DVC: code, params, and the first stages' outputs."""
+"""A folder in which real stages run at smoke size without DVC: code, params and the first stages' outputs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FIRST_STAGES = {
 
 @dataclass(frozen=True)
 class Ran:
-    """How a stage ended: its exit code or the signal that killed it, what it said, what it did."""
+    """The outcome of a stage: its exit code or the signal that killed it, its standard error, and the work it did."""
 
     code: int | None
     signal: int | None
@@ -106,12 +106,12 @@ class Ran:
 
     @property
     def lines(self) -> list[str]:
-        """What it said, line by line."""
+        """Standard error, split into lines."""
         return self.stderr.splitlines()
 
 
 class Forks:
-    """The process of ``stage_forks``; a context."""
+    """A process that runs ``stage_forks``; a context manager."""
 
     def __init__(self, code: Path) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{code}{os.pathsep}{ROOT}"}
@@ -123,7 +123,7 @@ class Forks:
         )  # fmt: skip
 
     def run(self, cwd: Path, stage: str, item: str = "", **more: Any) -> Ran:
-        """Run ``python -m stages.<stage> <item>`` there; ``more``: ``kill``, ``env``, ``file_limit``."""
+        """Run ``python -m stages.<stage> <item>`` in ``cwd``; ``more``: ``kill``, ``env``, ``file_limit``."""
         assert self._process.stdin
         assert self._process.stdout
         job = {"module": f"stages.{stage}", "item": item, "cwd": str(cwd), **more}
@@ -143,16 +143,16 @@ class Forks:
 
 
 class Workbench:
-    """The folder that tests copy from: a method's first stages have run in it, up to the base model's SFT.
+    """A folder for tests to copy, in which a method's first stages have run, up to the base model's SFT.
 
-    Agent-R's also has the trees that the expert searched (``iter2``), Reflect-RL's a policy and a reflection model,
-    SPIN's the first iteration's pairs.
+    Agent-R's also contains the trees of the expert's search (``iter2``), Reflect-RL's a policy and a reflection model,
+    SPIN's the pairs of the first iteration.
     """
 
     def __init__(
         self, folder: Path, forks: Forks, method: str = "rise", overlay: Mapping[str, Any] | None = None
     ) -> None:
-        """``overlay``: laid over the params, here and in every copy."""
+        """``overlay``: merged into the params, here and in every copy."""
         self.folder, self.forks, self._overlay = folder, forks, overlay or {}
         write_params(folder, self._overlay)
         for stage, item in FIRST_STAGES[method]:
@@ -160,11 +160,13 @@ class Workbench:
             assert ran.code == 0, ran.stderr
 
     def refused(self, folder: Path, stage: str, item: str = "", **more: Any) -> str:
-        """The one sentence with which a stage ends; whatever was published before is as it was."""
+        """Run a stage that must fail with one sentence and change no published file; return the sentence."""
         before = published(folder)
         ran = self.forks.run(folder, stage, item, **more)
         assert ran.code == 2, ran.stderr
-        said = [line for line in ran.lines if not re.search(r": \d+/\d+ (in|\()", line)]  # progress, on a busy machine
+        said = [
+            line for line in ran.lines if not re.search(r": \d+/\d+ (in|\()", line)
+        ]  # progress, on a loaded machine
         assert len(said) == 1, ran.stderr
         assert published(folder) == before
         name = stage.replace(".", "-")
@@ -173,13 +175,13 @@ class Workbench:
         return said[0]
 
     def done(self, folder: Path, stage: str, item: str = "") -> list[str]:
-        """Run a stage that ends well; what it said."""
+        """Run a stage that must succeed, and return the lines of its standard error."""
         ran = self.forks.run(folder, stage, item)
         assert ran.code == 0, ran.stderr
         return ran.lines
 
     def copy(self, target: Path, overlay: Mapping[str, Any] | None = None) -> Path:
-        """A folder of its own for a test, with ``overlay`` laid over the params."""
+        """Copy the folder for a test, with ``overlay`` merged into the params."""
         shutil.copytree(self.folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "__pycache__"))
         if overlay:
             write_params(target, self._overlay, overlay)
@@ -187,7 +189,7 @@ class Workbench:
 
 
 def copy_code(folder: Path) -> Path:
-    """Copy what stages import and read."""
+    """Copy the files that stages import and read."""
     for part in CODE:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -199,8 +201,8 @@ def copy_code(folder: Path) -> Path:
 
 
 def write_params(folder: Path, *overlays: Mapping[str, Any]) -> None:
-    """The smoke profile, made smaller, with what decides the number of steps pinned, under the overlays in turn."""
-    yaml = YAML(typ="safe", pure=True)  # a changed mapping's comments would be written in the middle of it
+    """Write a reduced smoke profile, with everything that determines step counts pinned, and the overlays merged in."""
+    yaml = YAML(typ="safe", pure=True)  # otherwise, a changed mapping's comments would be written inside it
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     params = profile("smoke")
     merge(params, yaml.load(PARAMS))
@@ -212,7 +214,7 @@ def write_params(folder: Path, *overlays: Mapping[str, Any]) -> None:
 
 
 def published(folder: Path) -> dict[str, bytes]:
-    """Bytes of everything under data, models and results, by path."""
+    """The content of all files under data, models and results, by path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for top in ("data", "models", "results")
@@ -222,36 +224,36 @@ def published(folder: Path) -> dict[str, bytes]:
 
 
 Place = tuple[str, str]
-"""A stage's script, and its item."""
+"""A stage's script and its item."""
 
 
 @dataclass(frozen=True)
 class Unbroken:
-    """A whole run: what it published, how often it did what, and the calls that it made to an endpoint."""
+    """An uninterrupted run: the files it published, its outcome, and the number of its calls to an endpoint."""
 
     files: dict[str, bytes]
     ran: Ran
     calls: int = 0
 
     def count(self, word: str) -> int:
-        """How many units of a kind it did."""
+        """The number of units of one kind of work that it did."""
         return self.ran.log.count(word)
 
 
 def killed(bench: Workbench, folder: Path, stage: Place, **more: Any) -> Ran:
-    """Run a stage that is killed on its way."""
+    """Run a stage that must be killed before it ends."""
     ran = bench.forks.run(folder, *stage, **more)
     assert ran.signal == signal.SIGKILL, ran.stderr
     return ran
 
 
 def entry_key(line: bytes) -> str:
-    """The key of a journal's line: a checksum, then JSON."""
+    """The key in a line of a journal, which is a checksum followed by JSON."""
     return str(json.loads(line.partition(b" ")[2])["key"])
 
 
 def kept_by(folder: Path, stage: Place, journals: str = "completions*.journal") -> int:
-    """Whole entries of a stage's journals."""
+    """The number of complete entries in a stage's journals."""
     name = "-".join(part for part in (stage[0].replace(".", "-"), stage[1]) if part)
     lines = [
         line
