@@ -1,4 +1,4 @@
-"""The warm helper: a stage run by it is the stage itself, in exit code, output, environment and death."""
+"""The warm helper: a stage that it runs behaves as in its own process (exit code, output, environment, signals)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(
     kernels: str = "native",
     helper: str = "from selfimprove.pipeline import warm",
 ) -> subprocess.Popen[str]:
-    """The helper beside a stage's process, which asks it to run the program ``work``."""
+    """Start the helper with a stage as its command; the stage requests that the helper run the program ``work``."""
     params = (ROOT / "profiles/default.yaml").read_text()
     (folder / "params.yaml").write_text(params.replace("kernels: native", f"kernels: {kernels}"))
     (folder / "stages").mkdir()
@@ -44,7 +44,7 @@ def start(
     )
 
 
-def test_arguments_environment_folder_output_and_exit_code_are_the_stages_own(tmp_path: Path) -> None:
+def test_a_stage_in_the_helper_keeps_its_arguments_environment_folder_output_and_exit_code(tmp_path: Path) -> None:
     work = (
         "import os, sys\nprint(sys.argv[1:], os.environ['COLOUR'], os.getcwd(), 'torch' in sys.modules)\nsys.exit(7)\n"
     )
@@ -54,7 +54,7 @@ def test_arguments_environment_folder_output_and_exit_code_are_the_stages_own(tm
     assert said.split("\n")[0] == f"['iter1'] green {tmp_path} True"
 
 
-def test_the_helper_has_loaded_the_libraries_with_the_kernels_that_the_params_name(tmp_path: Path) -> None:
+def test_the_helper_loads_the_libraries_with_the_kernels_set_in_the_params(tmp_path: Path) -> None:
     work = (
         "import os, sys\nprint('torch' in sys.modules, {**os.environ, **PORTABLE} == os.environ)\n"
         "import torch\nprint(torch.backends.cpu.get_cpu_capability())\n"
@@ -64,8 +64,10 @@ def test_the_helper_has_loaded_the_libraries_with_the_kernels_that_the_params_na
     assert said == "True True\nAVX2\n"
 
 
-def test_a_run_does_its_work_whatever_folder_tmpdir_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("a" * 120)  # longer than the address of a socket may be
+def test_the_helper_works_even_if_tmpdir_is_too_long_for_a_socket_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("a" * 120)  # longer than a socket address may be
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
     helper = start(tmp_path, "import sys\nprint('torch' in sys.modules)\nsys.exit(7)\n")
@@ -74,7 +76,9 @@ def test_a_run_does_its_work_whatever_folder_tmpdir_names(tmp_path: Path, monkey
     assert not list(long.glob(f"{warm.FOLDER}*"))
 
 
-def test_without_room_for_a_helper_the_command_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_disk_space_for_the_helper_s_folder_the_command_runs_without_a_helper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
@@ -88,7 +92,7 @@ def test_without_room_for_a_helper_the_command_runs_by_itself(monkeypatch: pytes
     assert end.value.code == 0
 
 
-def test_where_the_helper_cannot_import_a_stage_that_waits_for_it_runs_itself(tmp_path: Path) -> None:
+def test_if_the_helper_fails_to_import_a_waiting_stage_runs_in_its_own_process(tmp_path: Path) -> None:
     fails = (
         "import time\nfrom selfimprove.pipeline import warm\n"
         "def fail():\n    time.sleep(1)\n    raise ImportError\nwarm._import = fail"
@@ -99,7 +103,7 @@ def test_where_the_helper_cannot_import_a_stage_that_waits_for_it_runs_itself(tm
 
 
 @pytest.mark.parametrize(("way", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_helper_has_imported_ends_the_run_before_the_stage_begins(
+def test_a_signal_during_the_helper_s_imports_ends_the_run_before_the_stage_starts(
     tmp_path: Path, way: signal.Signals, code: int
 ) -> None:
     waits = (
@@ -137,7 +141,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_command(tmp_path: Path) -> None:
+def test_killing_a_stage_s_process_ends_its_forked_processes_and_fails_the_command(tmp_path: Path) -> None:
     work = (
         "import os, sys, time\nfrom selfimprove.pipeline.warm import parents\n"
         "print(os.getpid(), os.getppid(), int(parents()[0][0]), flush=True)\ntime.sleep(600)\n"
@@ -153,11 +157,11 @@ def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_co
 
 
 @pytest.mark.parametrize(("to", "code"), [("stage", 130), ("command", 128 + signal.SIGTERM), ("both", 143)])
-def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_saves_and_ends(
+def test_a_sigterm_to_the_stage_or_to_the_command_lets_the_stage_save_and_exit(
     tmp_path: Path, to: str, code: int
 ) -> None:
-    # It sleeps in short naps: Python looks for a signal between two calls, and one that comes just before a long call,
-    # which is likeliest on a busy machine, would be handled after it.
+    # It sleeps in short intervals: Python handles signals between calls, and one that arrives just before a long call,
+    # which is most likely on a loaded machine, would be handled only after it.
     work = (
         "import sys, time\nfrom selfimprove.training.stopping import sigterm_interrupts\n"
         "with sigterm_interrupts():\n    try:\n        print('at work', flush=True)\n"
@@ -175,7 +179,7 @@ def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_sa
     assert helper.returncode == code
 
 
-def test_a_sigterm_leaves_the_command_alone_while_it_writes_about_the_stage_that_it_ended(tmp_path: Path) -> None:
+def test_a_sigterm_ends_the_stage_but_does_not_interrupt_the_command_s_writes_afterwards(tmp_path: Path) -> None:
     command = (
         "import subprocess, sys, time\n"
         "stage = 'import time; print(\"at work\", flush=True); time.sleep(600)'\n"
@@ -196,10 +200,10 @@ def test_a_sigterm_leaves_the_command_alone_while_it_writes_about_the_stage_that
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("way", "launcher"), [("SIGTERM", "single"), ("SIGTERM", "fork"), ("Ctrl-C", "fork")])
-def test_make_s_sigterm_and_ctrl_c_let_the_stage_save_and_the_next_run_goes_on(
+def test_after_sigterm_or_ctrl_c_the_stage_saves_and_the_next_run_resumes(
     tmp_path: Path, way: str, launcher: str
 ) -> None:
-    """Ctrl-C: a terminal sends SIGINT to every process of the group in its foreground."""
+    """On Ctrl-C, a terminal sends SIGINT to every process of its foreground process group."""
     folder = copy_repo(tmp_path)
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
@@ -245,7 +249,7 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-def test_without_a_helper_a_stage_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_helper_a_stage_continues_in_its_own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "stages.rise.data"])
     monkeypatch.delenv(forward.ADDRESS, raising=False)
     forward.forward()
@@ -253,13 +257,13 @@ def test_without_a_helper_a_stage_runs_itself(monkeypatch: pytest.MonkeyPatch, t
     forward.forward()
 
 
-# FlashAttention's package, by name alone: with it installed, importing transformers asks CUDA whether there is a GPU.
+# An empty package named like FlashAttention's: if it is installed, importing transformers queries CUDA for a GPU.
 FLASH_ATTENTION = {
     "flash_attn/__init__.py": "__version__ = '2.8.3'\n",
     "flash_attn-2.8.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
     "flash_attn-2.8.3.dist-info/top_level.txt": "flash_attn\n",
 }
-# Python runs it at start: every call of torch.cuda.is_available writes the process's number down.
+# Run by Python at startup: every call of torch.cuda.is_available then logs the process id.
 COUNTING = """
 import importlib.machinery, os, sys
 
@@ -312,7 +316,11 @@ PARAMS = {
 
 
 def probed(folder: Path, accelerator: str) -> tuple[dict[str, tuple[int, bool]], list[int]]:
-    """A stage with the params of three methods in turn: its process, and whether torch was there; who asked CUDA."""
+    """Run a stage with the params of three methods in turn.
+
+    Returns, by method, the stage's process id and whether torch was imported, and the ids of processes that queried
+    CUDA.
+    """
     copy_code(folder)
     for name, text in {**FLASH_ATTENTION, "sitecustomize.py": COUNTING}.items():
         (folder / "site" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -336,20 +344,20 @@ def probed(folder: Path, accelerator: str) -> tuple[dict[str, tuple[int, bool]],
     return {method: (int(pid), loaded == "True") for method, pid, loaded in rows}, asked
 
 
-def test_a_stage_that_uses_a_gpu_or_vllm_is_no_fork_of_a_process_that_asked_cuda(tmp_path: Path) -> None:
+def test_stages_that_use_a_gpu_or_vllm_are_not_forked_from_a_process_that_queried_cuda(tmp_path: Path) -> None:
     ran, asked = probed(tmp_path, "cpu")
     assert {method: loaded for method, (_, loaded) in ran.items()} == {"rise": False, "spin": False, "agent_r": True}
     helper = set(asked) - {pid for pid, _ in ran.values()}
-    assert helper  # it did ask, or this test shows nothing
+    assert helper  # the helper did query CUDA; otherwise, this test would prove nothing
 
 
-def test_in_the_gpu_environment_there_is_no_helper_that_could_ask_cuda(tmp_path: Path) -> None:
+def test_in_the_gpu_environment_there_is_no_helper_that_could_query_cuda(tmp_path: Path) -> None:
     ran, asked = probed(tmp_path, "cuda")
     assert [loaded for _, loaded in ran.values()] == [False, False, False]
     assert asked == []
 
 
-def test_folders_of_killed_runs_are_removed_and_those_of_living_ones_stay(
+def test_folders_of_killed_runs_are_removed_and_those_of_active_runs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -360,7 +368,7 @@ def test_folders_of_killed_runs_are_removed_and_those_of_living_ones_stay(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"warm-{os.getpid()}-x", "warm-winter"]
 
 
-def test_a_caller_that_is_killed_before_it_says_anything_leaves_no_process_that_waits() -> None:
+def test_a_caller_killed_before_it_sends_its_request_leaves_no_waiting_process() -> None:
     program = (
         "import socket; from selfimprove.pipeline.warm import _answer\n"
         "ours, theirs = socket.socketpair(); theirs.close(); _answer(ours)"
