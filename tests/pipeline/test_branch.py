@@ -1,4 +1,4 @@
-"""git's branch after an experiment that was killed."""
+"""git's branch after a killed experiment."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("committed")
-def test_after_a_killed_experiment_git_is_on_the_branch_again_and_files_stay() -> None:
+def test_after_a_killed_experiment_git_is_back_on_its_branch_and_files_are_kept() -> None:
     keep_branch()
     git("checkout", "--quiet", "--detach")
     FILE.write_text("start\n# more\n")
@@ -44,7 +44,7 @@ def test_after_a_killed_experiment_git_is_on_the_branch_again_and_files_stay() -
 
 
 @pytest.mark.usefixtures("committed")
-def test_what_was_committed_on_no_branch_is_left_there_and_it_is_said_how_to_keep_it() -> None:
+def test_commits_on_a_detached_head_are_left_there_with_a_message_on_how_to_keep_them() -> None:
     keep_branch()
     git("checkout", "--quiet", "--detach")
     git("commit", "--quiet", "--allow-empty", "-m", "mine")
@@ -55,7 +55,7 @@ def test_what_was_committed_on_no_branch_is_left_there_and_it_is_said_how_to_kee
 
 @pytest.mark.usefixtures("committed")
 @pytest.mark.parametrize("begins", ["on a branch", "on none"])
-def test_a_person_s_own_choice_of_branch_is_left_alone(begins: str) -> None:
+def test_a_branch_or_detached_head_chosen_by_the_user_is_left_unchanged(begins: str) -> None:
     if begins == "on none":
         git("checkout", "--quiet", "--detach")
     keep_branch()
@@ -68,7 +68,7 @@ def test_a_person_s_own_choice_of_branch_is_left_alone(begins: str) -> None:
 
 @pytest.mark.usefixtures("committed")
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM])
-def test_an_experiment_that_is_killed_with_its_whole_group_leaves_no_detached_head(way: signal.Signals) -> None:
+def test_the_next_command_repairs_the_detached_head_of_an_experiment_killed_with_its_group(way: signal.Signals) -> None:
     Path("params.yaml").write_text("run: {seed: 1}\n")
     stage = "echo at work >&2; sleep 60"
     Path("dvc.yaml").write_text(f"stages: {{a: {{cmd: '{stage}', params: [run.seed]}}}}\n")
