@@ -1,4 +1,4 @@
-"""One process at a time works on a stage. (A second run and an orphan, with real stages: test_rerun.)"""
+"""Only one process at a time runs a stage. (A second run and an orphan, with real stages: test_rerun.)"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_second_run_is_refused_and_told_who_runs(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(UserError, match=rf"stage stage is already running \(process {process.pid}\)"):  # noqa: SIM117
             with stage_lock(tmp_path, "stage"):
@@ -54,7 +54,7 @@ def test_a_second_run_is_refused_and_told_who_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "stage.owner.json").exists()
 
 
-def test_a_run_on_another_machine_is_named(tmp_path: Path) -> None:
+def test_a_run_on_another_machine_is_reported_with_its_host(tmp_path: Path) -> None:
     with holder(tmp_path):
         owner = tmp_path / "stage.owner.json"
         owner.write_text(json.dumps({**json.loads(owner.read_text()), "host": "node7", "pid": 1 << 30}))
@@ -63,7 +63,7 @@ def test_a_run_on_another_machine_is_named(tmp_path: Path) -> None:
                 pass
 
 
-def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -73,10 +73,10 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "[]", "null", '{"host": "other"}', '{"pid": 1, "created": "x", "parents": []}'])
-def test_a_holder_without_a_name_is_told_of_while_it_is_waited_for(
+def test_waiting_for_a_holder_with_a_missing_or_damaged_owner_file_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str | None
 ) -> None:
-    """None: it has none; else it is damaged."""
+    """``name``: content of the owner file; None if there is no file."""
     with holder(tmp_path) as process:
         (tmp_path / "stage.owner.json").unlink()
         if name is not None:
@@ -98,8 +98,8 @@ def test_a_holder_without_a_name_is_told_of_while_it_is_waited_for(
     assert "stage.lock is held by an unidentified process; waiting for it" in said[0]
 
 
-def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The holder's parent, a shell, is gone; the holder itself ends when its input does."""
+def test_a_run_waits_for_an_orphaned_holder_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The holder's parent, a shell, has been killed; the holder itself exits at the end of its input."""
     script = tmp_path / "hold.py"
     script.write_text(HOLD)
     shell = subprocess.Popen(
@@ -133,7 +133,7 @@ def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shell.stdout.close()
 
 
-def test_an_error_inside_releases_the_lock(tmp_path: Path) -> None:
+def test_an_error_while_the_lock_is_held_releases_it(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), stage_lock(tmp_path, "stage"):
         raise RuntimeError
     with stage_lock(tmp_path, "stage"):
