@@ -1,4 +1,4 @@
-"""``make verify``, with real DVC: damage that DVC takes for up to date is named, with what brings the file back."""
+"""``make verify`` with real DVC: damage that DVC considers up to date is reported, with how to restore the file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cached(folder: Path, content: str) -> Path:
     return file
 
 
-def test_what_is_whole_is_said_to_be_and_a_damaged_output_comes_back(repo: Path) -> None:
+def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_the_command_to_restore(repo: Path) -> None:
     assert verify(repo) == (0, ["3 files and DVC's cache match dvc.lock."])
     (repo / "f/a").write_text("One\n")
     (repo / "f/b").unlink()
@@ -63,7 +63,7 @@ def test_what_is_whole_is_said_to_be_and_a_damaged_output_comes_back(repo: Path)
     assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
 
 
-def test_a_damaged_file_of_the_cache_is_named_though_dvc_finds_it_up_to_date(repo: Path) -> None:
+def test_a_damaged_cache_file_is_reported_and_the_suggested_steps_repair_it(repo: Path) -> None:
     file = cached(repo, "two\n")
     file.write_text("TWO\n")
     code, (said,) = verify(repo)
@@ -78,7 +78,7 @@ def test_a_damaged_file_of_the_cache_is_named_though_dvc_finds_it_up_to_date(rep
     assert verify(repo)[0] == 0
 
 
-def test_a_lock_that_is_torn_or_missing_is_one_sentence(repo: Path) -> None:
+def test_a_damaged_or_missing_dvc_lock_is_reported_in_one_sentence(repo: Path) -> None:
     (repo / "dvc.lock").write_text("stages:\n  make: 7\n")
     assert verify(repo) == (
         2,
@@ -89,7 +89,7 @@ def test_a_lock_that_is_torn_or_missing_is_one_sentence(repo: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["elsewhere", "gone"])
-def test_a_folders_files_are_read_wherever_the_cache_is_and_without_one(
+def test_files_in_a_folder_are_verified_with_a_relocated_cache_and_without_a_cache(
     repo: Path, tmp_path_factory: pytest.TempPathFactory, cache: str
 ) -> None:
     if cache == "elsewhere":
