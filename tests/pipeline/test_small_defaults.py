@@ -1,4 +1,4 @@
-"""Whoever puts an own model in place of the small one is told which settings are the small one's."""
+"""If the user's own model replaces the small one, a warning lists the settings that are tuned for the small one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_parameters_are_counted_in_all_files_of_a_folder(model: Path) -> None:
     assert stored_parameters(model / "nothing") == 0
 
 
-def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Path) -> None:
+def test_a_larger_model_with_the_default_settings_causes_a_warning_that_lists_their_keys(model: Path) -> None:
     values = profile("default")
     values["base"]["rise"]["model"] = str(model)
     said = small_settings(values, "rise") or ""
@@ -36,7 +36,7 @@ def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Pat
     assert small_settings(values, "spin") is None
 
 
-def test_a_model_as_small_as_the_default_s_is_no_reason(model: Path) -> None:
+def test_a_model_as_small_as_the_default_causes_no_warning(model: Path) -> None:
     (model / "model-2.safetensors").unlink()
     values = profile("default")
     values["base"]["spin"]["model"] = str(model)
@@ -44,6 +44,6 @@ def test_a_model_as_small_as_the_default_s_is_no_reason(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_profile_of_ours_needs_the_warning(name: str) -> None:
+def test_no_profile_of_the_repository_causes_the_warning(name: str) -> None:
     values = profile(name)
     assert [said for method in METHODS if (said := small_settings(values, method))] == []
