@@ -1,4 +1,4 @@
-"""The rule by which a profile becomes its rehearsal, for every profile of the repository that can be rehearsed."""
+"""The rule that turns a profile into its rehearsal, for every profile of the repository that can be rehearsed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEPT = {
 
 
 def here(gpus: int = 0, **changes: Any) -> Here:
-    """A machine with a model folder that is there, for the schemas to accept."""
+    """A machine with an existing model folder, so that the schemas accept it."""
     models = {} if gpus else dict.fromkeys(SCHEMAS, "selfimprove")
     return Here(gpus, models, "http://127.0.0.1:9/v1", "chats", "snippets.jsonl", **changes)
 
@@ -36,7 +36,7 @@ def rehearse(name: str, machine: Here) -> tuple[Params, list[Replacement]]:
 
 
 def leaves(node: Any, path: str = "") -> dict[str, Any]:
-    """Key -> value of everything that is no mapping; a list's places are keys too."""
+    """Dotted key -> value of everything that is not a mapping; list indices are keys too."""
     if isinstance(node, dict):
         return {k: v for key, value in node.items() for k, v in leaves(value, f"{path}.{key}").items()}
     if isinstance(node, list) and not isinstance(node, str):
@@ -50,7 +50,7 @@ def under(key: str, places: set[str]) -> bool:
 
 @pytest.mark.parametrize("machine", [here(), here(4), here(quick=True)], ids=["cpu", "gpus", "quick"])
 @pytest.mark.parametrize("name", REHEARSABLE)
-def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machine: Here) -> None:
+def test_every_change_is_listed_and_every_listed_key_has_changed(name: str, machine: Here) -> None:
     before = deepcopy(PROFILES[name])
     own, made = rehearse(name, machine)
     assert PROFILES[name] == before
@@ -63,10 +63,10 @@ def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machin
 
 @pytest.mark.parametrize("machine", [here(), here(quick=True)], ids=["cpu", "quick"])
 @pytest.mark.parametrize("name", REHEARSABLE)
-def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_gpu(
+def test_the_schemas_accept_a_cpu_rehearsal_and_nothing_in_it_requires_a_gpu(
     name: str, machine: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)  # a base model has to be a folder
+    monkeypatch.chdir(ROOT)  # a base model must be an existing folder
     own, _ = rehearse(name, machine)
     for section, schema in SCHEMAS.items():
         load_section(own, section, schema, name)
@@ -79,7 +79,7 @@ def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_
 
 
 @pytest.mark.parametrize("name", REHEARSABLE)
-def test_engines_launchers_adapters_objectives_and_prompts_stay(name: str) -> None:
+def test_engines_launchers_adapters_objectives_and_prompts_are_unchanged(name: str) -> None:
     own, made = rehearse(name, here())
     old, new = leaves(PROFILES[name]), leaves(own)
     for key, value in new.items():
@@ -89,33 +89,33 @@ def test_engines_launchers_adapters_objectives_and_prompts_stay(name: str) -> No
 
 
 @pytest.mark.parametrize("name", REHEARSABLE)
-def test_on_gpus_the_model_the_data_types_and_the_kernels_are_the_profiles_own(name: str) -> None:
+def test_with_gpus_the_model_the_data_types_and_the_kernels_are_unchanged(name: str) -> None:
     own, made = rehearse(name, here(8))
     assert own["base"] == PROFILES[name]["base"]
     assert own["run"] == PROFILES[name]["run"]
     assert {one.kind for one in made} <= {"size", "service", "data"}
 
 
-def test_processes_never_exceed_the_gpus_that_are_there() -> None:
+def test_processes_never_exceed_the_available_gpus() -> None:
     own, _ = rehearse("spin-zephyr-7b", here(4))
     assert own["spin"]["rows"]["iter0"]["train"]["launcher"] == {
         "kind": "deepspeed", "processes": 4, "zero_stage": 3,
     }  # fmt: skip
 
 
-def test_a_chain_is_cut_and_controls_match_its_last_iteration() -> None:
+def test_a_chain_of_iterations_is_shortened_and_controls_match_its_last_iteration() -> None:
     own, made = rehearse("agent-r-llama3.1-8b", here())
     assert list(own["agent_r"]["iterations"]) == ["iter1", "iter2"]
     assert {one["match"] for one in own["agent_r"]["rows"].values()} == {"none", "iter2"}
     assert Replacement("agent_r.rows.direct.match", "iter3", "iter2", "size") in made
 
 
-def test_runs_that_start_from_the_same_model_are_no_chain_and_all_stay() -> None:
+def test_iterations_that_start_from_the_same_model_are_not_a_chain_and_are_all_kept() -> None:
     own, _ = rehearse("reflect-rl-gpt2-xl", here())
     assert own["reflect_rl"]["iterations"].keys() == PROFILES["reflect-rl-gpt2-xl"]["reflect_rl"]["iterations"].keys()
 
 
-def test_a_quick_rehearsal_has_one_iteration_and_no_control_and_fetches_nothing() -> None:
+def test_a_quick_rehearsal_has_one_iteration_no_controls_and_no_downloads() -> None:
     for name in REHEARSABLE:
         own, _ = rehearse(name, here(quick=True))
         for method in rehearsable(PROFILES[name]):
@@ -127,28 +127,28 @@ def test_a_quick_rehearsal_has_one_iteration_and_no_control_and_fetches_nothing(
     assert list(own["reflect_rl"]["models"]) == ["reflector", "policy"]
 
 
-def test_a_quick_rehearsal_needs_no_experts_of_a_file() -> None:
+def test_a_quick_rehearsal_of_a_profile_with_an_expert_file_is_valid() -> None:
     params = deepcopy(PROFILES["spin-llama2-7b"])
     params["spin"]["tasks"]["expert_file"] = "experts.json"
     own, _ = rehearsed(params, ["spin"], here(quick=True))
     load_section(own, "spin", SCHEMAS["spin"], "own")
 
 
-def test_a_training_of_no_epochs_stays_one() -> None:
+def test_a_training_with_zero_epochs_keeps_zero_epochs() -> None:
     own, _ = rehearse("agent-r-llama3.1-8b", here())
     assert own["agent_r"]["rows"]["base"]["train"]["epochs"] == 0
     assert "max_tokens" not in own["agent_r"]["rows"]["base"]["train"]
 
 
-def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> None:
+def test_in_agent_r_the_expert_searches_in_the_first_iteration_and_the_model_in_the_second() -> None:
     own, _ = rehearse("agent-r-llama3.1-8b", here())
     first, second = own["agent_r"]["iterations"].values()
     assert first["generate"]["engine"] == "rehearsal_expert"
     assert second["generate"].get("engine", "actor") == "actor"
-    assert second["convert"]["accumulate"] is True  # it learns from the first one's trees as well
+    assert second["convert"]["accumulate"] is True  # it also trains on the trees of the first
 
 
-def test_where_rise_has_no_teacher_the_expert_takes_the_last_turn_so_that_right_answers_exist() -> None:
+def test_in_rise_without_a_teacher_the_expert_takes_the_last_turn_unless_there_are_gpus() -> None:
     own, _ = rehearse("rise-mistral-7b-selfdistill", here())
     assert own["rise"]["iterations"]["iter1"]["generate"]["models"] == ["student", "rehearsal_expert"]
     taught, _ = rehearse("rise-llama2-7b", here())
@@ -159,7 +159,7 @@ def test_where_rise_has_no_teacher_the_expert_takes_the_last_turn_so_that_right_
 
 @pytest.mark.parametrize("machine", [here(), here(8), here(quick=True)], ids=["cpu", "gpus", "quick"])
 @pytest.mark.parametrize("name", REHEARSABLE)
-def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> None:
+def test_every_params_key_in_the_graph_exists_in_the_rehearsal(name: str, machine: Here) -> None:
     own, _ = rehearse(name, machine)
     graph = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"].values()
     for key in {key for stage in graph for key in stage.get("do", stage).get("params", []) if "$" not in key}:
@@ -169,7 +169,7 @@ def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> No
             node = node[part]
 
 
-def test_xtuner_stays_xtuner_in_the_one_process_that_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_xtuner_backend_is_kept_and_trains_in_one_process_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     params = deepcopy(PROFILES["agent-r-llama3.1-8b"])
     for name in params["agent_r"]["iterations"]:
@@ -187,21 +187,21 @@ def test_xtuner_stays_xtuner_in_the_one_process_that_it_has_on_a_cpu(monkeypatch
     )  # fmt: skip
 
 
-def test_curves_go_to_no_service_of_others() -> None:
+def test_training_curves_are_not_sent_to_an_external_service() -> None:
     params = deepcopy(PROFILES["rise-24gb"]) | {"tracking": {"report_to": "wandb"}}
     own, made = rehearsed(params, ["rise"], here())
     assert own["tracking"] == {"report_to": "tensorboard"}
     assert Replacement("tracking.report_to", "wandb", "tensorboard", "service") in made
 
 
-def test_what_asks_for_a_gpu_or_starts_from_a_pretrained_model_can_be_rehearsed() -> None:
+def test_methods_that_use_a_gpu_or_a_pretrained_model_can_be_rehearsed() -> None:
     assert gpu_methods(PROFILES["default"]) == rehearsable(PROFILES["default"]) == []
     assert gpu_methods(PROFILES["spin-zephyr-7b"]) == rehearsable(PROFILES["spin-zephyr-7b"]) == ["spin"]
     assert gpu_methods(PROFILES["spin-smollm2"]) == []
     assert rehearsable(PROFILES["spin-smollm2"]) == ["spin"]
 
 
-def test_slots_that_follow_the_models_size_are_capped_as_numbers_are() -> None:
+def test_automatic_numbers_of_slots_are_capped_like_explicit_ones() -> None:
     params = deepcopy(PROFILES["reflect-rl-24gb"])
     params["reflect_rl"]["engines"]["policy"] |= {"slots": "auto", "prefill_rows": "auto"}
     policy = rehearsed(params, ["reflect_rl"], here())[0]["reflect_rl"]["engines"]["policy"]
