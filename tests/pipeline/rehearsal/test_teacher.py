@@ -1,4 +1,4 @@
-"""The local teacher as a real server: the engine that a run uses asks it, and it ends with whoever started it."""
+"""The local teacher as a real server: the engine of a run queries it, and it stops with the process that started it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A rehearsal's folder with one problem, and one repository to explore."""
+    """A rehearsal's folder with one problem and one repository to explore."""
     here = tmp_path_factory.mktemp("rehearsal")
     for name, text in FILES.items():
         (here / "library/eventlib" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def user(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
-def test_rise_is_answered_with_the_gold_solution_at_every_turn(folder: Path) -> None:
+def test_the_teacher_answers_rise_with_the_gold_solution_at_every_turn(folder: Path) -> None:
     expert = answer(folder)
     for last in (opening(QUESTION)[-1].content, feedback(0.0, QUESTION)):
         assert "7" in expert(user(last), 0).splitlines()[-1]
@@ -81,11 +81,11 @@ def test_rise_is_answered_with_the_gold_solution_at_every_turn(folder: Path) -> 
     assert "7" in expert(dialogue, 0).splitlines()[-1]
 
 
-def test_an_episode_of_autoexplore_that_the_teacher_plays_ends_at_its_target(folder: Path) -> None:
+def test_the_teacher_solves_episodes_of_autoexplore_and_reflects_at_every_step(folder: Path) -> None:
     expert, env = answer(folder), explore(folder).make(folder / "data/reflect_rl/tasks")
 
     class Asked:
-        """The engine as the method sees it."""
+        """The engine interface that the method uses."""
 
         async def generate(self, request: Request) -> list[Completion]:
             return [Completion(expert(request.messages, 0), "stop")]
@@ -100,10 +100,12 @@ def test_an_episode_of_autoexplore_that_the_teacher_plays_ends_at_its_target(fol
         assert trajectory is not None
         assert trajectory.status == "solved"
         assert all(step.reflection not in ("", FALLBACK) for step in trajectory.steps)
-    assert any(one is not None and one.status == "solved" for one in made[len(train) :])  # a wrong file first
+    assert any(
+        one is not None and one.status == "solved" for one in made[len(train) :]
+    )  # negatives: a wrong file first
 
 
-def test_questions_about_a_file_are_pairs_that_the_pipeline_takes(folder: Path) -> None:
+def test_the_teacher_s_questions_about_a_file_can_be_parsed_as_pairs(folder: Path) -> None:
     env = explore(folder)
     repo = env.repositories()["eventlib"]
     expert = answer(folder)
@@ -111,7 +113,7 @@ def test_questions_about_a_file_are_pairs_that_the_pipeline_takes(folder: Path) 
         assert parse_pairs(expert(prompt(repo, excerpt, 2), 0))
 
 
-def test_what_no_expert_knows_is_answered_too(folder: Path) -> None:
+def test_an_unrecognised_prompt_gets_the_fallback_answer(folder: Path) -> None:
     assert answer(folder)(user("Good morning."), 0) == FALLBACK
 
 
@@ -136,7 +138,9 @@ def ask(url: str, monkeypatch: pytest.MonkeyPatch, key: str = KEY, samples: int 
     return asyncio.run(work())
 
 
-def test_the_engine_of_a_run_gets_as_many_samples_as_it_asks_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_of_a_run_receives_the_requested_number_of_samples(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = ask(url, monkeypatch, samples=3)
     assert len(answers) == 3
     assert all("7" in one.text for one in answers)
@@ -155,7 +159,7 @@ def test_a_call_without_messages_is_refused_with_a_reason(url: str) -> None:
     assert "at least 1" in said.json()["error"]["message"]
 
 
-def test_the_server_is_gone_when_the_rehearsal_ends(folder: Path) -> None:
+def test_the_server_stops_when_the_rehearsal_ends(folder: Path) -> None:
     port = port_of(folder)
     with serving(folder, port, folder / "log"):
         pass
@@ -175,11 +179,11 @@ with serving(folder, port_of(folder), folder / "orphan.log"):
 """
 
 
-def test_the_server_ends_with_a_rehearsal_that_is_killed(folder: Path) -> None:
+def test_the_server_stops_when_the_rehearsal_is_killed(folder: Path) -> None:
     assert gone(child_of(OWNER.format(folder=str(folder)), "idle"))
 
 
-def test_a_port_is_kept_as_params_name_it_and_given_up_if_somebody_took_it(tmp_path: Path) -> None:
+def test_the_port_stays_the_same_unless_another_process_uses_it(tmp_path: Path) -> None:
     import socket
 
     first = port_of(tmp_path)
