@@ -1,4 +1,4 @@
-"""A rehearsal's folder: the repository's own code, and nothing of the user's changes."""
+"""A rehearsal's folder: it runs the repository's own code and changes none of the user's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_repo(tmp_path_factory.mktemp("repo"), "default")
 
 
-def test_dvc_runs_a_stage_there_and_the_repositorys_params_lock_and_outputs_stay(repo: Path) -> None:
+def test_stages_run_in_the_folder_leave_the_repository_s_params_lock_and_outputs_unchanged(repo: Path) -> None:
     folder = repo / ".rehearsal/smoke"
     lay_out(folder, repo)
     run(folder, "python", "-m", "selfimprove.pipeline.profiles", "default", check=False)  # profiles are not linked
@@ -46,11 +46,11 @@ def test_dvc_runs_a_stage_there_and_the_repositorys_params_lock_and_outputs_stay
     before = (folder / "data/code/base.sha256").read_text()
     (repo / "stages/base.py").write_text((repo / "stages/base.py").read_text() + "EDITED = 1\n")
     run(folder, "dvc", "repro", "inputs")
-    assert (folder / "data/code/base.sha256").read_text() != before  # the code is no copy
+    assert (folder / "data/code/base.sha256").read_text() != before  # the code is linked, not copied
     run(repo, "git", "checkout", "--quiet", "stages/base.py")
 
 
-def test_links_follow_a_repository_that_moved(tmp_path: Path) -> None:
+def test_links_are_updated_if_the_repository_has_moved(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "dvc.yaml").write_text(name)
@@ -59,7 +59,7 @@ def test_links_follow_a_repository_that_moved(tmp_path: Path) -> None:
     assert "dvc.yaml" in LINKED
 
 
-def test_files_of_the_users_that_params_name_are_there_except_those_that_stages_write(tmp_path: Path) -> None:
+def test_user_files_named_in_the_params_are_linked_except_those_that_stages_write(tmp_path: Path) -> None:
     root, folder = tmp_path / "root", tmp_path / "rehearsal"
     for name in ("mine/tasks.json", "mine/cache.jsonl", "plain"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +72,10 @@ def test_files_of_the_users_that_params_name_are_there_except_those_that_stages_
     link_named_files(folder, root, params, ["spin"])
     assert (folder / "mine/tasks.json").is_file()
     assert not (folder / "mine/cache.jsonl").exists()
-    assert not (folder / "plain").exists()  # a word, which only looks like a file's name
+    assert not (folder / "plain").exists()  # a value that merely equals a file's name
 
 
-def test_made_chats_and_snippets_are_in_the_pipelines_own_formats(tmp_path: Path) -> None:
+def test_generated_chats_and_snippets_can_be_read_by_the_pipeline(tmp_path: Path) -> None:
     make_chats(tmp_path)
     make_snippets(tmp_path)
     train, test = (read_chats(tmp_path / CHATS, split) for split in ("train", "test"))
@@ -94,12 +94,12 @@ def test_made_chats_and_snippets_are_in_the_pipelines_own_formats(tmp_path: Path
         ("someone/unknown", "llama"),
     ],
 )
-def test_the_model_that_stands_in_is_of_the_profiles_family(name: str, kind: str) -> None:
+def test_the_replacement_model_is_of_the_same_family_as_the_profile_s(name: str, kind: str) -> None:
     assert stand_in.family(name) == kind
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
-def test_a_small_model_is_of_that_type_and_speaks_every_template(kind: str, tmp_path: Path) -> None:
+def test_a_replacement_model_has_the_requested_type_and_supports_every_chat_template(kind: str, tmp_path: Path) -> None:
     from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
     from selfimprove.envs.labels import LABELS, label_ids
     from selfimprove.models.loading import check_vocabulary, load_causal_lm
@@ -139,7 +139,9 @@ def test_a_second_rehearsal_of_a_profile_is_refused_while_the_first_runs(repo: P
         ),
     ],
 )
-def test_what_cannot_be_rehearsed_is_told_in_one_sentence(repo: Path, words: list[str], sentence: str) -> None:
+def test_profiles_and_methods_that_cannot_be_rehearsed_are_reported_in_one_sentence(
+    repo: Path, words: list[str], sentence: str
+) -> None:
     done = run(repo, *COMMAND, *words, check=False)
     assert done.returncode == 2
     assert sentence in done.stderr
@@ -147,7 +149,7 @@ def test_what_cannot_be_rehearsed_is_told_in_one_sentence(repo: Path, words: lis
     assert not (repo / ".rehearsal" / words[0]).exists()
 
 
-def test_a_profile_that_does_not_fit_is_no_profile_that_needs_no_rehearsal(repo: Path) -> None:
+def test_an_invalid_profile_is_reported_as_such_and_not_as_needing_no_rehearsal(repo: Path) -> None:
     file = repo / "profiles/rize.yaml"
     file.write_text("rize: {tasks: {train: 5}}\n")
     done = run(repo, *COMMAND, "rize", check=False)
