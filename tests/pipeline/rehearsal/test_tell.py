@@ -1,4 +1,4 @@
-"""The closing report: minutes, what ran as in the profile, what was replaced, and what only a GPU can show."""
+"""The closing report: minutes, what ran as in the profile, what was replaced, and what can be tested only on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def section(lines: list[str], title: str) -> str:
     return "\n".join(rest[: rest.index("")] if "" in rest else rest)
 
 
-def test_without_a_gpu_it_says_what_stayed_what_was_replaced_and_what_is_missing() -> None:
+def test_without_a_gpu_the_report_lists_what_was_kept_replaced_and_not_rehearsed() -> None:
     lines = report("rise-llama2-7b", "rise", gpus=0)
     assert lines[1] == "rise-llama2-7b: the whole graph of rise ran on the CPU in 2.2 minutes."
     assert "2.00 min  rise-sft" in "\n".join(lines)
@@ -40,14 +40,14 @@ def test_without_a_gpu_it_says_what_stayed_what_was_replaced_and_what_is_missing
 
 
 @pytest.mark.parametrize("name", ["spin-24gb", "reflect-rl-smollm2"])
-def test_what_a_profile_does_not_use_is_not_missing(name: str) -> None:
+def test_features_that_a_profile_does_not_use_are_not_listed_as_not_rehearsed(name: str) -> None:
     method = {"spin-24gb": "spin", "reflect-rl-smollm2": "reflect_rl"}[name]
     lines = report(name, method, gpus=0)
     assert "the real teacher" not in "\n".join(lines)
     assert ("not rehearsed without a GPU" in lines) == (name == "spin-24gb")
 
 
-def test_with_gpus_nothing_is_missing_and_the_model_is_the_profile_s() -> None:
+def test_with_gpus_everything_is_rehearsed_and_the_model_is_not_replaced() -> None:
     lines = report("rise-llama2-7b", "rise", gpus=4)
     assert "ran on 4 GPUs in" in lines[1]
     assert "not rehearsed without a GPU" not in lines
