@@ -1,4 +1,4 @@
-"""docs/gpu.md shows what docs/rehearsals.json holds, and a rehearsal made here gets into both."""
+"""docs/gpu.md shows the content of docs/rehearsals.json, and a local rehearsal is added to both."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ REPLACED = [
 ]
 
 
-def test_the_page_shows_every_row_and_every_profile_has_one() -> None:
+def test_the_page_shows_every_rehearsal_and_every_profile_has_one() -> None:
     rows = read(ROOT)
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     assert page == with_table(page, rows), "run `make docs`"
     assert {one.profile for one in rows} == set(REHEARSABLE)
 
 
-def test_a_rehearsal_made_here_replaces_the_older_one_of_its_profile_and_kind(tmp_path: Path) -> None:
+def test_a_new_rehearsal_replaces_the_older_one_of_the_same_profile_and_kind(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / PAGE).write_text(f"before\n{BEGIN}old\n{END}after\n")
     folder = tmp_path / ".rehearsal/rise-llama2-7b"
