@@ -1,4 +1,4 @@
-"""How DVC is driven: a line per stage, the end of a failing one's output, and going on from there."""
+"""How DVC is driven: a line per stage, the end of a failed stage's output, and resuming from there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_failing_stage_is_named_with_its_last_words_and_the_next_call_goes_on(
+def test_a_failed_stage_is_reported_with_its_last_output_and_the_next_call_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "dvc.yaml").write_text(GRAPH % r"printf 'no \\033[31mpart\\n' && cat part > second")
@@ -44,7 +44,7 @@ def test_a_failing_stage_is_named_with_its_last_words_and_the_next_call_goes_on(
     said = capsys.readouterr()
     assert [line.split()[-1] for line in said.out.splitlines()] == ["first", "second"]
     assert "stage second failed" in said.err
-    assert "no  [31mpart" in said.err  # the terminal is not controlled by what a stage prints
+    assert "no  [31mpart" in said.err  # a stage's output cannot control the terminal
     assert "\033" not in said.err
     assert minutes_of(folder).keys() == {"first"}
     (folder / "part").write_text("2")
@@ -53,7 +53,7 @@ def test_a_failing_stage_is_named_with_its_last_words_and_the_next_call_goes_on(
     assert list(minutes_of(folder)) == ["first", "second", "third"]
 
 
-def test_a_rehearsal_that_is_told_to_end_ends_its_stage_too(folder: Path) -> None:
+def test_a_sigterm_to_the_rehearsal_also_ends_its_stage(folder: Path) -> None:
     (folder / "dvc.yaml").write_text(GRAPH % "echo $$ > pid && sleep 600")
     program = "import sys; from pathlib import Path; from selfimprove.pipeline.rehearsal.run import repro; import os; "
     program += "repro(Path(sys.argv[1]), ['third'], dict(os.environ))"
@@ -69,7 +69,7 @@ def test_a_rehearsal_that_is_told_to_end_ends_its_stage_too(folder: Path) -> Non
     assert gone(int((folder / "pid").read_text()))
 
 
-def test_equal_changes_of_many_keys_are_one_line_and_sizes_are_counted() -> None:
+def test_equal_changes_of_several_keys_share_one_line_and_changed_sizes_are_only_counted() -> None:
     made = [
         Replacement("rise.rows.base.train.device", "cuda", "cpu", "device"),
         Replacement("rise.rows.a.train.device", "cuda", "cpu", "device"),
@@ -83,7 +83,7 @@ def test_equal_changes_of_many_keys_are_one_line_and_sizes_are_counted() -> None
     assert os.linesep not in "".join(lines)
 
 
-def test_rehearsals_that_miss_an_environment_build_it_one_at_a_time(tmp_path: Path) -> None:
+def test_concurrent_rehearsals_build_a_missing_environment_one_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text("env:\n\t@mkdir building && sleep 0.3 && rmdir building\n")
     (tmp_path / HOME).mkdir()
     with ThreadPoolExecutor(3) as pool:
