@@ -1,6 +1,6 @@
-"""The script that Slurm runs, with stand-ins for Slurm's commands and make: its signals, and what it starts.
+"""The Slurm batch script, with stubs for Slurm's commands and make: how it handles signals, and what it starts.
 
-``make test-backends-slurm`` gives it to a real Slurm.
+``make test-backends-slurm`` submits it to a real Slurm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.repo_copy import ROOT
 STAND_INS = {
     "srun": 'shift; exec "$@"',
     "scontrol": 'echo "$@" >> scontrol.log',
-    # Saves what it has done when it is asked to end, as the stages do.
+    # Saves its work on SIGTERM, as the stages do.
     "make": """trap 'sleep 0.5; echo saved >> make.log; exit 143' TERM
 echo "$CLUSTER $*" >> make.log
 [ -e finish ] || while true; do sleep 0.1; done""",
@@ -26,7 +26,7 @@ echo "$CLUSTER $*" >> make.log
 
 
 def submit(folder: Path, nodes: int = 1, **more: str) -> subprocess.Popen[str]:
-    """Start the script in a job that Slurm has given so many nodes."""
+    """Start the script in a Slurm job with ``nodes`` nodes."""
     folder.mkdir()
     (folder / "dvc.yaml").touch()
     (folder / "bin").mkdir()
@@ -53,7 +53,7 @@ def until(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 143)])
-def test_before_the_time_limit_the_run_is_saved_and_then_requeued_and_a_cancelled_job_is_only_saved(
+def test_before_the_time_limit_a_job_saves_and_is_requeued_but_when_cancelled_it_only_saves(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     folder = tmp_path / "job"
@@ -66,7 +66,7 @@ def test_before_the_time_limit_the_run_is_saved_and_then_requeued_and_a_cancelle
     assert requeued == ("requeue 77\n" if number == signal.SIGUSR1 else "")
 
 
-def test_several_nodes_need_ray_unless_srun_is_to_start_them(tmp_path: Path) -> None:
+def test_several_nodes_require_ray_unless_cluster_is_slurm(tmp_path: Path) -> None:
     refused = submit(tmp_path / "ray", nodes=2)
     assert refused.wait(timeout=60) == 2
     assert refused.stderr is not None
