@@ -1,8 +1,8 @@
-"""What is declared as plumbing changes no result: without it, stages publish the same bytes.
+"""Modules declared as plumbing change no result: without them, stages publish the same bytes.
 
-Each module of ``closure.PLUMBING`` is replaced by the least that the others need of it: nothing is shown, logged, timed
-or locked, and no checkpoint is written by the clock or on a signal. If a result came to depend on such a module, its
-stage would publish other bytes here, or not run at all; the module is then no plumbing and leaves the list.
+Each module of ``closure.PLUMBING`` is replaced by the minimum that other modules need: nothing is displayed, logged,
+timed or locked, and no checkpoint is written by a timer or on a signal. If a result depended on such a module, its
+stage would publish other bytes here or fail. The module would then not be plumbing and must leave the list.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ RUNS: dict[str, list[tuple[Place, dict[str, Any] | None]]] = {
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """A process that forks stages of which all plumbing is replaced."""
+    """A process that forks stages in which all plumbing is replaced."""
     code = copy_code(tmp_path_factory.mktemp("bare"))
     replace_plumbing(code)
     with Forks(code) as forks:
@@ -98,7 +98,7 @@ def replace_plumbing(folder: Path) -> None:
         (folder / file).write_text("\n".join(lines) + "\n")
 
 
-def test_all_that_is_declared_is_replaced_here() -> None:
+def test_every_declared_module_is_replaced_here() -> None:
     assert {Path(file) for file in NOTHING} == PLUMBING
 
 
@@ -117,5 +117,5 @@ def test_without_the_plumbing_stages_publish_the_same_bytes(
             ran = runner.run(folder, *place)
             assert ran.code == 0, ran.stderr
             found[name] = published(folder)
-            assert (folder / ".scratch/locks").exists() == (runner is forks)  # it is the plumbing that is missing
+            assert (folder / ".scratch/locks").exists() == (runner is forks)  # the plumbing is indeed missing
         assert found["bare"] == found["whole"]
