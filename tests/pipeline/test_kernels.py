@@ -1,4 +1,4 @@
-"""``run.kernels: portable``: libraries are loaded with one path each, and compute the same bits on every processor."""
+"""``run.kernels: portable``: each library uses a single code path and computes the same bits on every processor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ portable = pytest.mark.skipif(not kernels.is_portable_here(), reason="this is no
 
 
 @portable
-def test_a_training_and_a_generation_have_the_bits_that_they_have_on_every_processor(tmp_path: Path) -> None:
+def test_training_and_generation_give_the_bits_expected_on_every_processor(tmp_path: Path) -> None:
     environment = {**os.environ, **kernels.PORTABLE, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.support.portable_bits", str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE).stdout.decode() == (
@@ -46,10 +46,10 @@ def test_a_training_and_a_generation_have_the_bits_that_they_have_on_every_proce
 @portable
 @pytest.mark.parametrize("begun", ["native", "portable"])
 @pytest.mark.parametrize("kind", ["native", "portable"])
-def test_a_stage_runs_with_the_kernels_that_its_params_name_in_its_own_process(
+def test_a_stage_uses_the_kernels_set_in_its_params_and_keeps_its_process_id(
     tmp_path: Path, kind: str, begun: str
 ) -> None:
-    """``begun``: the kernels of the run that started it; an experiment may name others."""
+    """``begun``: the kernels of the run that started it; an experiment may set others."""
     copy_code(tmp_path)
     text = (ROOT / "profiles/default.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text.replace("kernels: native", f"kernels: {kind}"))
@@ -67,7 +67,7 @@ def test_a_stage_runs_with_the_kernels_that_its_params_name_in_its_own_process(
         assert said[3:] == ["AVX2", "False"]
 
 
-def test_a_processor_without_the_instructions_is_told_of_in_one_sentence(
+def test_a_processor_without_avx2_is_refused_for_portable_kernels_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text("flags\t: fpu sse2 avx\n")
