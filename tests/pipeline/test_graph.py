@@ -1,4 +1,4 @@
-"""The graph in dvc.yaml, as DVC resolves it: whole, small, and the same shape for every method."""
+"""The graph in dvc.yaml, as DVC resolves it: complete, small, and with the same shape for every method."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ def stages() -> list[PipelineStage]:
         return list(repo.index.stages)
 
 
-def test_whatever_a_stage_reads_is_kept_in_git_or_made_by_another_stage(stages: list[PipelineStage]) -> None:
+def test_every_dependency_of_a_stage_exists_in_the_repository_or_is_written_by_another_stage(
+    stages: list[PipelineStage],
+) -> None:
     made = [Path(out.fs_path) for stage in stages for out in stage.outs]
     for stage in stages:
         for path in (Path(dep.fs_path) for dep in stage.deps):
             part = path.relative_to(ROOT)
             if part.parts[0] in ("models", "results") or (part.parts[0] == "data" and len(part.parts) > 2):
-                # A folder of results counts when stages write below it.
+                # A folder of results is accepted if stages write below it.
                 assert any(path == out or out in path.parents or path in out.parents for out in made), (stage, part)
             else:
                 assert path.exists(), (stage, part)
 
 
-def test_a_teacher_s_settings_run_no_evaluation_or_training_again(stages: list[PipelineStage]) -> None:
+def test_only_rise_generate_depends_on_the_settings_of_the_teacher(stages: list[PipelineStage]) -> None:
     asking = set()
     for stage in stages:
         named = [param for dep in stage.deps if isinstance(dep, ParamsDependency) for param in dep.params]
@@ -46,7 +48,7 @@ def test_a_teacher_s_settings_run_no_evaluation_or_training_again(stages: list[P
     assert asking == {"rise-generate"}
 
 
-def test_no_code_is_hidden_from_dvc() -> None:
+def test_dvc_ignores_no_code() -> None:
     with Repo(str(ROOT)) as repo:
         lines = {line for text in manifests(scripts(ROOT), ROOT).values() for line in text.splitlines()}
         for path in {line.split("  ")[1] for line in lines}:
@@ -56,14 +58,14 @@ def test_no_code_is_hidden_from_dvc() -> None:
 def test_the_default_profile_s_graph_stays_small(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").symlink_to(ROOT / "dvc.yaml")
     (tmp_path / "params.yaml").symlink_to(ROOT / "profiles/default.yaml")  # params.yaml may have more rows
-    assert len(stage_names(["report"], tmp_path)) <= 95  # DVC takes time for each, also when nothing is to do
+    assert len(stage_names(["report"], tmp_path)) <= 95  # DVC takes time for each, even if all are up to date
 
 
-def test_the_names_that_progress_counts_are_dvc_s(stages: list[PipelineStage]) -> None:
+def test_the_stage_names_counted_for_progress_are_those_of_dvc(stages: list[PipelineStage]) -> None:
     assert sorted(stage_names(["report"], ROOT)) == sorted(stage.addressing for stage in stages)
 
 
-def test_a_method_s_picture_is_as_wide_as_a_page_and_names_each_stage_after_those_it_needs() -> None:
+def test_a_method_s_graph_fits_110_columns_and_lists_stages_after_their_dependencies() -> None:
     found = needs()
     for method in METHODS:
         lines = picture(method, found).splitlines()
@@ -81,7 +83,7 @@ def test_every_method_has_the_same_steps_under_the_same_names(stages: list[Pipel
     assert f"base@{method}" in {stage.name for stage in stages}
 
 
-def test_without_a_graph_there_is_nothing_to_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dvc_yaml_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^dvc\.yaml does not exist; run this in the repository's root"):
         needs()
