@@ -1,4 +1,4 @@
-"""Stages at the same time: what may begin when, in which order, what a failure and a signal end, how many by itself."""
+"""Parallel stages: when and in which order they start, the effect of failures and signals, and the default number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with sigterm_interrupts():
         sys.exit(130)
 Path(f"out-{name}").write_text(name + "".join(Path(f"out-{one}").read_text() for one in needs))
 '''
-# left and right wait for each other's beginning, so they end only if they are at work at the same time.
+# left and right each wait for the other to start, so they finish only if they run at the same time.
 GRAPH = {
     "inputs": ("-", []),
     "left": ("began-right", []),
@@ -103,16 +103,16 @@ def recorded(folder: Path) -> set[str]:
     return set(YAML(typ="safe").load(folder / "dvc.lock")["stages"])
 
 
-def test_stages_are_at_work_together_and_each_only_after_those_whose_outputs_it_reads(folder: Path) -> None:
+def test_stages_run_concurrently_and_each_only_after_the_stages_whose_outputs_it_reads(folder: Path) -> None:
     code, said = ran(folder, "goal")
     assert code == 0, said
     assert (folder / "out-goal").read_text() == "goalbothleftrightaloneleft"
     assert recorded(folder) == set(GRAPH) - {"elsewhere"}
     assert "Running stage 'goal' (stage 5 of 5, 1 running)" in said
     assert set(json.loads((folder / ".scratch/stages.json").read_text())) == set(GRAPH) - {"elsewhere"}
-    assert not [line for line in said.splitlines() if "dvc" in line]  # DVC's lines on every stage
+    assert not [line for line in said.splitlines() if "dvc" in line]  # DVC's lines about every stage are hidden
     (folder / "out-alone").write_text("other")
-    code, said = ran(folder, "goal")  # what depends on the change, after the stage that looks each time
+    code, said = ran(folder, "goal")  # the stage that always runs, then those that depend on the change
     assert re.findall(r"'(\w+)' \(stage \d of \d, 1 running, about \d+ s left\)", said) == [
         "inputs",
         "alone",
@@ -121,7 +121,7 @@ def test_stages_are_at_work_together_and_each_only_after_those_whose_outputs_it_
     assert code == 0
 
 
-def test_after_a_failure_nothing_begins_and_the_next_run_goes_on_there(folder: Path) -> None:
+def test_after_a_failure_no_stage_starts_and_the_next_run_resumes_there(folder: Path) -> None:
     (folder / "left.fails").touch()
     code, said = ran(folder, "both")
     assert code not in (0, 130), said
@@ -135,7 +135,7 @@ def test_after_a_failure_nothing_begins_and_the_next_run_goes_on_there(folder: P
 
 
 @pytest.mark.parametrize(("way", "ends_with"), [("SIGTERM", 143), ("Ctrl-C", 130)])
-def test_a_sigterm_and_ctrl_c_let_every_stage_at_work_save_and_the_run_ends(
+def test_sigterm_and_ctrl_c_let_every_running_stage_stop_cleanly_and_end_the_run(
     folder: Path, way: str, ends_with: int
 ) -> None:
     definition = folder / "dvc.yaml"
@@ -152,13 +152,13 @@ def test_a_sigterm_and_ctrl_c_let_every_stage_at_work_save_and_the_run_ends(
     assert recorded(folder) == {"inputs"}
 
 
-def test_killed_its_stages_end_as_usual_and_the_next_run_waits_for_them(folder: Path) -> None:
+def test_the_stages_of_a_killed_run_finish_and_the_next_run_waits_for_them(folder: Path) -> None:
     definition = folder / "dvc.yaml"
     definition.write_text(definition.read_text().replace("began-left", "go").replace("began-right", "go"))
     process = started(folder, "both")
     until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
     for one in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
-        one.kill()  # `selfimprove.pipeline.parallel`, and the command above it
+        one.kill()  # `selfimprove.pipeline.parallel` and its parent
     process.wait()
     for name in ("left", "right"):
         (folder / f"began-{name}").unlink()
@@ -169,10 +169,10 @@ def test_killed_its_stages_end_as_usual_and_the_next_run_waits_for_them(folder: 
         said = again.stdout.read()
     assert again.returncode == 0, said
     assert {path.name for path in folder.glob("began-*")} >= {"began-both"}
-    assert not (folder / "began-left").exists(), said  # the DVC that was left alone has recorded it
+    assert not (folder / "began-left").exists(), said  # the orphaned DVC recorded it
 
 
-def test_stages_at_work_are_finished_and_recorded_when_what_reads_the_output_has_ended(folder: Path) -> None:
+def test_running_stages_finish_and_are_recorded_if_the_reader_of_the_output_has_exited(folder: Path) -> None:
     definition = YAML().load(folder / "dvc.yaml")
     definition["stages"]["left"]["cmd"] = "python -m stages.work left go"
     definition["stages"]["right"]["cmd"] = "python -m stages.work right -"
@@ -188,7 +188,7 @@ def test_stages_at_work_are_finished_and_recorded_when_what_reads_the_output_has
     assert (folder / "out-left").read_text() == "left"
 
 
-def test_a_file_has_the_line_on_each_stage_where_only_standard_error_is_a_terminal(folder: Path) -> None:
+def test_redirected_stdout_gets_the_stage_lines_if_only_stderr_is_a_terminal(folder: Path) -> None:
     ours, terminal = os.openpty()
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
@@ -198,7 +198,7 @@ def test_a_file_has_the_line_on_each_stage_where_only_standard_error_is_a_termin
         )  # fmt: skip
     os.close(terminal)
     shown = b""
-    with suppress(OSError):  # so Linux says that nobody writes to the terminal any more
+    with suppress(OSError):  # Linux raises it once nothing writes to the terminal any more
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
@@ -209,7 +209,7 @@ def test_a_file_has_the_line_on_each_stage_where_only_standard_error_is_a_termin
     assert b"Running stage" not in shown
 
 
-def test_where_the_params_name_a_gpu_each_stage_at_work_has_gpus_of_its_own(folder: Path) -> None:
+def test_if_the_params_use_a_gpu_concurrent_stages_get_separate_gpus(folder: Path) -> None:
     (folder / "params.yaml").write_text("rise: {rows: {iter1: {train: {device: cuda}}}}\n")
     smi = folder / "bin/nvidia-smi"
     smi.parent.mkdir()
@@ -231,7 +231,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @given(st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 12)), min_size=1))
-def test_a_stage_s_way_to_the_end_is_the_longest_of_those_that_wait_for_it(edges: dict[int, set[int]]) -> None:
+def test_a_stage_s_critical_path_is_its_duration_plus_the_longest_path_of_its_dependents(
+    edges: dict[int, set[int]],
+) -> None:
     needs = {str(a): {str(b) for b in bs if b < a and b in edges} for a, bs in edges.items()}
     seconds = {name: 1.0 + int(name) for name in needs}
     found = ways(needs, seconds)
@@ -244,7 +246,7 @@ def test_a_stage_s_way_to_the_end_is_the_longest_of_those_that_wait_for_it(edges
 
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The default's params, on a machine with eight cores of two threads each."""
+    """The default profile's params, on a machine with eight cores of two threads each."""
     monkeypatch.delenv("CLUSTER", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
@@ -253,7 +255,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return composed("default", ROOT / "profiles")
 
 
-def test_by_itself_as_many_as_cores_and_memory_have_room_for(
+def test_default_jobs_fit_cores_and_memory_and_are_one_if_stages_share_more_than_that(
     eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert jobs.jobs_here(eight_cores) == 4
@@ -272,11 +274,11 @@ def test_by_itself_as_many_as_cores_and_memory_have_room_for(
     with monkeypatch.context() as other:
         other.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * 10**9))
         assert jobs.jobs_here(eight_cores) == 2
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # what this process may use
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # the cores that this process may use
     assert jobs.jobs_here(eight_cores) == 1
 
 
-def test_a_container_s_limits_count_as_the_machine_s_do(
+def test_the_default_number_of_jobs_respects_the_limits_of_a_container(
     eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(jobs, "CGROUP", tmp_path)
@@ -293,14 +295,14 @@ def test_a_container_s_limits_count_as_the_machine_s_do(
     assert jobs.jobs_here(eight_cores) == 2
 
 
-def test_jobs_is_a_number_or_refused_in_one_sentence() -> None:
+def test_jobs_must_be_a_positive_integer() -> None:
     assert jobs.asked("3") == 3
     for text in ("0", "-1", "two", "1.5", "٣"):
         with pytest.raises(UserError, match=f"JOBS={text} is not a positive integer"):
             jobs.asked(text)
 
 
-def test_what_dvc_says_of_a_failure_is_shown_and_what_a_model_wrote_moves_no_cursor(folder: Path) -> None:
+def test_dvc_s_message_on_a_failure_is_shown_and_control_sequences_in_output_are_escaped(folder: Path) -> None:
     definition = YAML().load(folder / "dvc.yaml")
     definition["stages"]["left"]["cmd"] = r"printf '> a quote\n\033[2Jx\n'; kill -9 $$"
     YAML().dump(definition, folder / "dvc.yaml")
@@ -310,7 +312,7 @@ def test_what_dvc_says_of_a_failure_is_shown_and_what_a_model_wrote_moves_no_cur
     assert "exited with -9" in said
 
 
-def test_make_exp_writes_the_settings_runs_and_saves_an_experiment(folder: Path) -> None:
+def test_make_exp_writes_the_settings_runs_the_stages_and_saves_an_experiment(folder: Path) -> None:
     author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
     text = (ROOT / "profiles/default.yaml").read_text()
     (folder / "params.yaml").write_text(text)
@@ -331,7 +333,7 @@ def test_make_exp_writes_the_settings_runs_and_saves_an_experiment(folder: Path)
     assert (code, "run.sed: unknown key; did you mean 'seed'?" in said) == (2, True), said
 
 
-def test_make_repro_becomes_dvc_or_several_of_them(
+def test_make_repro_executes_dvc_for_one_job_and_parallel_for_several(
     eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     became: list[list[str]] = []
