@@ -1,4 +1,4 @@
-"""The plan's arithmetic against published numbers, DeepSpeed's and accelerate's estimators, and real modules."""
+"""The plan's formulas, compared with published numbers, DeepSpeed's and accelerate's estimators, and real modules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_listed_model_has_its_published_number_of_parameters(model: str) -> No
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-def test_the_library_makes_a_model_of_as_many_parameters(model: str) -> None:
+def test_transformers_builds_a_model_with_the_same_number_of_parameters(model: str) -> None:
     sizes = {key: value for key, value in CONFIGS[model].items() if key not in ("parameters", "dtype")}
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**sizes))
@@ -45,7 +45,7 @@ def test_the_library_makes_a_model_of_as_many_parameters(model: str) -> None:
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
-def test_adapters_have_as_many_parameters_as_peft_gives_them(targets: list[str] | str) -> None:
+def test_adapters_have_the_same_number_of_parameters_as_in_peft(targets: list[str] | str) -> None:
     model = "HuggingFaceTB/SmolLM2-135M-Instruct"
     sizes = {key: value for key, value in CONFIGS[model].items() if key not in ("parameters", "dtype")}
     with torch.device("meta"):
@@ -58,7 +58,7 @@ def test_adapters_have_as_many_parameters_as_peft_gives_them(targets: list[str] 
 
 
 @pytest.mark.parametrize("processes", [1, 4, 8])
-def test_zero_needs_what_deepspeed_estimates(processes: int) -> None:
+def test_zero_memory_equals_deepspeed_s_estimate(processes: int) -> None:
     count, layer = 6_738_415_616, 131_072_000
     _, stage3, _ = estimate_zero3_model_states_mem_needs(count, layer, processes, cpu_offload=False)
     _, stage2 = estimate_zero2_model_states_mem_needs(count, processes, cpu_offload=False)
@@ -66,7 +66,7 @@ def test_zero_needs_what_deepspeed_estimates(processes: int) -> None:
     assert f.zero_states(count, processes, 2).total == pytest.approx(stage2, abs=1)
 
 
-def test_offloaded_zero_needs_what_deepspeed_estimates() -> None:
+def test_offloaded_zero_memory_equals_deepspeed_s_estimate() -> None:
     count, layer = 6_738_415_616, 131_072_000
     host3, gpu3, _ = estimate_zero3_model_states_mem_needs(count, layer, 4, additional_buffer_factor=1.0)
     host2, gpu2 = estimate_zero2_model_states_mem_needs(count, 4, additional_buffer_factor=1.0)
@@ -75,7 +75,7 @@ def test_offloaded_zero_needs_what_deepspeed_estimates() -> None:
     assert (two.host, two.total) == (host2, gpu2)
 
 
-def test_float32_training_needs_what_accelerate_estimates() -> None:
+def test_float32_training_memory_equals_accelerate_s_estimate() -> None:
     count = 134_515_008
     theirs = estimate_training_usage(4 * count, "float32")
     ours = f.full_states(count, autocast=False, buckets=False)
@@ -83,7 +83,7 @@ def test_float32_training_needs_what_accelerate_estimates() -> None:
     assert ours.total == theirs["step"]
 
 
-def test_the_paper_s_layer_keeps_34_bytes_a_token_and_hidden_unit_and_5_a_score() -> None:
+def test_as_in_the_paper_a_layer_keeps_34_bytes_per_token_and_hidden_unit_and_5_per_score() -> None:
     tokens, width = 1000, 500
     assert f.layer_activations(GPT2, tokens) == 34 * tokens * GPT2.hidden
     scores = f.layer_activations(GPT2, tokens, width=width) - f.layer_activations(GPT2, tokens)
@@ -103,7 +103,7 @@ SMALL: dict[str, Any] = {
 
 
 def saved_bytes(config: dict, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """What torch keeps for the backward pass of 256 tokens through a model's layers, its weights left out."""
+    """Bytes, without weights, that torch keeps for the backward pass of 256 tokens through a model's layers."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).to(dtype).train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -123,18 +123,20 @@ def saved_bytes(config: dict, dtype: torch.dtype, *, checkpointing: bool) -> int
 
 @pytest.mark.parametrize(("dtype", "each"), [(torch.bfloat16, 2), (torch.float32, 4)])
 @pytest.mark.parametrize("kind", SMALL)
-def test_torch_saves_for_the_backward_pass_what_is_counted(kind: str, dtype: torch.dtype, each: int) -> None:
+def test_the_counted_activations_match_what_torch_saves_for_the_backward_pass(
+    kind: str, dtype: torch.dtype, each: int
+) -> None:
     config = {"model_type": kind, "vocab_size": 320, **SMALL[kind]}
     shape = replace(read_shape(config, kind), dropout=False)
     layers = shape.layers * f.layer_activations(shape, 256, bytes_each=each)
     assert layers == pytest.approx(saved_bytes(config, dtype, checkpointing=False), rel=0.07)
-    # With checkpointing a layer's input stays; the last norm, which is no layer, keeps what it always does.
+    # With checkpointing, each layer keeps its input. The final norm is not a layer and keeps as much as without.
     norm = 256 * shape.hidden * (4 + each if shape.gated else each)
     inputs = shape.layers * 256 * shape.hidden * each
     assert inputs == pytest.approx(saved_bytes(config, dtype, checkpointing=True) - norm, rel=0.25)
 
 
-def test_checkpointing_keeps_each_layer_s_input_and_one_layer() -> None:
+def test_checkpointing_keeps_each_layer_s_input_and_all_activations_of_one_layer() -> None:
     shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
     kept = f.training_activations(shape, 2048, checkpointing=True, predicted=0)
     assert kept == 2 * 2048 * 4096 * 32 + f.layer_activations(shape, 2048)
@@ -143,13 +145,13 @@ def test_checkpointing_keeps_each_layer_s_input_and_one_layer() -> None:
     )
 
 
-def test_the_kv_cache_of_llama_2_7b_takes_half_a_mebibyte_a_token() -> None:
+def test_the_kv_cache_of_llama_2_7b_takes_half_a_mebibyte_per_token() -> None:
     assert f.kv_bytes(read_shape(CONFIGS[LLAMA_7B], LLAMA_7B), "bfloat16") == 2**19
     eighth = read_shape(CONFIGS["meta-llama/Llama-3.1-8B-Instruct"], "")  # 8 key heads instead of 32
     assert f.kv_bytes(eighth, "bfloat16") == 2**17
 
 
-def test_training_takes_six_operations_a_parameter_and_token_and_eight_with_checkpointing() -> None:
+def test_training_takes_6_operations_per_parameter_and_token_8_with_checkpointing_4_if_frozen() -> None:
     shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
     plain = f.training_operations(shape, 1.0, 1, checkpointing=False, frozen=False)
     assert plain == pytest.approx(6 * shape.parameters, rel=0.03)
@@ -157,7 +159,7 @@ def test_training_takes_six_operations_a_parameter_and_token_and_eight_with_chec
     assert f.training_operations(shape, 1.0, 1, checkpointing=False, frozen=True) == pytest.approx(plain * 4 / 6)
 
 
-def test_quantised_weights_take_a_byte_or_half_of_one_and_the_rest_stays_whole() -> None:
+def test_8bit_weights_take_a_byte_4bit_about_half_of_one_and_weights_outside_layers_four() -> None:
     shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
     outside = 4 * (shape.parameters - 32 * shape.layer_matrices)
     assert f.frozen_bytes(shape, "bfloat16") == 2 * shape.parameters
@@ -167,7 +169,7 @@ def test_quantised_weights_take_a_byte_or_half_of_one_and_the_rest_stays_whole()
     )
 
 
-def test_a_decoding_step_is_bound_by_memory_with_few_rows_and_by_operations_with_many() -> None:
+def test_a_decoding_step_is_memory_bound_with_few_rows_and_compute_bound_with_many() -> None:
     shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
     limits = {"bandwidth": 2e12, "operations": 4e14, "floor": 0.0}
     weights = 2.0 * shape.parameters
@@ -177,7 +179,7 @@ def test_a_decoding_step_is_bound_by_memory_with_few_rows_and_by_operations_with
     assert f.decode_seconds(shape, weights, 1, 0, "bfloat16", **{**limits, "floor": 1.0}) == 1.0
 
 
-def test_a_folder_s_own_config_comes_before_the_table(tmp_path: Path) -> None:
+def test_the_shape_of_a_model_folder_is_read_from_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[LLAMA_7B], "num_hidden_layers": 2}))
     assert shape_of(str(tmp_path)).layers == 2
 
@@ -189,11 +191,11 @@ def test_a_folder_s_own_config_comes_before_the_table(tmp_path: Path) -> None:
         ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "'num_hidden_layers' is missing"),
     ],
 )
-def test_a_config_without_a_formula_is_refused(config: dict, said: str) -> None:
+def test_an_unsupported_or_incomplete_config_is_refused(config: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_shape(config, "config.json")
 
 
-def test_a_model_that_nothing_describes_is_refused_with_the_way_out() -> None:
+def test_an_unknown_model_is_refused_with_the_advice_to_add_its_config() -> None:
     with pytest.raises(UserError, match=r"someone/unknown.*add its config"):
         shape_of("someone/unknown")
