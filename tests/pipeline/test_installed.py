@@ -1,4 +1,4 @@
-"""The identity of a run names the packages that are really installed, and only those that its result depends on."""
+"""The identity of a run lists the packages that are actually installed, and only those that its result depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def site(folder: Path, *distributions: str) -> str:
-    """A folder for packages in which these (name-version, as folders are named) are installed."""
+    """A site-packages folder with these distributions (name-version, as in folder names)."""
     for name in distributions:
         (folder / f"{name}.dist-info").mkdir(parents=True)
     return str(folder)
@@ -26,7 +26,7 @@ def site(folder: Path, *distributions: str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository whose lock names four packages; nothing is installed but what a test puts on the path."""
+    """A repository whose lock contains four packages; only what a test puts on the path is installed."""
     (tmp_path / LOCK).parent.mkdir()
     (tmp_path / LOCK).write_text(
         "numpy==2.3.5 \\\n    --hash=sha256:0\npystemmer==3.0.0 \\\n    --hash=sha256:0\n"
@@ -40,25 +40,27 @@ def put(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
     monkeypatch.setattr("sys.path", list(folders))
 
 
-def test_versions_are_the_installed_ones_whatever_the_lock_says(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_the_installed_ones_even_if_the_lock_differs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, site(root / "a", "numpy-2.4.0", "PyStemmer-3.0.0", "ruamel.yaml.clib-0.2.15"))
     assert installed(root) == "numpy==2.4.0\npystemmer==3.0.0\nruamel-yaml-clib==0.2.15\n"
 
 
-def test_optional_packages_and_the_build_of_torch_do_not_count(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optional_packages_and_the_build_of_torch_are_ignored(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, site(root / "cpu", "numpy-2.3.5", "torch-2.13.0+cpu"))
     here = installed(root)
     put(monkeypatch, site(root / "gpu", "numpy-2.3.5", "torch-2.13.0+cu130", "bitsandbytes-0.50.2", "scienceworld-1.2"))
     assert installed(root) == here == "numpy==2.3.5\ntorch==2.13.0\n"
 
 
-def test_of_two_versions_the_one_that_python_imports_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_installed_versions_the_one_that_python_imports_is_listed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(monkeypatch, site(root / "first", "numpy-2.4.0"), site(root / "second", "numpy-2.3.5", "zc_lockfile-4.0"))
     assert installed(root) == "numpy==2.4.0\nzc-lockfile==4.0\n"
 
 
 def brought(requirements: Iterable[str]) -> set[str]:
-    """The installed packages that these bring, themselves included, by their own metadata."""
+    """The installed packages among these requirements and their dependencies, according to package metadata."""
     found: set[tuple[str, str]] = set()
     waiting = [(Requirement(text), "") for text in requirements]
     while waiting:
@@ -77,7 +79,7 @@ def brought(requirements: Iterable[str]) -> set[str]:
     return {name for name, _ in found}
 
 
-def test_what_only_development_tools_bring_is_no_part_of_a_run() -> None:
+def test_packages_that_only_development_tools_require_are_not_listed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     named = {line.partition("==")[0] for line in installed(ROOT).splitlines()}
     assert named == brought(project["project"]["dependencies"])
@@ -85,7 +87,7 @@ def test_what_only_development_tools_bring_is_no_part_of_a_run() -> None:
     assert {"ruff", "mypy", "pytest", "hypothesis", "import-linter"} <= tools
 
 
-def test_python_s_own_metadata_says_the_same_of_every_locked_package() -> None:
+def test_the_versions_of_all_locked_packages_are_those_in_python_s_own_metadata() -> None:
     names = sorted({*re.findall(r"(?m)^([^\s=]+)==", (ROOT / LOCK).read_text()), "torch"})
     lines = []
     for name in names:
