@@ -1,4 +1,4 @@
-"""DVC's cache shares its files with the working folder (hard links, .dvc/config): no run writes into one of them."""
+"""DVC's cache shares files with the working folder (hard links, .dvc/config), and no run writes into one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL = Path("models/rise/base/model.safetensors")
 
 
 def cached(folder: Path) -> dict[Path, int]:
-    """The cache's files and when they were last written; each has the content that its name, the MD5 hash, says."""
+    """The cache's files and their modification times; asserts that each file's content has the MD5 hash in its name."""
     files = [path for path in (folder / ".dvc/cache/files/md5").rglob("*") if path.is_file()]
     for file in files:
         assert hashlib.md5(file.read_bytes()).hexdigest() == file.parent.name + file.stem, file
@@ -26,17 +26,17 @@ def cached(folder: Path) -> dict[Path, int]:
 
 
 def second_names(folder: Path) -> list[Path]:
-    """Where the trained model's weights lie: every name of that one file."""
+    """All hard links to the trained model's weights."""
     return [path for path in folder.rglob("*") if path.is_file() and path.samefile(folder / MODEL)]
 
 
-def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path) -> None:
+def test_runs_after_a_checkout_leave_every_cached_file_unchanged(tmp_path: Path) -> None:
     repo = copy_repo(tmp_path / "repo")
     run(repo, *WARM, "dvc", "repro", "rise-finetune@base")
     first = cached(repo)
-    # Stored once: a name in the cache, one where it belongs, and one in scratch, for a re-run of the same identity.
+    # Stored once, with links in the cache, in models, and in scratch for a re-run with the same identity.
     assert sorted(path.relative_to(repo).parts[0] for path in second_names(repo)) == [".dvc", ".scratch", "models"]
-    assert (repo / MODEL).stat().st_mode & 0o222 == 0  # DVC takes the right to write, so an editor can't either
+    assert (repo / MODEL).stat().st_mode & 0o222 == 0  # DVC makes it read-only, also for editors
 
     for place in ("models", "data", "results", ".scratch"):
         shutil.rmtree(repo / place)
@@ -44,11 +44,11 @@ def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path)
     run(repo, "dvc", "checkout", "--quiet", "inputs", "rise-data", "base@rise", "rise-finetune@base")
     trained = (repo / MODEL).read_bytes()
 
-    run(repo, "python", "-m", "stages.rise.finetune", "base")  # by hand, over outputs that are links into the cache
+    run(repo, "python", "-m", "stages.rise.finetune", "base")  # without DVC, over outputs that are links into the cache
     assert cached(repo) == first
     assert (repo / MODEL).read_bytes() == trained
 
-    # Through DVC, which deletes outputs first. With epochs: 0 the new model is a second name of the old one.
+    # Through DVC, which deletes outputs first. With epochs: 0 the new model is a link to the start model.
     yaml = YAML()
     params = yaml.load(repo / "params.yaml")
     params["rise"]["rows"]["base"]["train"]["epochs"] = 0
