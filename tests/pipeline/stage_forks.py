@@ -1,17 +1,17 @@
-"""Runs stage scripts, each in a process of its own forked from this one, and kills them where they are told to.
+"""Runs stage scripts, each in its own process forked from this one, and kills them at requested moments.
 
-Torch, transformers and what the stages import are imported once, before any fork, so that a run costs a fraction of a
-second. Reads one JSON job a line from standard input and answers each with a line::
+Torch, transformers and the stages' other imports are loaded once, before any fork, so that a run takes a fraction of a
+second. Reads one JSON job per line from standard input and answers each with a line::
 
     {"module": "stages.rise.generate", "item": "iter1", "cwd": "...", "env": {}, "file_limit": null,
      "kill": {"at": "journal", "count": 3, "when": "after"}}
     {"code": null, "signal": 9, "stderr": "...", "log": ["computed", "journaled", ...]}
 
-A script runs as ``python -m`` runs it. ``kill.at`` is what to die at: ``journal`` (an entry), ``replace``
-(``os.replace``, which makes files whole and publishes them) or ``step`` (of training); at the ``count``-th, ``when``
-it is about to happen (before), half done (``torn``: half of the entry's bytes written) or has happened (after). Or
-``kill.after``: seconds after the start, whatever happens then.
-``log`` counts what was really done: completions the engine computed, entries journaled, steps trained.
+A script runs as with ``python -m``. ``kill.at`` is the event at which the process dies: ``journal`` (an entry),
+``replace`` (``os.replace``, which completes and publishes files) or ``step`` (of training). It dies at the ``count``-th
+such event; ``when``: before it, after it, or halfway (``torn``: with half of the entry's bytes written). Alternatively,
+it dies ``kill.after`` seconds after the start.
+``log`` lists the work actually done: completions computed by the engine, entries journaled, steps trained.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 def main() -> None:
     """Serve jobs until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # the output of libraries must not mix with the answers
     import accelerate  # noqa: F401
     import deepspeed  # noqa: F401
     import tensorboard.summary  # noqa: F401
@@ -44,7 +44,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     _import_what_stages_do()
-    gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
+    gc.freeze()  # a collection in a fork would scan all objects and so copy their memory
     for line in sys.stdin:
         job = json.loads(line)
         folder = Path(job["cwd"])
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _import_what_stages_do() -> None:
-    """Import each stage script and forget the script itself, which a fork runs from its own folder."""
+    """Import each stage script, then unload the script itself, because a fork runs it from its own folder."""
     for script in sorted(Path("stages").rglob("*.py")):
         importlib.import_module(".".join(script.with_suffix("").parts))
     for name in [name for name in sys.modules if name.split(".")[0] == "stages"]:
@@ -85,7 +85,7 @@ def _run(job: dict[str, Any], folder: Path) -> None:
         if "after" in (job.get("kill") or {}):
             Thread(target=_die, args=(job["kill"]["after"],), daemon=True).start()
         if job.get("file_limit"):
-            sys.dont_write_bytecode = True  # a limit would cut it short, and the next import would stumble over it
+            sys.dont_write_bytecode = True  # the limit would truncate bytecode, and the next import would fail
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], resource.RLIM_INFINITY))
         sys.argv = [job["module"], *([job["item"]] if job.get("item") else [])]
         sys.path[0] = str(folder)
@@ -108,7 +108,7 @@ def _die(seconds: float) -> None:
 
 
 def _watch(log: Path, kill: dict[str, Any]) -> None:
-    """Log what is done, and die at the moment asked for."""
+    """Log the work done, and die at the requested moment."""
     from selfimprove.core.journal import Journal
     from selfimprove.engines.cpu.engine import TransformersEngine
     from selfimprove.engines.progress import StageProgress
