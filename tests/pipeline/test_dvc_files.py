@@ -1,4 +1,4 @@
-"""DVC's own files after a kill: a torn dvc.lock comes back, stale locks go, and a DVC at work is waited for."""
+"""DVC's own files after a kill: a truncated dvc.lock is restored, stale locks are removed, running DVCs are awaited."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ stages:
       md5: 0123456789abcdef0123456789abcdef.dir
       size: 34
 """
-GONE = 2**22 + 1  # above the largest process number
+GONE = 2**22 + 1  # above the largest process id
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def works(pid: int) -> str:
 
 
 @pytest.mark.parametrize("length", [0, 1, 10, 30])
-def test_a_torn_dvc_lock_is_replaced_by_the_kept_copy_and_it_is_said(length: int) -> None:
+def test_a_truncated_dvc_lock_is_replaced_by_the_backup_and_this_is_reported(length: int) -> None:
     dvc_files.keep()
     dvc_files.LOCK.write_text(WHOLE[:length])
     assert list(dvc_files.restore()) == [
@@ -55,7 +55,7 @@ def test_a_torn_dvc_lock_is_replaced_by_the_kept_copy_and_it_is_said(length: int
     assert dvc_files.LOCK.read_text() == WHOLE
 
 
-def test_wherever_it_was_torn_dvc_accepts_what_is_there_afterwards() -> None:
+def test_a_dvc_lock_truncated_at_any_byte_is_valid_for_dvc_after_the_repair() -> None:
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from ruamel.yaml import YAML
 
@@ -66,13 +66,13 @@ def test_wherever_it_was_torn_dvc_accepts_what_is_there_afterwards() -> None:
         COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe").load(dvc_files.LOCK.read_text()))
 
 
-def test_a_copy_that_is_torn_itself_is_not_put_back() -> None:
+def test_a_truncated_backup_is_not_restored() -> None:
     dvc_files.LOCK.write_text(WHOLE[:30])
     dvc_files.keep()
     assert ["removed it" in sentence for sentence in dvc_files.restore()] == [True]
 
 
-def test_while_another_dvc_writes_no_copy_is_kept() -> None:
+def test_no_backup_is_made_while_another_dvc_is_writing() -> None:
     dvc_files.keep()
     dvc_files.LOCK.write_text(WHOLE[:30])
     with dvc_files.REPO_LOCK.open("w") as held:
@@ -84,13 +84,13 @@ def test_while_another_dvc_writes_no_copy_is_kept() -> None:
     assert dvc_files.KEPT.read_text().endswith("# more\n")
 
 
-def test_without_a_copy_a_torn_dvc_lock_goes() -> None:
+def test_without_a_backup_a_truncated_dvc_lock_is_removed() -> None:
     dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  rise-data:\n    deps:\n")
     assert ["removed it" in sentence for sentence in dvc_files.restore()] == [True]
     assert not dvc_files.LOCK.exists()
 
 
-def test_a_whole_dvc_lock_is_left_alone() -> None:
+def test_an_intact_dvc_lock_is_left_unchanged() -> None:
     assert list(dvc_files.restore()) == []
     assert dvc_files.LOCK.read_text() == WHOLE
 
@@ -99,21 +99,21 @@ def test_a_whole_dvc_lock_is_left_alone() -> None:
     "text",
     ["", '{"write": {', "[]", "\0\0\0\0", '{"read": []}', '{"write": {"x": [1]}}', '{"write": {"x": {"pid": "z"}}}'],
 )
-def test_a_torn_rwlock_goes(text: str) -> None:
+def test_a_damaged_rwlock_is_removed(text: str) -> None:
     dvc_files.RWLOCK.write_text(text)
     assert [".dvc/tmp/rwlock was truncated" in sentence for sentence in dvc_files.restore()] == [True]
     assert not dvc_files.RWLOCK.exists()
 
 
 @pytest.mark.parametrize("pid", [GONE, os.getppid()])
-def test_entries_of_processes_that_ended_go_without_a_word(pid: int) -> None:
-    """The second one's number has been given to another program, which is no DVC."""
+def test_rwlock_entries_of_ended_processes_are_removed_silently(pid: int) -> None:
+    """The second process id belongs to another program, which is not DVC."""
     dvc_files.RWLOCK.write_text(works(pid).replace("dvc repro", "x"))
     assert list(dvc_files.restore()) == []
     assert json.loads(dvc_files.RWLOCK.read_text()) == {}
 
 
-def test_a_dvc_at_work_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_waits_for_a_running_dvc(capsys: pytest.CaptureFixture[str]) -> None:
     code = "import sys, time\nprint(1, flush=True)\nsys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, "dvc", "repro"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -144,10 +144,10 @@ dvc.wait()
 """
 
 
-def test_a_run_is_waited_for_between_its_stages_too_and_where_its_make_was_killed(
+def test_a_run_waits_for_another_run_s_dvc_between_stages_and_after_its_make_was_killed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """DVC's own file names nobody here: as between two stages."""
+    """DVC's own file lists no process here, as between two stages."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", FIRST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
@@ -155,7 +155,7 @@ def test_a_run_is_waited_for_between_its_stages_too_and_where_its_make_was_kille
         assert first.stdout
         assert first.stdin
         dvc = int(first.stdout.readline())
-        dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  half")  # which it is writing
+        dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  half")  # as while DVC writes it
         first.kill()
         waiting = threading.Thread(target=lambda: os.close(dvc_files.take_turn()))
         waiting.start()
