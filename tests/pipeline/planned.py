@@ -1,4 +1,4 @@
-"""What the tests of ``make plan`` share: the repository's profiles with one more, and lines of a plan."""
+"""Helpers of the tests of ``make plan``: a folder with an additional profile, and the lines of a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from selfimprove.pipeline.plan.plan import MethodPlan
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "profiles"
 
-# The profile as it was: two models' KV caches, of 64 slots each.
+# An earlier version of the profile reflect-rl-gpt2-xl: the KV caches of two models, with 64 slots each.
 SIXTY_FOUR_SLOTS = """
 base: {reflect_rl: {model: openai-community/gpt2-xl, revision: 15ea56dee5df4983c59b2538573817e1667135e2}}
 reflect_rl:
@@ -26,12 +26,12 @@ reflect_rl:
 
 
 def overlay(tmp_path: Path, text: str) -> Path:
-    """A folder of profiles with one more, ``mine``."""
+    """A folder of profiles with the default and one more, ``mine``."""
     shutil.copy(PROFILES / "default.yaml", tmp_path)
     (tmp_path / "mine.yaml").write_text(text)
     return tmp_path
 
 
 def line(plan: MethodPlan, stage: str) -> Estimate:
-    """A stage's line."""
+    """The plan's line for a stage."""
     return next(line for line in plan.lines if line.stage == stage)
