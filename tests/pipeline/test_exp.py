@@ -1,4 +1,4 @@
-"""SET of `make exp`: what is refused, and what is written."""
+"""The SET option of `make exp`: which settings are refused, and what is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run.max_blocked=0.1", "SET: params.yaml does not contain the key of 'run.max_blocked=0.1'; write +run"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused_and_params_stay(params: Path, text: str, said: str) -> None:
+def test_an_invalid_setting_is_refused_and_params_yaml_is_unchanged(params: Path, text: str, said: str) -> None:
     before = params.read_bytes()
     with pytest.raises(UserError) as caught:
         write_settings(f"run.threads=1 {text}")
@@ -53,18 +53,18 @@ def test_a_setting_that_does_not_fit_is_refused_and_params_stay(params: Path, te
         ("rise.tasks.difficulty.factor=[2,12]", 0),
     ],
 )
-def test_what_dvc_and_the_schemas_take_is_written_and_the_other_lines_stay(params: Path, text: str, lines: int) -> None:
+def test_valid_settings_are_written_and_the_other_lines_are_unchanged(params: Path, text: str, lines: int) -> None:
     before = params.read_text().splitlines()
     write_settings(text)
     assert len(set(params.read_text().splitlines()) ^ set(before)) == lines
 
 
-def test_numbers_as_keys_stay_numbers(params: Path) -> None:
+def test_numeric_keys_stay_numbers(params: Path) -> None:
     write_settings("rise.tasks.difficulty.term=[2,99]")
     assert read_yaml(params)["rise"]["tasks"]["difficulty"]["steps"] == {3: 1.0, 4: 1.0}
 
 
-def test_without_a_commit_nothing_is_written(params: Path) -> None:
+def test_without_a_git_commit_nothing_is_written(params: Path) -> None:
     shutil.rmtree(params.parent / ".git")
     before = params.read_bytes()
     with pytest.raises(UserError, match="a DVC experiment needs one; run `git commit` first"):
