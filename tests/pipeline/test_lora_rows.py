@@ -1,4 +1,4 @@
-"""A row trained with LoRA, through the stages: the adapter is what is published, the full weights lie in scratch."""
+"""A row trained with LoRA, through the stages: only the adapter is published; the full weights are in scratch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from tests.pipeline.workbench import Workbench, published
 
 
-def test_a_row_is_its_adapter_and_later_stages_read_its_full_weights(bench: Workbench, tmp_path: Path) -> None:
+def test_a_lora_row_publishes_its_adapter_and_later_stages_read_its_merged_weights(
+    bench: Workbench, tmp_path: Path
+) -> None:
     folder = bench.copy(
         tmp_path, {"rise": {"rows": {"base": {"train": {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}}}}}
     )
@@ -24,7 +26,7 @@ def test_a_row_is_its_adapter_and_later_stages_read_its_full_weights(bench: Work
     assert len([one for one in (folder / ".scratch" / "merged").iterdir() if one.is_dir()]) == 1
     first = published(folder)
     shutil.rmtree(folder / ".scratch")
-    assert bench.forks.run(folder, "rise.evaluate", "base").code == 0  # merged anew: the same bytes
+    assert bench.forks.run(folder, "rise.evaluate", "base").code == 0  # merged again, with the same bytes
     assert published(folder) == first
     (base / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:-1] + b"!")
     shutil.rmtree(folder / ".scratch" / "stages")
