@@ -1,4 +1,4 @@
-"""A stage depends on the code that its script imports, all of it and nothing else."""
+"""A stage depends on all of the code that its script imports, and on no other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAGES = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"]
 
 
 def files_of(manifest: str) -> list[str]:
-    """The files that a manifest names, without the environment."""
+    """The files listed in a manifest, without the environment."""
     return [line.split("  ")[1] for line in manifest.splitlines()][:-1]
 
 
@@ -40,7 +40,7 @@ def closure(script: Path, root: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def here() -> dict[Path, list[str]]:
-    """The files of this repository's scripts, and of the modules that start others by name."""
+    """The closures of this repository's scripts and of the modules that start others by name."""
     made = manifests([*scripts(ROOT), *STARTED_BY_NAME], ROOT)
     return {script: files_of(text) for script, text in made.items()}
 
@@ -51,7 +51,7 @@ def definition(name: str) -> dict:
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "inputs"])
-def test_a_stage_s_code_is_the_manifest_of_the_script_that_it_runs(name: str) -> None:
+def test_a_stage_depends_on_the_manifest_of_the_script_that_it_runs(name: str) -> None:
     script = definition(name)["cmd"].split()[2].removeprefix("stages.").replace(".", "/")
     assert [dep for dep in definition(name)["deps"] if dep.startswith("data/code")] == [f"data/code/{script}.sha256"]
     assert Path("stages", f"{script}.py") in scripts(ROOT)
@@ -60,16 +60,16 @@ def test_a_stage_s_code_is_the_manifest_of_the_script_that_it_runs(name: str) ->
     assert "persist" not in str(definition(name))
 
 
-def test_the_manifests_are_looked_at_every_time() -> None:
+def test_the_inputs_stage_always_runs_and_writes_the_manifests() -> None:
     inputs = definition("inputs")
-    assert inputs["always_changed"]  # no file says which packages are installed
-    assert not inputs.get("deps")  # which would only be hashed in vain
+    assert inputs["always_changed"]  # no file specifies which packages are installed
+    assert not inputs.get("deps")  # they would be hashed to no purpose
     assert str(MANIFESTS) in inputs["outs"]
     assert ENVIRONMENT.is_relative_to(MANIFESTS)
 
 
-def test_what_python_really_imports_is_in_the_closure(here: dict[Path, list[str]]) -> None:
-    """The light part of a stage, imported by Python itself: no module that the closure does not name."""
+def test_modules_that_python_actually_imports_are_in_the_closure(here: dict[Path, list[str]]) -> None:
+    """Python imports the light part of a stage; the closure must contain every module that it loads."""
     program = (
         "import sys, stages.rise.generate\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] in ('selfimprove', 'stages')))"
@@ -77,8 +77,8 @@ def test_what_python_really_imports_is_in_the_closure(here: dict[Path, list[str]
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     files = {str(Path(file).relative_to(ROOT)) for file in done.stdout.split()}
     plumbing = {str(path) for path in PLUMBING}
-    named = {file for file in files if (ROOT / file).stat().st_size} - plumbing  # nor do empty __init__.py count
-    # The other worlds are only asked for their names.
+    named = {file for file in files if (ROOT / file).stat().st_size} - plumbing  # and without empty __init__.py
+    # Of the other environments, only the names are read.
     others = {str(folder) for folder in (ROOT / "selfimprove/envs").iterdir() if folder.name != "math"}
     asked = {file for file in named if str((ROOT / file).parent) in others}
     assert named - asked <= set(here[Path("stages/rise/generate.py")])
@@ -86,13 +86,13 @@ def test_what_python_really_imports_is_in_the_closure(here: dict[Path, list[str]
     assert "selfimprove/methods/rise/collect.py" in named
 
 
-def test_packages_have_empty_init_files_so_that_leaving_them_out_is_right() -> None:
+def test_init_files_are_empty_so_that_the_closure_can_omit_them() -> None:
     for top in ("selfimprove", "stages"):
         for file in (ROOT / top).rglob("__init__.py"):
             assert file.relative_to(ROOT) in PLUMBING or not ast.parse(file.read_text()).body, file
 
 
-def test_a_stage_depends_on_the_environment_that_the_params_name_and_on_no_other(tmp_path: Path) -> None:
+def test_a_stage_depends_only_on_the_environment_set_in_the_params(tmp_path: Path) -> None:
     for tree in ("selfimprove", "stages"):
         (tmp_path / tree).symlink_to(ROOT / tree)
     (tmp_path / "requirements").symlink_to(ROOT / "requirements")
@@ -131,7 +131,7 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def test_imports_count_inside_functions_through_others_and_in_circles(tmp_path: Path) -> None:
+def test_the_closure_includes_imports_in_functions_indirect_imports_and_import_cycles(tmp_path: Path) -> None:
     assert closure(Path("stages/one.py"), repository(tmp_path)) == [
         "selfimprove/a.py", "selfimprove/b.py", "selfimprove/deep/c.py", "selfimprove/deep/x.txt", "stages/one.py",
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_imports_count_inside_functions_through_others_and_in_circles(tmp_path: 
         ("mine.deep.inner:Own", {"__init__.py", "helper.py", "deep/other.py", "deep/inner.py", "worlds.py"}),
     ],
 )
-def test_your_own_package_counts_with_its_init_file_and_its_relative_imports(
+def test_the_closure_of_a_user_s_package_includes_its_init_file_and_relative_imports(
     tmp_path: Path, named: str, files: set[str]
 ) -> None:
     for tree in ("selfimprove", "stages", "requirements"):
@@ -162,7 +162,7 @@ def test_your_own_package_counts_with_its_init_file_and_its_relative_imports(
     assert found == sorted(f"mine/{name}" for name in files)
 
 
-def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_path: Path) -> None:
+def test_a_manifest_lists_the_closure_and_the_environment_with_their_hashes(tmp_path: Path) -> None:
     (script,) = scripts(repository(tmp_path))
     hashes = {path: digest for digest, path in (line.split("  ") for line in manifest(script, tmp_path).splitlines())}
     assert list(hashes) == [*closure(script, tmp_path), str(ENVIRONMENT)]
@@ -181,7 +181,7 @@ def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kept", [True, False], ids=["known before", "nothing known"])
-def test_a_manifest_changes_with_what_the_script_imports_or_reads_only(
+def test_a_manifest_changes_only_with_files_that_the_script_imports_or_reads(
     tmp_path: Path, edited: str, differs: bool, kept: bool
 ) -> None:
     script = Path("stages/one.py")
@@ -215,7 +215,7 @@ class A:
         ("X = 1", "X = (\n    1\n)"), ('"a text"', "'a text'"),
     ],
 )  # fmt: skip
-def test_comments_docstrings_layout_and_line_numbers_do_not_count(old: str, new: str) -> None:
+def test_comments_docstrings_layout_and_line_numbers_do_not_change_the_program(old: str, new: str) -> None:
     assert old in PROGRAM
     assert program(PROGRAM.replace(old, new)) == program(PROGRAM)
 
@@ -227,24 +227,26 @@ def test_comments_docstrings_layout_and_line_numbers_do_not_count(old: str, new:
         ('f"{x}"', 'f"{x!r}"'), ("g(x", "h(x"), ("return ", ""), ("X = 1", "X: int = 1"),
     ],
 )  # fmt: skip
-def test_whatever_runs_counts_and_so_does_every_other_text(old: str, new: str) -> None:
+def test_code_and_string_literals_other_than_docstrings_change_the_program(old: str, new: str) -> None:
     assert old in PROGRAM
     assert program(PROGRAM.replace(old, new)) != program(PROGRAM)
 
 
 def test_no_stage_reads_docstrings_or_its_own_source(here: dict[Path, list[str]]) -> None:
-    """They do not count. Files that lie beside a module are named so that the closure finds them."""
+    """The closure ignores both. Files next to a module must be named in a form that the closure detects."""
     files = {file for script in scripts(ROOT) for file in here[script] if file.endswith(".py")}
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")
         assert not re.search(r"\b(__doc__|getdoc|getsource|use_attribute_docstrings)\b", text), file
         for use in re.findall(r"Path\(__file__\)\S*", text):
-            # With a text; or the repository itself, or the file itself, as something to run.
+            # With a literal name; or the repository's root, or the file itself as a program to run.
             assert re.match(r"Path\(__file__\)(\.with_name\(\"[\w.]+\"\)|\.resolve\(\)(\.parents\[\d\]|\)))", use), file
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", None], ids=["empty", "torn", "one bit"])
-def test_damage_to_what_was_found_before_changes_no_manifest(tmp_path: Path, damage: bytes | None) -> None:
+def test_damage_to_the_cached_analysis_changes_no_manifest_and_is_repaired(
+    tmp_path: Path, damage: bytes | None
+) -> None:
     script, known = Path("stages/one.py"), tmp_path / KNOWN
     known.parent.mkdir()
     before = manifest(script, repository(tmp_path))
@@ -253,10 +255,10 @@ def test_damage_to_what_was_found_before_changes_no_manifest(tmp_path: Path, dam
     known.write_bytes(content.replace(code, code[::-1]) if damage is None else damage)
     assert known.read_bytes() != content
     assert manifest(script, tmp_path) == before
-    assert known.read_bytes() == content  # and it is whole again
+    assert known.read_bytes() == content  # and it has been repaired
 
 
-def test_a_manifest_changes_with_the_installed_version_of_a_locked_package_only(
+def test_a_manifest_changes_only_with_the_installed_versions_of_locked_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Path("stages/one.py")
@@ -269,7 +271,7 @@ def test_a_manifest_changes_with_the_installed_version_of_a_locked_package_only(
 
 
 @pytest.mark.parametrize("starter", STARTED_BY_NAME, ids=str)
-def test_what_is_started_by_name_is_in_the_closure_of_whoever_starts_it(
+def test_modules_started_by_name_are_in_the_closures_of_the_scripts_that_start_them(
     starter: Path, here: dict[Path, list[str]]
 ) -> None:
     started = {str(module) for module in STARTED_BY_NAME[starter] if module not in PLUMBING}
@@ -278,8 +280,8 @@ def test_what_is_started_by_name_is_in_the_closure_of_whoever_starts_it(
             assert started <= set(files), script
 
 
-def test_every_module_that_a_text_names_is_declared_as_started() -> None:
-    """Texts other than docstrings that name a module are commands and configs of processes; in plumbing, of runs."""
+def test_every_module_named_in_a_string_literal_is_declared_as_started_by_name() -> None:
+    """Modules are named in strings other than docstrings by commands and configs of processes; in plumbing, of runs."""
     declared = {module for modules in STARTED_BY_NAME.values() for module in modules}
     files = {path for top in ("selfimprove", "stages") for path in (ROOT / top).rglob("*.py")}
     for file in files - {ROOT / one for one in PLUMBING}:
