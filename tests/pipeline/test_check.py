@@ -1,4 +1,4 @@
-"""``make check``: everything that is wrong is said before anything runs."""
+"""``make check``: every problem is reported before anything runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
         (["params"], ""),
     ],
 )
-def test_make_check_says_what_is_in_order_and_other_targets_nothing(
+def test_make_check_confirms_valid_params_and_other_targets_print_nothing(
     words: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if words[-1] == "spin":
@@ -59,20 +59,20 @@ def test_make_check_says_what_is_in_order_and_other_targets_nothing(
     assert capsys.readouterr().out == (said and f"params.yaml: all 8 sections are valid, and {said}.\n")
 
 
-def test_of_all_targets_only_make_check_asks_for_that_line() -> None:
+def test_make_check_is_the_only_target_that_requests_the_confirmation() -> None:
     lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pipeline.check" in line]
     assert [line.strip() for line in lines if check.SAY in line] == [
         f"@python -m selfimprove.pipeline.check {check.SAY} $(filter-out all,$(METHOD))"
     ]
 
 
-def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
+def test_a_missing_key_with_a_default_is_reported_before_the_run_if_dvc_reads_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(ROOT / "dvc.yaml", folder)
     check.main()
     capsys.readouterr()
-    change("max_length: 352,", "")  # of rise.rows.iter1; rise.train has one, which the row then trains with
+    change("max_length: 352,", "")  # of rise.rows.iter1, which then inherits that of rise.train
     change("  threads: 1\n", "")
     assert ends_with(capsys) == [
         "params.yaml: run.threads: missing, but DVC reads it for stage base@rise; add it (its default is in "
@@ -82,7 +82,7 @@ def test_a_key_that_dvc_reads_and_only_the_schemas_know_is_told_before_the_run(
     ]
 
 
-def test_every_section_s_fault_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_in_different_sections_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
     change("demonstrations: 64", "demonstrations: -1")
     change("seed: 17", "seed: x")
     said = ends_with(capsys)
@@ -91,7 +91,7 @@ def test_every_section_s_fault_is_told_at_once(capsys: pytest.CaptureFixture[str
     assert "rise.tasks.demonstrations" in said[1]
 
 
-def test_every_fault_of_one_section_is_told_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_fault_in_a_section_is_reported_on_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
     values["rise"]["tasks"] = {"source": "files", "files": {"train": "my/train.jsonl"}, "tran": 5}
     values["spin"]["rows"]["more_sft"]["train"]["batch_size"] = 0
@@ -108,7 +108,7 @@ def test_every_fault_of_one_section_is_told_in_a_line_of_its_own(capsys: pytest.
 @pytest.mark.parametrize(
     "name", ["a;touch PWNED;", "$(touch PWNED)", "`touch PWNED`", "a b", "../../selfimprove", "'x'"]
 )
-def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(
+def test_names_that_a_shell_or_a_path_would_interpret_are_refused(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
@@ -121,7 +121,7 @@ def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(
     assert "a name may contain only letters, digits, _ and -" in said
 
 
-def test_a_key_that_a_stage_would_miss_late_is_asked_for_first_and_only_where_it_is_used(
+def test_a_missing_api_key_is_reported_before_the_run_and_only_if_the_engine_is_used(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
@@ -133,19 +133,17 @@ def test_a_key_that_a_stage_would_miss_late_is_asked_for_first_and_only_where_it
     assert said.startswith("rise: engines.teacher: the API key OPENAI_API_KEY is not set; export OPENAI_API_KEY=<key>")
     (folder / "results/summary").mkdir(parents=True)
     (folder / "results/summary/rise.json").write_text("{}")
-    check.main()  # a run that is complete asks nobody any more
+    check.main()  # a complete run makes no more requests
 
 
-def test_gpus_and_packages_that_are_not_here_are_named() -> None:
+def test_missing_gpus_and_packages_are_reported() -> None:
     values = profile("rise-llama2-7b")
     faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
     assert any("is cuda, but this machine has no NVIDIA GPU" in fault for fault in faults)
     assert any("engines.student: engine vllm: the package vllm is not installed here" in fault for fault in faults)
 
 
-def test_where_there_is_a_gpu_and_no_compiler_a_run_on_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_gpu_is_refused_without_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "GPU_FILES", (str(tmp_path),))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
@@ -164,7 +162,7 @@ def test_where_there_is_a_gpu_and_no_compiler_a_run_on_it_is_refused(
         (False, False, "a C compiler and Python's headers ("),
     ],
 )
-def test_what_triton_compiles_with_is_asked_for(
+def test_a_missing_compiler_or_missing_python_headers_for_triton_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: bool, header: bool, lacking: str | None
 ) -> None:
     if compiler:
@@ -220,7 +218,7 @@ def set_key(path: str, value: object) -> None:
         ("reflect_rl.tasks.train", 301, "reflect_rl: tasks: "),
     ],
 )
-def test_what_the_first_stage_would_miss_is_told_before_it(
+def test_problems_that_would_fail_a_first_stage_are_reported_before_it_runs(
     path: str, value: object, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("SERPAPI_API_KEY", "MY_KEY"):
@@ -229,7 +227,7 @@ def test_what_the_first_stage_would_miss_is_told_before_it(
     assert any(line.startswith(said) for line in ends_with(capsys))
 
 
-def test_scienceworld_s_installation_is_asked_for_where_it_is_played_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scienceworld_has_to_be_installed_here_unless_a_server_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     section = AgentRParams.model_validate(profile("agent-r-sciworld")["agent_r"])
     assert any(fault.startswith("env: ScienceWorld ") for fault in check.machine_faults(section, {}))
@@ -237,18 +235,18 @@ def test_scienceworld_s_installation_is_asked_for_where_it_is_played_here(monkey
     assert not any(fault.startswith("env: ") for fault in check.machine_faults(remote, {}))
 
 
-def test_a_cluster_that_does_not_exist_is_told_before_any_stage(
+def test_an_unknown_cluster_is_reported_before_any_stage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLUSTER", "rai")
     assert ends_with(capsys) == ["CLUSTER=rai is unknown; choose one of none, ray, slurm."]
 
 
-def test_params_alone_can_be_checked_as_make_dag_does(
+def test_check_params_as_used_by_make_dag_checks_the_params_but_not_the_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["check", "params"])
-    set_key("base.rise", {"model": "models/smollm2"})  # this machine's matter
+    set_key("base.rise", {"model": "models/smollm2"})  # missing on this machine, which is not checked
     check.main()
     change("seed: 17", "seed: x")
     (said,) = ends_with(capsys)
@@ -256,6 +254,6 @@ def test_params_alone_can_be_checked_as_make_dag_does(
 
 
 @pytest.mark.parametrize("fault", ["rise: 1", "x", "", "run: {seed: 1"])
-def test_a_file_that_is_no_params_is_one_sentence(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_in_an_invalid_params_file_name_the_file(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("params.yaml").write_text(fault)
     assert all("params.yaml" in line for line in ends_with(capsys))
