@@ -1,4 +1,4 @@
-"""params.yaml: closed schemas at every level, and one sentence that names the key for whatever does not fit."""
+"""params.yaml: closed schemas at every level, and for every invalid value one sentence that names its key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEFAULT = profile("smoke")
 
 
 def complaint(change: Callable[[dict[str, Any]], object]) -> str:
-    """What the first section that does not fit says, after a change to the smoke profile."""
+    """The error message of the first invalid section after a change to the smoke profile."""
     values = copy.deepcopy(DEFAULT)
     change(values)
     with pytest.raises(UserError) as caught:
@@ -108,7 +108,7 @@ def drop(path: str) -> Callable[[dict[str, Any]], object]:
         ("agent_r.rows.direct.matches", "match"),
     ],
 )
-def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str, nearest: str) -> None:
+def test_an_unknown_key_is_reported_with_its_full_path_and_the_nearest_valid_key(path: str, nearest: str) -> None:
     if path.endswith("launcher"):
         path, nearest = "rise.rows.base.train.launcher.proceses", "processes"
         sentence = complaint(put("rise.rows.base.train.launcher", {"kind": "torchrun", "proceses": 2}))
@@ -127,7 +127,7 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
         ("spin", "hotpot", "hotpotqa"),
     ],
 )
-def test_an_unknown_environment_is_answered_with_the_nearest_that_exists(method: str, name: str, nearest: str) -> None:
+def test_an_unknown_environment_is_reported_with_the_nearest_valid_name(method: str, name: str, nearest: str) -> None:
     said = complaint(put(f"{method}.env", {"name": name}))
     assert said == f"params.yaml: {method}.env: name: {name!r} is unknown; did you mean {nearest!r}?"
 
@@ -135,7 +135,7 @@ def test_an_unknown_environment_is_answered_with_the_nearest_that_exists(method:
 @pytest.mark.parametrize(
     "key", ["rise.train", "agent_r.train", "reflect_rl.train", "reflect_rl.rl", "spin.train", "spin.pairs"]
 )
-def test_a_fault_in_what_trainings_share_is_said_once_and_not_of_every_training(key: str) -> None:
+def test_a_fault_in_shared_training_settings_is_reported_once_and_not_for_every_row(key: str) -> None:
     values = copy.deepcopy(DEFAULT)
     put(f"{key}.batchsize", 3)(values)
     method = key.partition(".")[0]
@@ -143,7 +143,7 @@ def test_a_fault_in_what_trainings_share_is_said_once_and_not_of_every_training(
     assert fault.startswith(f"params.yaml: {key}.batchsize: unknown key")
 
 
-def test_every_training_takes_what_is_shared_unless_it_says_otherwise() -> None:
+def test_every_training_inherits_shared_settings_unless_it_overrides_them() -> None:
     values = copy.deepcopy(DEFAULT)
     for method in ("rise", "agent_r", "reflect_rl", "spin"):
         values[method]["train"]["grad_clip"] = 0.25
@@ -158,19 +158,19 @@ def test_every_training_takes_what_is_shared_unless_it_says_otherwise() -> None:
     assert {one.rl.grad_clip for one in rl.iterations.values()} == {0.1}
 
 
-def test_an_unknown_section_is_refused_by_every_stage() -> None:
+def test_an_unknown_section_is_refused_whichever_section_is_loaded() -> None:
     for name, schema in SCHEMAS.items():
         with pytest.raises(UserError, match=r"unknown section 'ruse'; did you mean?"):
             load_section({**DEFAULT, "ruse": {}}, name, schema, "params.yaml")
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_missing_section_is_named(section: str) -> None:
+def test_a_missing_section_is_reported_by_name(section: str) -> None:
     assert f"section {section!r} is missing" in complaint(drop(section))
     assert f"params.yaml: {section}: " in complaint(put(section, None))
 
 
-def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
+def test_a_misspelled_required_key_is_reported_rather_than_the_missing_one() -> None:
     def change(values: dict[str, Any]) -> None:
         values["rise"]["tasks"]["trian"] = values["rise"]["tasks"].pop("train")
 
@@ -230,7 +230,9 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("agent_r.rows.direct.data", "bad", "'examples', 'good' or 'direct', got 'bad'"),
     ],
 )
-def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, value: Any, said: str) -> None:
+def test_values_of_wrong_type_or_range_are_reported_with_the_key_and_what_is_valid(
+    path: str, value: Any, said: str
+) -> None:
     if path.endswith(".0"):
         sentence = complaint(put(path[:-2], [value, "teacher"]))
     else:
@@ -250,7 +252,7 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
         ("reflect_rl.iterations.reflect_rl.rl.max_tokens", "reflector"),
     ],
 )
-def test_answers_that_leave_no_room_for_a_prompt_are_refused(path: str, engine: str) -> None:
+def test_max_tokens_that_leave_no_room_for_a_prompt_are_refused(path: str, engine: str) -> None:
     method, key = path.split(".", 1)
     context = DEFAULT[method]["engines"][engine]["context"]
 
@@ -318,7 +320,9 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused(path: str, engine: 
         ("agent_r.iterations", {}, "agent_r.iterations"),
     ],
 )
-def test_names_that_do_not_fit_together_are_refused(path: str, value: Any, said: str) -> None:
+def test_unknown_references_and_settings_that_contradict_each_other_are_refused(
+    path: str, value: Any, said: str
+) -> None:
     def change(values: dict[str, Any]) -> None:
         values["agent_r"]["tasks"]["layouts"] = 2
         put(path, value)(values)
@@ -327,7 +331,7 @@ def test_names_that_do_not_fit_together_are_refused(path: str, value: Any, said:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_cycle_of_iterations_is_named(method: str) -> None:
+def test_a_cycle_of_iterations_is_reported(method: str) -> None:
     def change(values: dict[str, Any]) -> None:
         values[method]["iterations"]["iter1"]["init"] = "iter2"
 
@@ -338,14 +342,14 @@ def test_a_cycle_of_iterations_is_named(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["start", "none", "tasks", "a/b", "..", "a b"])
-def test_a_name_that_would_collide_or_is_no_folder_s_is_refused(method: str, name: str) -> None:
+def test_row_names_that_are_reserved_or_no_valid_folder_names_are_refused(method: str, name: str) -> None:
     def change(values: dict[str, Any]) -> None:
         values[method]["rows"][name] = values[method]["rows"]["more_sft"]
 
     assert f"rows.{name}: " in complaint(change)
 
 
-def test_the_student_that_evaluation_plays_must_be_there() -> None:
+def test_the_student_engine_which_evaluation_uses_is_required() -> None:
     def change(values: dict[str, Any]) -> None:
         values["rise"]["engines"]["pupil"] = values["rise"]["engines"].pop("student")
         for iteration in values["rise"]["iterations"].values():
@@ -354,7 +358,7 @@ def test_the_student_that_evaluation_plays_must_be_there() -> None:
     assert "engines: 'student'" in complaint(change)
 
 
-def test_the_actor_that_judges_and_is_evaluated_must_be_there() -> None:
+def test_the_actor_engine_for_search_judging_and_evaluation_is_required() -> None:
     assert "engines: 'actor', the engine for search, judging and evaluation, is missing" in complaint(
         drop("agent_r.engines.actor")
     )
@@ -368,7 +372,7 @@ def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> N
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 
-def test_a_chat_template_goes_with_a_model_since_the_small_one_has_its_tokenizer_s() -> None:
+def test_a_chat_template_requires_a_model_since_the_small_one_has_its_tokenizer_s() -> None:
     said = complaint(put("base.spin.chat_template", "zephyr"))
     assert "base.spin: chat_template requires model; for the small model, set tokenizer.<method>.template" in said
 
@@ -393,14 +397,14 @@ def test_an_iteration_s_lineage_is_oldest_first(method: Any) -> None:
         (f"run: {{seed: 1{'0' * 6000}}}\n", "not YAML"),
     ],
 )
-def test_a_file_that_is_not_a_mapping_in_yaml_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_yaml_mapping_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError) as caught:
         read_yaml(tmp_path / "params.yaml")
     assert said in " ".join(str(caught.value).split())
 
 
-def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+def test_invalid_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     with pytest.raises(UserError, match="does not exist; run this in the repository's root"):
         read_yaml(path)
@@ -409,7 +413,7 @@ def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) 
         read_yaml(path)
 
 
-def test_a_pipe_or_a_device_that_params_name_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+def test_pipes_and_devices_named_in_params_are_refused_before_they_are_opened(tmp_path: Path) -> None:
     pipe = tmp_path / "key"
     os.mkfifo(pipe)
     endpoint = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_file": str(pipe)}
@@ -442,7 +446,7 @@ def test_a_pipe_or_a_device_that_params_name_is_refused_before_it_is_opened(tmp_
         ]
     ),
 )
-def test_whatever_stands_there_the_answer_is_a_sentence_or_params(value: Any, path: str) -> None:
+def test_any_value_either_loads_or_gives_an_error_that_names_the_file(value: Any, path: str) -> None:
     values = copy.deepcopy(DEFAULT)
     put(path, value)(values)
     sentence = "params.yaml: "
@@ -453,7 +457,7 @@ def test_whatever_stands_there_the_answer_is_a_sentence_or_params(value: Any, pa
     assert sentence.startswith("params.yaml: ")
 
 
-def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_paths_named_in_params_are_found_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mine/config.json", "my/train.jsonl", "model.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -465,7 +469,7 @@ def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("text", [".", "..", "/", "data", "models/", "./results", ".scratch"])
-def test_a_text_that_is_the_path_of_a_folder_of_outputs_names_no_input(
+def test_a_string_that_equals_the_path_of_a_folder_with_outputs_is_not_an_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
