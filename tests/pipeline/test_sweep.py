@@ -1,4 +1,4 @@
-"""A sweep's grid: what it means, and what is refused before anything starts. tests/test_end_to_end.py runs one."""
+"""A sweep's grid: its meaning, and what is refused before anything starts. tests/test_end_to_end.py runs a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from selfimprove.pipeline.sweep import parse_grid, with_settings
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
 
 
-def test_a_grid_is_every_combination_and_values_are_yaml() -> None:
+def test_a_grid_expands_to_every_combination_and_its_values_are_yaml() -> None:
     assert parse_grid("run.seed=17,18 rise.rows.iter2.train.lr=1e-3") == [
         {"run.seed": 17, "rise.rows.iter2.train.lr": 0.001},
         {"run.seed": 18, "rise.rows.iter2.train.lr": 0.001},
@@ -39,26 +39,26 @@ def test_a_grid_is_every_combination_and_values_are_yaml() -> None:
         (" ".join(f"k{n}=1,2" for n in range(10)), "GRID has 1024 points; one sweep runs 1000 at most"),
     ],
 )
-def test_a_grid_that_cannot_be_is_one_sentence(grid: str, said: str) -> None:
+def test_an_invalid_grid_is_reported_in_one_sentence(grid: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_grid(grid)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_below_a_value_that_is_no_mapping_is_named() -> None:
+def test_a_key_below_a_value_that_is_not_a_mapping_is_reported() -> None:
     values: dict[str, Any] = {"run": {"seed": 17}}
     with pytest.raises(UserError, match=r"GRID: run\.seed has no keys below it, so run\.seed\.x cannot be set"):
         with_settings(values, {"run.seed.x": 1})
 
 
-def test_only_the_lines_that_change_are_written_anew() -> None:
+def test_only_changed_lines_are_rewritten() -> None:
     text = "# A comment.\nrun: {seed: 17}   # the seed\nrise:\n  a: 1    # kept\n  b: 2\n"
     new = rewritten(text, {"run": {"seed": 17}, "rise": {"a": 1, "b": 3}})
     assert new == text.replace("b: 2", "b: 3")
 
 
-def test_runs_at_once_share_the_visible_gpus_and_too_few_are_refused(
+def test_concurrent_runs_divide_the_visible_gpus_and_more_runs_than_gpus_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi = tmp_path / "nvidia-smi"
@@ -76,7 +76,7 @@ def test_runs_at_once_share_the_visible_gpus_and_too_few_are_refused(
         gpu_shares(0)
 
 
-def test_unknown_keys_and_bad_values_are_all_named_and_nothing_starts(tmp_path: Path) -> None:
+def test_unknown_keys_and_invalid_values_are_all_reported_and_nothing_starts(tmp_path: Path) -> None:
     repo = copy_repo(tmp_path / "repo")
     grid = "rise.rows.iter2.train.lr=-1,2 spin.rows.iter1.trian.lr=1 run.seed=17"
     done = run(repo, sys.executable, "-m", "selfimprove.pipeline.sweep", grid, check=False)
@@ -87,7 +87,7 @@ def test_unknown_keys_and_bad_values_are_all_named_and_nothing_starts(tmp_path: 
     assert not (repo / ".scratch/sweep").exists()
 
 
-def test_a_sweep_without_a_commit_and_a_second_one_at_once_are_refused(tmp_path: Path) -> None:
+def test_a_second_concurrent_sweep_and_a_sweep_without_a_commit_are_refused(tmp_path: Path) -> None:
     repo = copy_repo(tmp_path / "repo")
     command = [sys.executable, "-m", "selfimprove.pipeline.sweep", "run.seed=17"]
     (repo / ".scratch/sweep").mkdir(parents=True)
@@ -100,6 +100,6 @@ def test_a_sweep_without_a_commit_and_a_second_one_at_once_are_refused(tmp_path:
     assert (done.returncode, "`git commit` first" in done.stderr) == (2, True)
 
 
-def test_make_s_example_is_a_valid_grid() -> None:
+def test_the_example_in_the_makefile_is_a_valid_grid() -> None:
     example = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "make sweep GRID=" in line)
     assert len(parse_grid(example.split('"')[1])) == 4
