@@ -1,4 +1,4 @@
-"""``make plan``: the stages of the graph, and how much they read, write and keep."""
+"""``make plan``: the stages of the graph, the tokens that they read and write, and the disk space that they need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRAPH = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plan on a machine with GPUs."""
+    """Hide the machine's GPUs, so that plans are the same everywhere."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(planning, "visible_gpus", lambda: None)
@@ -39,13 +39,13 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repo]:
 
 
 def resolved(repo: Repo, params: dict) -> dict[str, dict]:
-    """The stages of dvc.yaml under params, by DVC's own resolver."""
+    """The stages of dvc.yaml with these params, as DVC's own resolver returns them."""
     YAML().dump(params, Path(repo.root_dir, "params.yaml"))
     return DataResolver(repo, repo.root_dir, GRAPH).resolve()["stages"]
 
 
 def uses_a_model(name: str, stage: dict, params: dict) -> bool:
-    """It writes a model or has engines; Reflect-RL's data stage uses an engine only where a teacher asks questions."""
+    """Whether it writes a model or has engines; Reflect-RL's data stage uses one only if a teacher writes questions."""
     if name == "reflect_rl-data":
         return bool(params["reflect_rl"]["tasks"].get("teacher"))
     keys = [str(key) for key in stage.get("params", [])]
@@ -54,7 +54,7 @@ def uses_a_model(name: str, stage: dict, params: dict) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, name: str) -> None:
+def test_the_plan_s_stages_are_the_stages_of_the_graph_that_use_a_model(repo: Repo, name: str) -> None:
     params = profile(name)
     wanted = {stage for stage, entry in resolved(repo, params).items() if uses_a_model(stage, entry, params)}
     made = [make_plan(name, params, method, Asked(), where=name, memory=80e9) for method in METHODS]
@@ -63,7 +63,7 @@ def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, n
     assert set(planned) == wanted
 
 
-def test_outputs_count_once_where_dvc_links_and_twice_where_it_copies(tmp_path: Path) -> None:
+def test_outputs_are_counted_once_if_dvc_links_them_and_twice_if_it_copies_them(tmp_path: Path) -> None:
     config = tmp_path / "config"
     for text, copies in (
         ("[core]\n", 2),
@@ -74,7 +74,7 @@ def test_outputs_count_once_where_dvc_links_and_twice_where_it_copies(tmp_path: 
         assert stored_copies(config) == copies
 
 
-def test_a_lora_row_keeps_its_adapter_and_the_newest_are_merged_beside() -> None:
+def test_lora_rows_store_their_adapters_and_the_newest_three_also_merged_weights() -> None:
     (plan,) = plans("spin-llama2-7b")
     adapter = line(plan, "spin-finetune@iter1").kept
     assert adapter == 4 * 32 * 8 * 4 * 4096  # float32; 32 layers, rank 8, two sides of two square matrices
@@ -82,7 +82,7 @@ def test_a_lora_row_keeps_its_adapter_and_the_newest_are_merged_beside() -> None
     assert plan.kept > plan.merged + line(plan, "base@spin").kept
 
 
-def test_all_gpus_generate_unless_replicas_say_otherwise(tmp_path: Path) -> None:
+def test_generation_uses_all_gpus_unless_replicas_is_set(tmp_path: Path) -> None:
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     assert line(plans("rise-llama2-7b")[0], "rise-evaluate@iter1").gpus == 4
     folder = overlay(tmp_path, text.replace("tensor_parallel: 1", "tensor_parallel: 2, replicas: 1"))
@@ -91,7 +91,7 @@ def test_all_gpus_generate_unless_replicas_say_otherwise(tmp_path: Path) -> None
     )
 
 
-def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_those_written(tmp_path: Path) -> None:
+def test_tokens_are_proportional_to_problems_and_written_tokens_also_to_samples(tmp_path: Path) -> None:
     def made(problems: int, samples: int) -> tuple[int, int]:
         text = (
             f"rise: {{iterations: {{iter1: {{generate: {{tasks: {problems}, max_turns: 1, models: [student], "
@@ -110,28 +110,31 @@ def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_tho
 def test_a_teacher_s_tokens_are_counted() -> None:
     (plan,) = plans("rise-llama2-7b")
     requests, _, written = plan.remote["teacher"]
-    assert (requests, written) == (12_000, 12_000 * 512)  # one a problem and iteration, of the teacher's own max_tokens
+    assert (requests, written) == (
+        12_000,
+        12_000 * 512,
+    )  # one per problem and iteration, with the teacher's own max_tokens
 
 
-def test_checkpoints_are_those_that_stay_and_the_one_being_written() -> None:
+def test_checkpoints_are_counted_as_those_kept_plus_the_one_being_written() -> None:
     (plan,) = plans("rise-llama2-7b")
-    # ZeRO-3: masters and two moments in float32, 16-bit weights in shards and whole
+    # ZeRO-3: master weights and two moments in float32, 16-bit weights both sharded and consolidated
     assert line(plan, "rise-finetune@iter1").while_running == (2 + 1) * (12 + 2 + 2) * 6_738_415_616
     (plan,) = plans("spin-llama2-7b")
     adapters = 32 * 8 * 4 * 4096
     assert line(plan, "spin-finetune@base").while_running == (2 + 1) * 12 * adapters
 
 
-def test_hidden_states_are_float32_over_quantised_weights(tmp_path: Path) -> None:
+def test_hidden_states_are_float32_if_the_weights_are_quantised(tmp_path: Path) -> None:
     text = (PROFILES / "spin-llama2-7b.yaml").read_text()
     eight = line(plans("mine", folder=overlay(tmp_path, text))[0], "spin-finetune@base").memory.activations
     none = text.replace("quantize: 8bit", "quantize: none")
     half = line(plans("mine", folder=overlay(tmp_path, none))[0], "spin-finetune@base").memory.activations
-    inputs = 32 * 8192 * 4096  # of each layer, which checkpointing keeps
+    inputs = 32 * 8192 * 4096  # of every layer, kept by checkpointing
     assert eight - half > 2 * inputs
 
 
-def test_an_engine_over_another_model_needs_that_model_s_memory(tmp_path: Path) -> None:
+def test_an_engine_for_another_model_needs_that_model_s_memory(tmp_path: Path) -> None:
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     teacher = "teacher: {engine: vllm, model: Qwen/Qwen2.5-1.5B-Instruct, gpu_memory: 0.3}"
     text = re.sub(r"teacher: \{.*?\}", teacher, text, flags=re.DOTALL).replace(
@@ -143,40 +146,40 @@ def test_an_engine_over_another_model_needs_that_model_s_memory(tmp_path: Path) 
     assert line(plan, "rise-evaluate@iter1").memory.weights == 2 * 6_738_415_616
 
 
-def test_a_tree_has_at_most_its_dives_depth_and_samples_in_replies() -> None:
+def test_the_replies_of_a_tree_are_counted_as_dives_times_depth_times_samples() -> None:
     (plan,) = plans("agent-r-llama3.1-8b")
     assert (
         line(plan, "agent_r-generate@iter1").written == 300 * 8 * 21 * 4 * 500
     )  # trees, dives, depth, samples, tokens
-    pairs, good = 16 * 16, 16  # of 32 leaves a tree
+    pairs, good = 16 * 16, 16  # of 32 leaves per tree
     assert line(plan, "agent_r-finetune@iter1").read == 300 * (pairs + good) * 8192 * 3
 
 
-def test_plain_self_play_writes_one_answer_a_prompt_and_trains_on_two_sides() -> None:
+def test_plain_self_play_writes_one_answer_per_prompt_and_trains_on_two_sides() -> None:
     (plan,) = plans("spin-zephyr-7b")
     assert line(plan, "spin-generate@iter0").written == 50_000 * 256
     sides = 50_000 * 2 * 2048
     assert line(plan, "spin-finetune@iter0").read == sides * (2 + 1)  # two epochs, and the opponent once
 
 
-def test_a_step_of_reinforcement_is_a_reflection_and_a_choice_and_is_learnt_once(tmp_path: Path) -> None:
+def test_a_step_of_reinforcement_is_a_reflection_and_an_action_and_is_trained_on_once(tmp_path: Path) -> None:
     text = SIXTY_FOUR_SLOTS.replace("max_steps: 100", "max_steps: 10, episodes: 4, replay_buffer: 0, max_tokens: 50")
     (plan,) = plans("mine", folder=overlay(tmp_path, text))
     found = line(plan, "reflect_rl-reinforce@reflect_rl")
     steps = 10 * 4 * 20  # iterations, episodes, turns
     assert found.written == steps * (50 + 1)
-    assert found.read == steps * ((1024 - 50) + (1024 - 1) + (1024 - 1))  # advised, played, learnt
+    assert found.read == steps * ((1024 - 50) + (1024 - 1) + (1024 - 1))  # reflection, action, training
 
 
-def test_a_control_reads_what_the_iterations_before_it_read() -> None:
+def test_a_control_trains_on_as_many_tokens_as_the_iterations_that_it_matches() -> None:
     (plan,) = plans("spin-zephyr-7b")
     tokens = [line(plan, f"spin-finetune@iter{k}").read for k in range(4)]
     control = line(plan, "spin-finetune@more_sft").read
-    # The iterations' lines also have what the opponent scores.
+    # The iterations' lines also include the tokens that the opponent scores.
     assert sum(tokens) * 0.6 < control < sum(tokens)
 
 
-def test_a_budget_of_tokens_bounds_a_run_of_reinforcement() -> None:
+def test_a_token_budget_limits_the_steps_of_reinforcement() -> None:
     params = profile("arena-textcraft")["reflect_rl"]
     whole = load_section({"reflect_rl": params}, "reflect_rl", ReflectRLParams, "params.yaml")
     budget = whole.iterations["reflect_rl"].rl.max_train_tokens
