@@ -1,4 +1,4 @@
-"""The stage runner with a small stage: identity, outputs, taking over finished work, exit codes. (Kills: test_kill.)"""
+"""The stage runner with a small stage: identity, outputs, reuse of finished work, exit codes. (Kills: test_kill.)"""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.pipeline.workbench import ROOT, copy_code
 
 assert __spec__
 SCRIPT = __spec__.name.replace(".", "/") + ".py"
-"""The stages here are functions of this module, so this is their script."""
+"""The stages here are functions in this module, so it is their script."""
 
 
 class Small(Section):
-    """Stands in the place of a method's params."""
+    """A substitute for a method's params."""
 
     read: int = 1
     unread: int = 1
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Work:
-    """A stage that writes its input and params, and counts how often it really worked."""
+    """A stage that writes its input and params, and counts how often its work was really done."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -79,7 +79,7 @@ def work(folder: Path) -> Work:
     return Work()
 
 
-def test_outputs_are_published_and_scratch_is_cleared_but_for_their_second_names(work: Work, folder: Path) -> None:
+def test_outputs_are_published_and_scratch_keeps_only_their_hard_links(work: Work, folder: Path) -> None:
     work()
     assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
     assert (folder / "results/b.txt").read_text() == "b"
@@ -105,7 +105,7 @@ def test_outputs_are_published_and_scratch_is_cleared_but_for_their_second_names
         (lambda: Path("selfimprove/notes.txt").write_text("not code"), False),
     ],
 )
-def test_work_is_done_again_only_when_inputs_read_params_or_code_changed(
+def test_work_is_repeated_only_if_inputs_read_params_code_or_locked_packages_changed(
     work: Work, change: Callable[[], object], again: bool
 ) -> None:
     work()
@@ -114,7 +114,7 @@ def test_work_is_done_again_only_when_inputs_read_params_or_code_changed(
     assert work.done == 1 + again
 
 
-def test_files_and_folders_that_the_read_params_name_are_inputs_by_content(work: Work, folder: Path) -> None:
+def test_files_and_folders_named_in_the_read_params_are_inputs_compared_by_content(work: Work, folder: Path) -> None:
     Path("params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {file: models/mine}\n")
     work()
     (folder / "models/mine").mkdir(parents=True)
@@ -127,18 +127,18 @@ def test_files_and_folders_that_the_read_params_name_are_inputs_by_content(work:
     assert work.done == 3
 
 
-def test_outputs_deleted_or_edited_since_come_back(work: Work, folder: Path) -> None:
+def test_deleted_or_edited_outputs_are_restored(work: Work, folder: Path) -> None:
     work()
     (folder / "results/b.txt").unlink()
     work()
     assert (work.done, (folder / "results/b.txt").read_text()) == (1, "b")
-    (folder / "results/out/a.txt").write_text("edited")  # the same bytes as the second name's
+    (folder / "results/out/a.txt").write_text("edited")  # and, through the hard link, the copy in scratch
     work()
     assert (work.done, (folder / "results/out/a.txt").read_text()) == (2, "x 1 1 item")
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\0\0\0", None])
-def test_a_damaged_record_of_finished_work_costs_that_work_and_no_traceback(
+def test_if_the_record_of_finished_work_is_damaged_the_work_is_repeated_with_a_message(
     work: Work, folder: Path, damage: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work()
@@ -149,7 +149,7 @@ def test_a_damaged_record_of_finished_work_costs_that_work_and_no_traceback(
     assert "the record of its finished work is damaged" in capsys.readouterr().err
 
 
-def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
+def test_a_user_error_gives_one_line_and_exit_code_2_and_leaves_outputs_unchanged(
     work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work()
@@ -162,10 +162,10 @@ def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_what_an_environment_repeats_of_a_model_s_words_reaches_no_terminal_as_it_is(
+def test_control_characters_in_an_environment_s_error_are_escaped(
     folder: Path, capsys: pytest.CaptureFixture[str], share: float
 ) -> None:
-    """Whether the stage ends over the blocked episodes or goes on."""
+    """``share``: whether the blocked episodes end the stage."""
     episode = Episode(
         id="one", env="mine", query="", gold="", prompt=[], turns=[], status="blocked", seed="1/one",
         error="no action \x1b]0;title\x07\x1b[31m called \u202eevil",
@@ -183,7 +183,7 @@ def test_what_an_environment_repeats_of_a_model_s_words_reaches_no_terminal_as_i
     assert all(char.isprintable() or char == "\n" for char in said)
 
 
-def test_a_file_that_the_system_refuses_is_one_line_and_exit_code_2(
+def test_a_file_that_cannot_be_accessed_gives_one_line_and_exit_code_2(
     work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work.error = PermissionError(errno.EACCES, "Permission denied", "in.txt")
@@ -196,17 +196,17 @@ def test_a_file_that_the_system_refuses_is_one_line_and_exit_code_2(
     assert not (folder / "results").exists()
 
 
-def test_a_fault_of_ours_keeps_its_traceback_and_touches_nothing(work: Work, folder: Path) -> None:
+def test_an_internal_error_keeps_its_traceback_and_publishes_nothing(work: Work, folder: Path) -> None:
     work.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         work()
     assert not (folder / "results").exists()
     work.error = None
-    work()  # and left no lock
+    work()  # the lock was released
     assert work.done == 2
 
 
-def test_ctrl_c_says_how_to_go_on(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_reports_how_to_resume(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
     work.error = KeyboardInterrupt()
     with pytest.raises(SystemExit, match="130"):
         work()
@@ -217,7 +217,7 @@ def run(body: Callable[[Stage[Small]], object]) -> None:
     stage("small", "base", Small)(lambda stage: body(stage) and None)()  # type: ignore[arg-type]
 
 
-def test_a_stage_that_declares_what_it_does_not_write_or_reads_late_is_our_fault(folder: Path) -> None:
+def test_outputs_that_are_not_written_and_inputs_declared_late_are_internal_errors(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="output results/never was declared but not written"):
         run(lambda stage: stage.output("results/never"))
 
@@ -231,7 +231,7 @@ def test_a_stage_that_declares_what_it_does_not_write_or_reads_late_is_our_fault
     assert not (folder / "results").exists()
 
 
-def test_what_a_killed_run_left_half_written_is_not_taken_for_an_output(folder: Path, work: Work) -> None:
+def test_partial_outputs_of_an_unfinished_run_are_not_published(folder: Path, work: Work) -> None:
     work.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         work()
@@ -242,7 +242,7 @@ def test_what_a_killed_run_left_half_written_is_not_taken_for_an_output(folder: 
     assert [path.name for path in (folder / "results/out").iterdir()] == ["a.txt"]
 
 
-def test_params_that_do_not_fit_end_the_stage_before_it_locks(
+def test_invalid_params_end_the_stage_before_it_acquires_the_lock(
     folder: Path, work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {raed: 1}\n")
@@ -252,7 +252,7 @@ def test_params_that_do_not_fit_end_the_stage_before_it_locks(
     assert (work.done, (folder / ".scratch/locks").exists()) == (0, False)
 
 
-def test_a_script_that_is_started_as_a_file_is_the_stage_that_dvc_runs(tmp_path: Path) -> None:
+def test_a_script_started_as_a_file_is_the_same_stage_as_with_python_m(tmp_path: Path) -> None:
     copy_code(tmp_path)
     (tmp_path / "params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {}\n")
     (tmp_path / "stages/rise/probe.py").write_text(
@@ -267,11 +267,11 @@ def test_a_script_that_is_started_as_a_file_is_the_stage_that_dvc_runs(tmp_path:
         done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
-    assert said == ["at work\n", ""]  # the second found the work of the first
+    assert said == ["at work\n", ""]  # the second reuses the work of the first
 
 
-def test_no_stage_s_script_imports_a_heavy_package_before_it_works() -> None:
-    """A stage that runs in its own process loads them only if its work needs them."""
+def test_no_stage_script_imports_a_heavy_package_before_its_work_begins() -> None:
+    """A stage in its own process loads these packages only if its work needs them."""
     found = sorted(path.relative_to(ROOT) for path in ROOT.glob("stages/**/[a-z]*.py"))
     scripts = [".".join(path.with_suffix("").parts) for path in found]
     program = f"import sys, {', '.join(scripts)}; print(sys.modules.keys() & {{'torch', 'transformers', 'numpy'}})"
