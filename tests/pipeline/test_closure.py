@@ -63,7 +63,7 @@ def test_a_stage_depends_on_the_manifest_of_the_script_that_it_runs(name: str) -
 def test_the_inputs_stage_always_runs_and_writes_the_manifests() -> None:
     inputs = definition("inputs")
     assert inputs["always_changed"]  # no file specifies which packages are installed
-    assert not inputs.get("deps")  # they would be hashed to no purpose
+    assert not inputs.get("deps")  # hashing them would be useless
     assert str(MANIFESTS) in inputs["outs"]
     assert ENVIRONMENT.is_relative_to(MANIFESTS)
 

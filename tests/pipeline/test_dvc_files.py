@@ -155,7 +155,7 @@ def test_a_run_waits_for_another_run_s_dvc_between_stages_and_after_its_make_was
         assert first.stdout
         assert first.stdin
         dvc = int(first.stdout.readline())
-        dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  half")  # as while DVC writes it
+        dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  half")  # as if DVC were still writing it
         first.kill()
         waiting = threading.Thread(target=lambda: os.close(dvc_files.take_turn()))
         waiting.start()

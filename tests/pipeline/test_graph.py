@@ -48,7 +48,7 @@ def test_only_rise_generate_depends_on_the_settings_of_the_teacher(stages: list[
     assert asking == {"rise-generate"}
 
 
-def test_dvc_ignores_no_code() -> None:
+def test_no_code_of_a_stage_is_ignored_by_dvc() -> None:
     with Repo(str(ROOT)) as repo:
         lines = {line for text in manifests(scripts(ROOT), ROOT).values() for line in text.splitlines()}
         for path in {line.split("  ")[1] for line in lines}:
@@ -65,7 +65,7 @@ def test_the_stage_names_counted_for_progress_are_those_of_dvc(stages: list[Pipe
     assert sorted(stage_names(["report"], ROOT)) == sorted(stage.addressing for stage in stages)
 
 
-def test_a_method_s_graph_fits_110_columns_and_lists_stages_after_their_dependencies() -> None:
+def test_a_method_s_graph_fits_110_columns_and_lists_base_after_data_and_the_report_last() -> None:
     found = needs()
     for method in METHODS:
         lines = picture(method, found).splitlines()

@@ -342,7 +342,7 @@ def test_a_cycle_of_iterations_is_reported(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["start", "none", "tasks", "a/b", "..", "a b"])
-def test_row_names_that_are_reserved_or_no_valid_folder_names_are_refused(method: str, name: str) -> None:
+def test_row_names_that_are_reserved_or_not_valid_folder_names_are_refused(method: str, name: str) -> None:
     def change(values: dict[str, Any]) -> None:
         values[method]["rows"][name] = values[method]["rows"]["more_sft"]
 
@@ -372,7 +372,7 @@ def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> N
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 
-def test_a_chat_template_requires_a_model_since_the_small_one_has_its_tokenizer_s() -> None:
+def test_a_chat_template_without_a_model_is_refused() -> None:
     said = complaint(put("base.spin.chat_template", "zephyr"))
     assert "base.spin: chat_template requires model; for the small model, set tokenizer.<method>.template" in said
 

@@ -46,7 +46,7 @@ def cached(folder: Path, content: str) -> Path:
     return file
 
 
-def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_the_command_to_restore(repo: Path) -> None:
+def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_a_remedy(repo: Path) -> None:
     assert verify(repo) == (0, ["3 files and DVC's cache match dvc.lock."])
     (repo / "f/a").write_text("One\n")
     (repo / "f/b").unlink()
