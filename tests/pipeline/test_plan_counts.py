@@ -110,10 +110,7 @@ def test_tokens_are_proportional_to_problems_and_written_tokens_also_to_samples(
 def test_a_teacher_s_tokens_are_counted() -> None:
     (plan,) = plans("rise-llama2-7b")
     requests, _, written = plan.remote["teacher"]
-    assert (requests, written) == (
-        12_000,
-        12_000 * 512,
-    )  # one per problem and iteration, with the teacher's own max_tokens
+    assert (requests, written) == (12_000, 12_000 * 512)  # one per problem and iteration; the teacher's own max_tokens
 
 
 def test_checkpoints_are_counted_as_those_kept_plus_the_one_being_written() -> None:

@@ -100,9 +100,7 @@ def test_the_teacher_solves_episodes_of_autoexplore_and_reflects_at_every_step(f
         assert trajectory is not None
         assert trajectory.status == "solved"
         assert all(step.reflection not in ("", FALLBACK) for step in trajectory.steps)
-    assert any(
-        one is not None and one.status == "solved" for one in made[len(train) :]
-    )  # negatives: a wrong file first
+    assert any(one is not None and one.status == "solved" for one in made[len(train) :])  # with a wrong file
 
 
 def test_the_teacher_s_questions_about_a_file_can_be_parsed_as_pairs(folder: Path) -> None:
