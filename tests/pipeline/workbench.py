@@ -164,7 +164,7 @@ class Workbench:
         before = published(folder)
         ran = self.forks.run(folder, stage, item, **more)
         assert ran.code == 2, ran.stderr
-        said = [line for line in ran.lines if not re.search(r": \d+/\d+ (in|\()", line)]  # no progress under load
+        said = [line for line in ran.lines if not re.search(r": \d+/\d+ (in|\()", line)]  # omit progress
         assert len(said) == 1, ran.stderr
         assert published(folder) == before
         name = stage.replace(".", "-")
