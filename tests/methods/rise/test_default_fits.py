@@ -1,7 +1,7 @@
-"""The default profile cuts nothing of a RISE dialogue, whatever the model writes: prompts and examples all fit.
+"""The default profile truncates no RISE dialogue, whatever the model writes: all prompts and examples fit.
 
-The longest prompts are counted of the default's own problems, in the default's own tokens: every attempt as long as
-``max_tokens`` allows.
+The longest prompts are built from the default's own problems and measured with its own tokenizer. Every attempt in them
+is as long as ``max_tokens`` allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def longest(question: str, turns: int, max_tokens: int, few_shot: bool, chat: ChatFormat) -> tuple[list[Message], int]:
-    """The prompt of the last of so many turns, and its tokens with room for the answer."""
+    """The prompt of the last of ``turns`` turns, and its number of tokens including room for the answer."""
     messages = opening(question, few_shot)
     for _ in range(turns - 1):
         messages.append(Message(role="assistant", content="", token_ids=[chat.end_id] * max_tokens, finish="stop"))
@@ -32,7 +32,7 @@ def longest(question: str, turns: int, max_tokens: int, few_shot: bool, chat: Ch
 
 
 @pytest.mark.parametrize("seed", [17, 18, 19])
-def test_no_prompt_and_no_example_of_the_default_is_too_long(seed: int, tmp_path: Path) -> None:
+def test_all_prompts_and_examples_of_the_default_profile_fit(seed: int, tmp_path: Path) -> None:
     values: dict[str, Any] = profile("default")
     rise = RiseParams.model_validate(values["rise"])
     env, student = rise.env.make(), rise.engines["student"]
@@ -46,7 +46,7 @@ def test_no_prompt_and_no_example_of_the_default_is_too_long(seed: int, tmp_path
             turns = min(asked.context_window or asked.max_turns, asked.max_turns)
             messages, tokens = longest(problem.question, turns, asked.max_tokens, rise.env.few_shot, chat)
             assert tokens <= student.context
-            assert tokens + 1 <= rise.rows[name].train.max_length  # the end of the turn is learnt, too
+            assert tokens + 1 <= rise.rows[name].train.max_length  # the end-of-turn token is trained on, too
             assert limit_dialogue(messages, len(opening("", rise.env.few_shot)), asked.dialogue_limit) == messages
     cfg = rise.evaluate
     for problem in splits[cfg.split]:
