@@ -1,4 +1,4 @@
-"""The scripted teacher: wrong at the declared rate, and always the same."""
+"""The scripted teacher errs at its declared rate and is deterministic."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def ask(problem: Problem, turn: int = 1) -> Request:
 def test_the_teacher_errs_at_its_declared_rate(problems: list[Problem], embedded: bool, rate: float) -> None:
     teach = scripted_teacher(problems, ENV, embedded=embedded, error_rate=rate)
     rewards = [ENV.grade(teach(ask(problem), 0), problem).reward for problem in problems]
-    assert set(rewards) <= {0, 1}  # an error is wrong, never unreadable
+    assert set(rewards) <= {0, 1}  # an error is a wrong answer, never an unreadable one
     wrong = rewards.count(0) / len(rewards)
     assert wrong == rate if rate in (0.0, 1.0) else abs(wrong - rate) < 0.09  # 3.4 standard errors
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_an_answer_depends_on_its_seed_key_alone(problems: list[Problem], embedded: bool) -> None:
+def test_an_answer_depends_only_on_its_seed_key(problems: list[Problem], embedded: bool) -> None:
     teach = scripted_teacher(problems, ENV, embedded=embedded, error_rate=0.5)
     first = [teach(ask(problem), 0) for problem in problems]
     again = scripted_teacher(problems[::-1], ENV, embedded=embedded, error_rate=0.5)
     assert [again(ask(problem), 0) for problem in problems] == first
     for other in ([teach(ask(problem), 1) for problem in problems], [teach(ask(p, turn=2), 0) for p in problems]):
-        assert 50 < sum(a != b for a, b in zip(first, other, strict=True)) < 250  # errors fall independently
+        assert 50 < sum(a != b for a, b in zip(first, other, strict=True)) < 250  # errors are independent
