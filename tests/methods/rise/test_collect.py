@@ -26,7 +26,7 @@ PLAY = Play(ENV, True, 5)
 
 
 class Script:
-    """An engine that answers from a table turn -> samples, and remembers what it was asked."""
+    """An engine that answers from a table (turn -> samples) and records its requests."""
 
     def __init__(self, *turns: Any, failing: Any = ()) -> None:
         self.turns, self.failing = turns, failing
@@ -65,7 +65,7 @@ def contents(request: Any) -> Any:
     return [message.content for message in request.messages[3:]]
 
 
-def test_each_turn_has_its_model_and_its_samples() -> None:
+def test_each_turn_uses_its_own_model_and_number_of_samples() -> None:
     student, teacher = Script([WRONG]), Script(None, [RIGHT] * 3)
     one = gather({"student": student, "teacher": teacher}, ["student", "teacher"], [1, 3])
     assert [(turn.model, len(turn.attempts)) for turn in one.turns] == [("student", 1), ("teacher", 3)]
@@ -79,17 +79,17 @@ def test_self_distillation_takes_the_best_of_n() -> None:
     student = Script([UNREADABLE], [WRONG, UNREADABLE, RIGHT, WRONG])
     one = gather({"student": student}, ["student", "student"], [1, 4])
     assert [turn.chosen for turn in one.turns] == [0, 2]
-    assert [attempt.reward for attempt in one.turns[1].attempts] == [0, -1, 1, 0]  # the others stay in the log
+    assert [attempt.reward for attempt in one.turns[1].attempts] == [0, -1, 1, 0]  # all samples stay in the log
 
 
-def test_ties_go_to_the_earliest() -> None:
+def test_ties_go_to_the_earliest_sample() -> None:
     student = Script([UNREADABLE, r"a \boxed{8}", r"b \boxed{9}"], [RIGHT, RIGHT + "!"])
     one = gather({"s": student}, ["s", "s"], [3, 2])
     assert [turn.chosen for turn in one.turns] == [1, 0]
     assert contents(student.asked[1]) == [r"a \boxed{8}", NO]
 
 
-def test_collection_stops_at_the_first_right_attempt() -> None:
+def test_collection_stops_at_the_first_correct_attempt() -> None:
     student = Script([WRONG], [RIGHT], [WRONG])
     one = gather({"s": student}, ["s"] * 3, [1] * 3)
     assert len(one.turns) == len(student.asked) == 2
@@ -102,12 +102,12 @@ def test_collection_ends_after_max_turns() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_turns_before(failing: int) -> None:
+def test_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_earlier_turns(failing: int) -> None:
     one = gather({"s": Script([WRONG], [RIGHT], failing=(failing,))}, ["s"] * 2, [1] * 2)
     assert (one.status, len(one.turns), one.error) == ("blocked", failing, "the endpoint died")
 
 
-def test_dialogue_limit_holds_in_collection() -> None:
+def test_collection_respects_the_dialogue_limit() -> None:
     student = Script(*[[f"{WRONG} {t}"] for t in range(4)])
     gather({"s": student}, ["s"] * 4, [1] * 4, dialogue_limit=4)
     assert contents(student.asked[3]) == [f"{WRONG} 2", NO]
@@ -124,11 +124,11 @@ def test_dialogue_limit_holds_in_collection() -> None:
         ({"window": 2}, [0, 0, 2, 4, 6]),
     ],
 )
-def test_an_example_is_trained_on_the_prompt_that_the_model_saw(
+def test_each_example_contains_exactly_the_prompt_that_the_model_saw(
     limits: Any, omitted: Any, remove_duplication: bool
 ) -> None:
-    student = Script([WRONG], [WRONG], [UNREADABLE], [" " + WRONG + "\n"], [RIGHT])  # turns 2 and 4 repeat the first
-    if "pairs" in limits:  # so many fit the engine's context
+    student = Script([WRONG], [WRONG], [UNREADABLE], [" " + WRONG + "\n"], [RIGHT])  # turns 2 and 4 repeat turn 1
+    if "pairs" in limits:  # this many pairs fit the engine's context
         student.fits = lambda messages, max_tokens: len(messages) <= 3 + 2 * limits["pairs"]  # type: ignore[method-assign]
     one = gather(
         {"s": student},
@@ -145,14 +145,14 @@ def test_an_example_is_trained_on_the_prompt_that_the_model_saw(
     metrics = collection_metrics([one])
     assert metrics["shortened_prompts"]["mean"] == sum(n > 0 for n in omitted) / 5
     assert metrics["shortened_prompts"]["n"] == 5
-    assert collection_metrics([one], 2)["shortened_prompts"]["mean"] == 0  # what a window of 2 hides
+    assert collection_metrics([one], 2)["shortened_prompts"]["mean"] == 0  # pairs that a window of 2 hides do not count
 
 
-def test_what_a_turn_of_an_evaluation_did_not_see_is_counted() -> None:
+def test_evaluation_counts_prompts_shortened_beyond_the_context_window() -> None:
     student = Script(*[[WRONG]] * 4)
     for limits, omitted, shortened in (
         ({"context_window": 4}, [0, 0, 0, 0], 0),
-        ({"context_window": 2}, [0, 0, 2, 4], 0),  # what a window is there to hide is not lost
+        ({"context_window": 2}, [0, 0, 2, 4], 0),  # messages outside the window do not count
         ({"context_window": 4, "dialogue_limit": 4}, [0, 0, 2, 4], 2 / 4),
         ({"context_window": 3, "dialogue_limit": 4}, [0, 0, 2, 4], 2 / 4),
         ({"context_window": 2, "dialogue_limit": 2}, [0, 2, 4, 6], 3 / 4),
@@ -163,7 +163,7 @@ def test_what_a_turn_of_an_evaluation_did_not_see_is_counted() -> None:
         assert metrics["shortened_prompts"]["mean"] == shortened
 
 
-def test_completions_that_the_token_limit_ended_are_counted_once() -> None:
+def test_completions_cut_by_the_token_limit_are_counted_once() -> None:
     student = Script([WRONG, RIGHT, WRONG], [WRONG])
     sequential, parallel = assess(student, turns=2, parallel_samples=3)
     for attempt in (sequential.turns[0].attempt, parallel.turns[0].attempts[0], sequential.turns[1].attempt):
@@ -173,19 +173,19 @@ def test_completions_that_the_token_limit_ended_are_counted_once() -> None:
     assert collection_metrics([sequential])["cut_completions"]["mean"] == 1
 
 
-def test_trap_9_degenerate_samples_are_dropped_all_of_them() -> None:
+def test_trap_9_all_degenerate_samples_are_dropped() -> None:
     stuck = "no " * 151
     one = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
     assert [attempt.text for attempt in one.turns[0].attempts] == [WRONG]
 
 
-def test_resampling_has_noise_of_its_own_and_an_end() -> None:
+def test_each_redraw_has_its_own_noise_and_the_number_of_redraws_is_limited() -> None:
     stuck = "no " * 151
     student = Script([stuck, stuck])
     one = gather({"s": student}, ["s"], [2], resamples=2)
     assert [request.seed.sample for request in student.asked] == [0, 1000, 2000]
     assert [attempt.reward for attempt in one.turns[0].attempts] == [-1]
-    second = Script([stuck, stuck, WRONG])  # what the second draw gives is its last entry
+    second = Script([stuck, stuck, WRONG])  # the second draw returns the last entry
     assert gather({"s": second}, ["s"], [2]).turns[0].attempt.text == WRONG
 
 
@@ -197,17 +197,17 @@ def test_without_an_oracle_every_turn_is_played_and_called_incorrect() -> None:
     assert contents(student.asked[2]) == [RIGHT + "!", NO]
 
 
-def test_the_two_runs_of_a_problem_are_named_and_have_a_status_each() -> None:
+def test_the_sequential_and_the_parallel_run_each_have_a_name_and_a_status() -> None:
     sequential, parallel = assess(Script([WRONG, WRONG], [RIGHT], [WRONG]), parallel_samples=2)
-    assert (sequential.run, sequential.status) == ("sequential", "solved")  # at the second turn
-    assert (parallel.run, parallel.status) == ("parallel", "unsolved")  # of first attempts, none is right
+    assert (sequential.run, sequential.status) == ("sequential", "solved")  # solved at the second turn
+    assert (parallel.run, parallel.status) == ("parallel", "unsolved")  # none of the first attempts is correct
     cut = assess(Script([WRONG, RIGHT], failing=(1,)), parallel_samples=2)
     assert [(one.run, one.status) for one in cut] == [("sequential", "blocked"), ("parallel", "solved")]
     gone = assess(Script([WRONG, WRONG], failing=(0,)), parallel_samples=2)
     assert [(one.status, one.error) for one in gone] == [("blocked", "the endpoint died")] * 2
 
 
-def test_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same() -> None:
+def test_with_an_oracle_the_run_stops_when_solved_and_p1_is_unchanged() -> None:
     table = [[WRONG], [RIGHT], [WRONG]]
     free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
     assert [len(run.turns) for run in (free[0], stopped[0])] == [3, 2]
@@ -219,13 +219,13 @@ def test_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(("window", "shown"), [(1, []), (2, [1]), (3, [0, 1]), (5, [0, 1])])
-def test_evaluation_shows_the_window(window: int, shown: Any) -> None:
+def test_evaluation_prompts_show_only_the_context_window(window: int, shown: Any) -> None:
     student = Script(*[[f"{WRONG} {t}"] for t in range(3)])
     assess(student, context_window=window)
     assert contents(student.asked[2]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
 
 
-def test_trap_7_the_first_sample_enters_the_history_never_the_best() -> None:
+def test_trap_7_the_history_contains_the_first_sample_not_the_best() -> None:
     student = Script([WRONG, RIGHT, RIGHT], [UNREADABLE])
     sequential, parallel = assess(student, turns=2, parallel_samples=3)
     assert contents(student.asked[1]) == [WRONG, NO]
@@ -244,7 +244,7 @@ def test_a_failure_in_evaluation_is_recorded_and_counted(failing: int) -> None:
     assert metrics["blocked"]["mean"] == 1
 
 
-def test_limit_and_offset_choose_the_first_of_the_split() -> None:
+def test_tasks_limit_and_offset_select_a_range_of_the_split() -> None:
     split = list("abcdef")
     base: dict[str, Any] = {"max_turns": 1, "models": ["s"], "num_of_samples": [1]}
     assert GenerateParams(tasks=4, **base).select(split) == list("abcd")  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ def test_limit_and_offset_choose_the_first_of_the_split() -> None:
 
 
 class Small(Script):
-    """Holds at most ``room`` messages."""
+    """An engine whose context holds at most ``room`` messages."""
 
     def __init__(self, room: Any, *turns: Any) -> None:
         super().__init__(*turns)
@@ -265,7 +265,7 @@ class Small(Script):
 
 
 @pytest.mark.parametrize(("room", "shown"), [(9, [0, 1, 2]), (8, [1, 2]), (6, [2]), (4, []), (1, [])])
-def test_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room: int, shown: Any) -> None:
+def test_an_over_long_prompt_loses_its_oldest_pairs_whole_and_never_its_opening(room: int, shown: Any) -> None:
     table = [[f"{WRONG} {t}"] for t in range(4)]
     student = Small(room, *table)
     gather({"s": student}, ["s"] * 4, [1] * 4)
@@ -277,7 +277,7 @@ def test_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room: int, 
 
 
 class Told:
-    """An environment with feedback of its own, which fails on ``crash``."""
+    """An environment with its own feedback. It fails on the attempt ``crash``."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -294,7 +294,7 @@ class Told:
         self.closed += 1
 
 
-def test_an_environment_tells_what_an_attempt_led_to_in_the_feedback_on_it() -> None:
+def test_feedback_includes_the_environment_s_text_on_the_outcome_of_the_attempt() -> None:
     env, student = Told(), Script([WRONG, UNREADABLE], [RIGHT], [RIGHT])
     play = Play(env, True, 5)  # type: ignore[arg-type]
     told = f"you said {len(WRONG)} letters\nThe answer is incorrect. Please try again."
@@ -305,10 +305,12 @@ def test_an_environment_tells_what_an_attempt_led_to_in_the_feedback_on_it() -> 
     blind = EvaluateParams(max_turns=3, parallel_samples=1)
     run, _ = asyncio.run(evaluate(PROBLEM, student, play, blind))  # type: ignore[arg-type]
     assert run.turns[1].attempt.reward == 1
-    assert run.turns[1].observation == told.replace(str(len(WRONG)), str(len(RIGHT)))  # no oracle: incorrect, too
+    assert run.turns[1].observation == told.replace(
+        str(len(WRONG)), str(len(RIGHT))
+    )  # without an oracle, a correct attempt is called incorrect, too
 
 
-def test_an_environment_that_fails_blocks_the_episode_and_is_closed() -> None:
+def test_a_failing_environment_blocks_the_episode_and_is_closed() -> None:
     env, student = Told(), Script([WRONG], ["crash"])
     play = Play(env, True, 5)  # type: ignore[arg-type]
     cfg = GenerateParams(tasks=1, max_turns=2, models=["student"] * 2, num_of_samples=[1, 1])
