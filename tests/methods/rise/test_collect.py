@@ -305,9 +305,7 @@ def test_feedback_includes_the_environment_s_text_on_the_outcome_of_the_attempt(
     blind = EvaluateParams(max_turns=3, parallel_samples=1)
     run, _ = asyncio.run(evaluate(PROBLEM, student, play, blind))  # type: ignore[arg-type]
     assert run.turns[1].attempt.reward == 1
-    assert run.turns[1].observation == told.replace(
-        str(len(WRONG)), str(len(RIGHT))
-    )  # without an oracle, a correct attempt is called incorrect, too
+    assert run.turns[1].observation == told.replace(str(len(WRONG)), str(len(RIGHT)))  # no oracle: called incorrect
 
 
 def test_a_failing_environment_blocks_the_episode_and_is_closed() -> None:
