@@ -1,4 +1,4 @@
-"""What a dialogue says and shows (docs/rise.md, R2 to R4 and R14)."""
+"""Prompt texts, context window and dialogue limit (docs/rise.md, R2 to R4 and R14)."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_opening_is_the_worked_example_then_the_problem() -> None:
     assert opening("Q?", few_shot=False) == [problem]
 
 
-def test_protocol_strings_to_the_letter() -> None:
+def test_protocol_strings_are_verbatim() -> None:
     assert opening("Q?")[-1].content == (
         "Great job! You've successfully answered the question. Now, let's move on to the next one.\nQ?"
     )
@@ -43,7 +43,7 @@ def test_protocol_strings_to_the_letter() -> None:
     assert feedback(0.0, "{question}").endswith("question: {question}")
 
 
-def test_forced_feedback_is_negative_for_right_attempts_too() -> None:
+def test_forced_feedback_is_negative_for_correct_attempts_too() -> None:
     assert feedback(1.0, "Q?", forced_negative=True) == feedback(0.0, "Q?")
 
 
@@ -60,13 +60,13 @@ def test_window_counts_the_current_turn() -> None:
 
 
 @given(st.integers(0, 12), st.integers(1, 14), st.booleans())
-def test_shows_the_last_min_t_k_minus_1_pairs(turn: int, window: int, few_shot: bool) -> None:
+def test_a_prompt_shows_the_last_min_of_t_and_k_minus_1_pairs(turn: int, window: int, few_shot: bool) -> None:
     start = opening("Q?", few_shot)
     shown = visible(start, pairs(turn), window)
     assert shown == [*start, *(m for pair in pairs(turn)[turn - min(turn, window - 1) :] for m in pair)]
 
 
-def test_trap_10_whole_pairs_go_and_the_problem_stays() -> None:
+def test_trap_10_only_whole_pairs_are_dropped_and_the_problem_is_kept() -> None:
     start = opening("Q?")
     assert limit_dialogue(flat(start, 9), 3, 20) == flat(start, 9)  # 19 messages after the example
     trimmed = limit_dialogue(flat(start, 10), 3, 20)  # 21: the original cut the problem and began with a0
@@ -81,17 +81,17 @@ def test_trap_10_whole_pairs_go_and_the_problem_stays() -> None:
 
 
 @given(st.integers(0, 15), st.integers(1, 40), st.booleans())
-def test_limit_holds_and_roles_alternate(turn: int, limit: int, few_shot: bool) -> None:
+def test_the_dialogue_limit_holds_and_roles_alternate(turn: int, limit: int, few_shot: bool) -> None:
     start = opening("Q?", few_shot)
     kept = limit_dialogue(flat(start, turn), len(start), limit)
     after_example = kept[len(start) - 1 :]
     assert len(after_example) <= limit
     assert [m.role for m in after_example] == ["user", "assistant"] * (len(after_example) // 2) + ["user"]
     assert kept[-1] == flat(start, turn)[-1] or kept == start
-    assert len(after_example) + 2 > limit or len(kept) == len(start) + 2 * turn  # no more is cut than must be
+    assert len(after_example) + 2 > limit or len(kept) == len(start) + 2 * turn  # no more is cut than necessary
 
 
-def test_degenerate_attempts() -> None:
+def test_a_token_over_150_times_or_over_300_characters_long_is_degenerate() -> None:
     assert not degenerate("the " * 150)
     assert degenerate("the " * 151)
     assert degenerate("The tHe THE " * 50 + "the")
