@@ -1,4 +1,4 @@
-"""Small hand-made episodes for the RISE tests."""
+"""Builders of small episodes for the RISE tests."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def attempt(reward: Any, text: Any = None, answer: Any = None, **more: Any) -> A
 
 
 def episode(*turns: Any, id: str = "p1", status: Any = None, **more: Any) -> Episode:
-    """An episode of turns; a turn is a list of attempts (the best is chosen, ties to the earliest) or one attempt."""
+    """An episode of turns; a turn is one attempt or a list of attempts (the best is chosen, ties to the earliest)."""
     made = []
     for turn in turns:
         attempts = turn if isinstance(turn, list) else [turn]
@@ -38,5 +38,5 @@ def episode(*turns: Any, id: str = "p1", status: Any = None, **more: Any) -> Epi
 
 
 def run(*rewards: Any, id: str = "p1", **more: Any) -> Any:
-    """An episode of one distinct attempt a turn, by rewards."""
+    """An episode with one distinct attempt per turn and the given rewards."""
     return episode(*(attempt(reward, text=f"try {i}: {reward}") for i, reward in enumerate(rewards)), id=id, **more)
