@@ -1,4 +1,4 @@
-"""Splits of problems: frozen, disjoint, the same every time; demonstrations from them."""
+"""Splits of problems (frozen, disjoint, reproducible) and the demonstrations built from them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def assert_disjoint_and_sized(made: dict, counts: dict[str, int]) -> None:
         assert len(set(everything)) == len(everything)
 
 
-def test_splits_have_their_sizes_and_share_no_problem(tmp_path: Path) -> None:
+def test_splits_have_the_requested_sizes_and_share_no_problem(tmp_path: Path) -> None:
     assert_disjoint_and_sized(splits(tmp_path), COUNTS)
 
 
-def test_splits_are_the_same_in_another_process_and_others_under_another_seed(tmp_path: Path) -> None:
+def test_splits_are_the_same_in_another_process_and_differ_under_another_seed(tmp_path: Path) -> None:
     here = hashes(tmp_path)
     program = "import json, pathlib, tests.methods.rise.test_tasks as t\nprint(json.dumps(t.hashes(pathlib.Path('.'))))"
     done = subprocess.run(
@@ -70,22 +70,22 @@ def test_splits_are_the_same_in_another_process_and_others_under_another_seed(tm
     assert not set(here.values()) & set(hashes(tmp_path, seed=4).values())
 
 
-def test_a_smaller_split_is_the_start_of_a_larger_one(tmp_path: Path) -> None:
+def test_a_smaller_test_split_is_a_prefix_of_a_larger_one(tmp_path: Path) -> None:
     assert splits(tmp_path, test=5)["test"] == splits(tmp_path)["test"][:5]
 
 
-def test_the_hash_names_the_problems_and_their_order() -> None:
+def test_the_split_hash_depends_on_the_ids_and_their_order() -> None:
     assert split_hash(("a", "b")) == split_hash(["a", "b"])
     assert len({split_hash(ids) for ids in ("ab", "ba", "a", ["ab"])}) == 4
 
 
-def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
+def test_a_split_file_round_trips(tmp_path: Path) -> None:
     test = splits(tmp_path)["test"]
     write_rows(tmp_path / "test.jsonl", [to_row(problem, GSM8K) for problem in test])
     assert load_split(tmp_path / "test.jsonl", GSM8K) == test
 
 
-def test_demonstrations_open_as_episodes_do_and_learn_the_gold_solution_only(tmp_path: Path) -> None:
+def test_demonstrations_open_like_episodes_and_train_only_on_the_gold_solution(tmp_path: Path) -> None:
     problems = splits(tmp_path)["demonstrations"]
     for few_shot in (False, True):
         made = demonstrate(problems, GSM8K, few_shot=few_shot)
@@ -96,7 +96,7 @@ def test_demonstrations_open_as_episodes_do_and_learn_the_gold_solution_only(tmp
             assert GSM8K.grade(example.messages[-1].content, problem).reward == 1
 
 
-def test_the_tokenizer_s_texts_hold_questions_feedback_and_solutions(tmp_path: Path) -> None:
+def test_the_tokenizer_s_texts_contain_the_question_and_the_solution(tmp_path: Path) -> None:
     problem = splits(tmp_path)["demonstrations"][0]
     made = [row["text"] for row in texts([problem], GSM8K)]
     assert len(made) == 3
@@ -104,7 +104,7 @@ def test_the_tokenizer_s_texts_hold_questions_feedback_and_solutions(tmp_path: P
     assert made[2] == GSM8K.demonstration(problem)
 
 
-def test_an_instruction_is_a_token_and_stands_in_no_other_text() -> None:
+def test_the_instruction_is_one_fixed_text_and_is_absent_from_all_other_texts() -> None:
     env = answer_env(name="textcraft").make()
     assert isinstance(env, Plans)
     problems = env.problems({"demonstrations": 5}, seed=1)["demonstrations"]
@@ -116,7 +116,7 @@ def test_an_instruction_is_a_token_and_stands_in_no_other_text() -> None:
     assert len(others) == 3 * len(problems)
 
 
-def test_own_files_are_divided_and_the_test_file_is_the_test_split_s_alone(tmp_path: Path) -> None:
+def test_user_files_are_divided_and_the_test_file_is_used_by_the_test_split_only(tmp_path: Path) -> None:
     files = own_files(tmp_path, train=20, test=8)
     counts: dict[str, Any] = {"demonstrations": 4, "train": 10, "dev": 5, "test": 7}
     made = splits(tmp_path, source="files", files=files, **counts)
@@ -124,10 +124,10 @@ def test_own_files_are_divided_and_the_test_file_is_the_test_split_s_alone(tmp_p
     held_out = {problem.question for problem in load_split(Path(files["test"]), GSM8K)}
     assert {problem.question for problem in made["test"]} <= held_out
     assert not held_out & {problem.question for name in ("train", "dev", "demonstrations") for problem in made[name]}
-    assert [p.id for p in made["train"]] != sorted(p.id for p in made["train"])  # not in the file's order
+    assert [p.id for p in made["train"]] != sorted(p.id for p in made["train"])  # shuffled
 
 
-def test_one_file_alone_is_divided_among_all_splits(tmp_path: Path) -> None:
+def test_a_single_file_is_divided_among_all_splits(tmp_path: Path) -> None:
     counts: dict[str, Any] = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4}
     made = splits(tmp_path, source="files", files=own_files(tmp_path, test=20), **counts)
     assert_disjoint_and_sized(made, counts)
@@ -141,7 +141,9 @@ def test_one_file_alone_is_divided_among_all_splits(tmp_path: Path) -> None:
         ({"demonstrations": 9}, r"rise\.tasks\.demonstrations: 9 problems are requested, but 8 of 20 are left"),
     ],
 )
-def test_too_few_problems_are_said_by_split(tmp_path: Path, counts: dict[str, int], said: str) -> None:
+def test_too_few_problems_are_reported_with_the_name_of_the_split(
+    tmp_path: Path, counts: dict[str, int], said: str
+) -> None:
     asked: dict[str, Any] = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4, **counts}
     with pytest.raises(UserError, match=said):
         splits(tmp_path, source="files", files=own_files(tmp_path, train=20, test=8), **asked)
@@ -158,7 +160,7 @@ def test_a_problem_in_two_files_and_a_missing_test_file_are_refused(tmp_path: Pa
 
 
 @pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_real_data_give_disjoint_splits_and_the_official_test_split_stays_test(tmp_path: Path) -> None:
+def test_the_real_data_give_disjoint_splits_of_the_requested_sizes(tmp_path: Path) -> None:
     counts = {"demonstrations": 3000, "train": 4000, "dev": 473, "test": 1319}
     made = splits(tmp_path, source="gsm8k", mirror=MIRROR, **counts)
     assert_disjoint_and_sized(made, counts)
