@@ -1,4 +1,4 @@
-"""RISE's params can express the paper's settings (more: pipeline/test_params)."""
+"""RISE's params can express the paper's settings (more tests of params: tests/pipeline/test_params.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rise(name: str) -> RiseParams:
     return RiseParams.model_validate(profile(name)["rise"])
 
 
-def test_models_and_samples_have_one_entry_a_turn() -> None:
+def test_models_and_num_of_samples_have_one_entry_per_turn() -> None:
     made = GenerateParams(tasks=1, max_turns=2, models=["student", "teacher"], num_of_samples=[1, 16])
     assert (made.models, made.num_of_samples) == (["student", "teacher"], [1, 16])
     faults: list[dict[str, Any]] = [{"models": ["s"]}, {"num_of_samples": [1, 2, 3]}, {"num_of_samples": [1, 0]}]
@@ -24,7 +24,7 @@ def test_models_and_samples_have_one_entry_a_turn() -> None:
             GenerateParams(**{"tasks": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
 
 
-def test_evaluation_is_the_original_s_unless_told_otherwise() -> None:
+def test_evaluation_defaults_to_the_original_s_settings() -> None:
     made = EvaluateParams()
     assert (made.max_turns, made.context_window, made.parallel_samples, made.oracle) == (5, 5, 5, False)
     assert (made.temperature, made.top_p, made.max_tokens, made.dialogue_limit) == (1.0, 1.0, 1000, 20)
@@ -37,7 +37,7 @@ def test_every_profile_but_the_arenas_evaluates_with_the_paper_s_window_of_two_t
     assert rise(name).evaluate.model_dump(exclude_unset=True)["context_window"] == 2
 
 
-def test_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:
+def test_an_iteration_may_start_from_the_previous_iteration_or_from_the_base() -> None:
     values = RiseParams.spelled_out(profile("default")["rise"])
     for init in ("iter1", "base"):
         values["rows"]["iter2"]["init"] = init
