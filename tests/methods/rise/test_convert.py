@@ -1,4 +1,4 @@
-"""Episodes to examples (docs/rise.md, R19 to R23)."""
+"""Conversion of episodes to training examples (docs/rise.md, R19 to R23)."""
 
 import math
 from pathlib import Path
@@ -50,20 +50,22 @@ def finals(converted: Any) -> Any:
         ([0], [0], [0], [0], []),
         ([0, 1], [0, 1], [0, 1], [0, 1], [1]),
         ([0, 0, 1], [0, 1, 2], [0, 2], [0, 1, 2], [2]),
-        ([0, -1, 0], [0, 1, 2], [0, 2], [0, 2], []),  # better looks at the previous one only; best at the maximum
+        ([0, -1, 0], [0, 1, 2], [0, 2], [0, 2], []),  # better: above the previous one; best: a running maximum
         ([0, -1, 0, 0], [0, 1, 2, 3], [0, 2], [0, 2, 3], []),
         ([-1, 0, -1, 0], [0, 1, 2, 3], [0, 1, 3], [0, 1, 3], []),
         ([-1, -1, -1], [0, 1, 2], [0], [0, 1, 2], []),
-        ([0, 1, 0, 1], [0, 1], [0, 1], [0, 1], [1]),  # nothing after the first 1
+        ([0, 1, 0, 1], [0, 1], [0, 1], [0, 1], [1]),  # attempts after the first 1 are dropped
         ([], [], [], [], []),
     ],
 )
-def test_criteria(rewards: Any, all_: Any, better: Any, best: Any, success: Any) -> None:
+def test_each_criterion_keeps_the_expected_attempts(
+    rewards: Any, all_: Any, better: Any, best: Any, success: Any
+) -> None:
     assert [keep(rewards, criteria) for criteria in CRITERIA] == [all_, better, best, success]  # type: ignore[arg-type]
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=8))
-def test_to_26_how_the_criteria_nest(rewards: list[float]) -> None:
+def test_to_26_each_criterion_keeps_a_subset_of_the_attempts_up_to_the_first_success(rewards: list[float]) -> None:
     kept = {criteria: keep(rewards, criteria) for criteria in CRITERIA}  # type: ignore[arg-type]
     stop = rewards.index(1) + 1 if 1 in rewards else len(rewards)
     assert kept["all"] == list(range(stop))
@@ -79,18 +81,18 @@ def test_an_unknown_criterion_is_refused() -> None:
         keep([0.0], "single_best")  # type: ignore[arg-type]
 
 
-def test_dedup_strips_and_drops_empty_and_seen() -> None:
+def test_dedup_ignores_outer_whitespace_and_drops_empty_and_repeated_attempts() -> None:
     assert dedup(["a", " a\n", "", "  ", "b", "a", "A"]) == [0, 4, 6]
     one = episode(attempt(0, "same"), attempt(0, " same "), attempt(-1, "  "), attempt(1, "right"))
     examples = convert([one], config(remove_duplication=True), seed=0).examples
     assert [example.messages[-1].content for example in examples] == ["same", "right"]
-    # what is not trained on was seen all the same
+    # attempts that are not trained on stay in the prompt, since the model saw them
     seen = [text for turn in one.turns[:3] for text in (turn.attempt.text, turn.observation)]
     assert [m.content for m in examples[1].messages[3:]] == [*seen, "right"]
     assert len(convert([one], config(), seed=0).examples) == 4
 
 
-def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat: Any) -> None:
+def test_dedup_strips_the_attempts_trained_on_and_keeps_generated_ids(chat: Any) -> None:
     ids = chat.content_ids(Message(role="assistant", content="  ab\n"))
     one = episode(
         [attempt(-1, " worse "), attempt(0, "  ab\n", token_ids=ids, finish="stop")],
@@ -102,10 +104,10 @@ def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat: A
     no = one.turns[0].observation
     assert told == [["ab"], ["  ab\n", no, "ab", no, "ba"]]
     final = chat.encode(examples[0].messages)
-    assert final.ids[final.spans[-1].start : final.spans[-1].end] == ids  # never tokenised anew
+    assert final.ids[final.spans[-1].start : final.spans[-1].end] == ids  # never tokenised again
     written = examples[1].messages[-1]
     assert chat.content_ids(written) == chat.content_ids(Message(role="assistant", content="ba"))
-    assert [turn.attempt.text for turn in one.turns] == ["  ab\n", "ab", " \tba "]  # the episode is as it was
+    assert [turn.attempt.text for turn in one.turns] == ["  ab\n", "ab", " \tba "]  # the episode is unchanged
     plain = to_dataset(convert([one], config(), seed=0).examples)
     assert plain[2]["conversations"][-1]["value"] == " \tba "
 
@@ -119,7 +121,7 @@ def test_no_trained_attempt_of_a_deduplicated_data_set_has_outer_whitespace(text
     assert len(rows) == len({text.strip() for text in [*texts, "right"]} - {""})
 
 
-def test_criteria_look_at_what_dedup_left() -> None:
+def test_criteria_apply_to_the_attempts_that_dedup_kept() -> None:
     one = episode(attempt(0, "x"), attempt(-1, "x "), attempt(0, "y"))
     assert len(select(one, "better", False)) == 2  # y beats the repeated x
     assert len(select(one, "better", True)) == 1  # y does not beat the first x
@@ -132,7 +134,7 @@ def test_dedup_is_idempotent(texts: list[str]) -> None:
     assert {text.strip() for text in left} == {text.strip() for text in texts} - {""}
 
 
-def test_only_success_drops_whole_trajectories() -> None:
+def test_only_success_drops_trajectories_without_success() -> None:
     episodes = [run(0, 0, id="lost"), run(0, 1, id="won"), run(id="blocked", status="blocked")]
     converted = convert(episodes, config(only_success=True), seed=0)
     assert [example.source for example in converted.examples] == ["won", "won"]
@@ -155,7 +157,7 @@ def test_unusable_temperatures_are_refused() -> None:
             weights([1.0], temperature)
 
 
-def test_baselines() -> None:
+def test_reward_baselines_are_means_by_problem_or_by_turn() -> None:
     episodes = (run(0, 1, id="a"), run(-1, -1, id="b"))
     samples = [(e.id, s.index, s.reward) for e in episodes for s in select(e, "all", False)]
     assert reward_baselines(samples, "none") == [0, 0, 0, 0]
@@ -181,7 +183,7 @@ def test_shuffle_is_seeded_and_ids_follow_the_final_order() -> None:
     assert [e.id for e in one] == [e.id for e in plain] == [f"identity_{i}" for i in range(60)]
 
 
-def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat: Any) -> None:
+def test_the_final_attempt_keeps_its_ids_and_the_tokens_before_it_are_the_prompt(chat: Any) -> None:
     ids = chat.content_ids(Message(role="assistant", content="ab"))
     one = episode(attempt(0, "ab", token_ids=[*ids, *ids], finish="length"), attempt(1, "ba", token_ids=ids))
     last = convert([one], config(), seed=0).examples[-1]
@@ -195,7 +197,7 @@ def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat: Any) -> 
 
 
 @pytest.mark.parametrize("omitted", [3, 10])
-def test_a_turn_that_left_out_what_there_was_not_is_refused(omitted: int) -> None:
+def test_a_turn_with_an_inconsistent_count_of_omitted_messages_is_refused(omitted: int) -> None:
     one = run(0, 0, 0, 0, 1)
     one.turns[4].omitted = omitted
     with pytest.raises(UserError, match=f"episode p1, turn 5: its prompt omits {omitted} of 8 earlier messages"):
@@ -213,7 +215,7 @@ def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion() -> None:
     assert converted.stats["blocked"] == 2
 
 
-def test_token_statistics_and_histogram(chat: Any) -> None:
+def test_conversion_reports_token_statistics_and_a_reward_histogram(chat: Any) -> None:
     episodes = [run(0, 1, id="a"), run(-1, 0, id="b")]
     converted = convert(episodes, config(), seed=0, chat=chat, max_length=10**6)
     encoded = [chat.encode(e.messages) for e in converted.examples]
@@ -228,11 +230,11 @@ def test_token_statistics_and_histogram(chat: Any) -> None:
     limit = sorted(e.spans[-1].stop for e in encoded)[1]
     long = convert(episodes, config(), seed=0, chat=chat, max_length=limit)
     assert long.stats["over_length"] == sum(e.spans[-1].stop > limit for e in encoded) > 0
-    assert len(long.examples) == 4  # counted, never dropped here
+    assert len(long.examples) == 4  # over-long examples are counted, never dropped here
     assert long.histogram == [{"reward": -1, "count": 1}, {"reward": 0, "count": 2}, {"reward": 1, "count": 1}]
 
 
-def test_trap_16_counters_add_up_and_effective_weight_is_logged() -> None:
+def test_trap_16_counters_add_up_and_the_effective_number_of_examples_is_reported() -> None:
     episodes = [run(0, 0, 1, id="a"), episode(attempt(0, "x"), attempt(0, "x"), id="b")]
     stats = convert(episodes, config(criteria="better", remove_duplication=True), seed=0).stats
     assert (
@@ -247,7 +249,7 @@ def test_trap_16_counters_add_up_and_effective_weight_is_logged() -> None:
     assert stats["weight"]["effective_examples"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w))
 
 
-def test_accumulated_examples_join_as_they_are_with_new_ids() -> None:
+def test_accumulated_examples_are_added_unchanged_except_for_new_ids() -> None:
     earlier = convert([run(0, 1, id="old")], config(reward_temperature=1.0), seed=0).examples
     converted = convert([run(1, id="new")], config(shuffle=True), seed=3, earlier=earlier)
     assert sorted(e.source for e in converted.examples) == ["new", "old", "old"]
@@ -255,7 +257,7 @@ def test_accumulated_examples_join_as_they_are_with_new_ids() -> None:
     assert {e.messages[-1].weight for e in converted.examples} == {1.0, math.exp(1.0), math.exp(2.5)}
 
 
-def test_an_iteration_that_solves_nothing_goes_on_with_its_parents_examples_if_they_accumulate(
+def test_with_accumulate_an_iteration_that_solves_nothing_keeps_its_parent_s_examples(
     rise_bench: Workbench, tmp_path: Path
 ) -> None:
     changes = {"accumulate": True, "criteria": "success"}
@@ -270,7 +272,7 @@ def test_an_iteration_that_solves_nothing_goes_on_with_its_parents_examples_if_t
         assert read_jsonl(folder / f"data/rise/iter1/train/{name}.jsonl", Example) == earlier
 
 
-def test_control_single_turn_holds_the_same_right_answers_as_first_attempts() -> None:
+def test_control_single_turn_has_the_same_correct_answers_as_first_attempts() -> None:
     episodes = [run(0, 1, id="taught"), run(1, id="alone"), run(0, 0, id="lost"), run(id="gone", status="blocked")]
     examples = single_turn(episodes, seed=0, shuffle=False)
     assert [(e.source, [m.role for m in e.messages[3:]]) for e in examples] == [
@@ -282,7 +284,7 @@ def test_control_single_turn_holds_the_same_right_answers_as_first_attempts() ->
     assert single_turn(episodes, seed=0) == single_turn(episodes, seed=0)
 
 
-def test_control_unweighted_is_the_same_data_at_weight_one() -> None:
+def test_control_unweighted_is_the_same_data_with_weight_one() -> None:
     examples = convert([run(-1, 0, 1)], config(), seed=0).examples
     plain = unweighted(examples)
     assert [[m.weight for m in e.messages] for e in plain] == [
@@ -292,7 +294,7 @@ def test_control_unweighted_is_the_same_data_at_weight_one() -> None:
     assert plain == convert([run(-1, 0, 1)], config(weighted=False), seed=0).examples
 
 
-def test_nothing_left_is_said_in_one_sentence() -> None:
+def test_a_conversion_that_leaves_no_examples_is_refused() -> None:
     with pytest.raises(UserError, match="no examples remain from 1 episodes"):
         convert([run(0, 0)], config(only_success=True), seed=0)
 
@@ -301,7 +303,7 @@ rewards = st.lists(st.sampled_from([-1.0, 0.0, 1.0, None]), max_size=5)
 
 
 @given(st.lists(rewards, min_size=1, max_size=5), st.sampled_from(CRITERIA), st.booleans(), st.booleans())
-def test_any_episodes_convert_and_every_example_ends_in_a_kept_attempt(
+def test_every_example_alternates_roles_and_ends_in_an_attempt_with_weight(
     runs: Any, criteria: Any, remove: bool, only: bool
 ) -> None:
     episodes = [
