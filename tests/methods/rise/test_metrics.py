@@ -15,12 +15,12 @@ from tests.methods.rise.episodes import attempt, episode, run
 
 
 def answers(*values: Any, id: str = "p", right: str = "1") -> Any:
-    """A sequential episode by answers; None is unparsable."""
+    """A sequential episode with these answers; None is unparsable."""
     return episode(*(scored(value, right) for value in values), id=id)
 
 
 def together(*values: Any, id: str = "p", right: str = "1") -> Any:
-    """A parallel episode by answers."""
+    """A parallel episode with these answers; None is unparsable."""
     return episode([scored(value, right) for value in values], id=id)
 
 
@@ -43,7 +43,7 @@ def means(metrics: Any) -> Any:
         ([None, None, "3"], 2),  # unreadable answers have no vote
         ([None, None], None),
         ([], None),
-        (["1", "2", "1.0", "2.00", "01"], 0),  # classes of equivalent answers, not strings
+        (["1", "2", "1.0", "2.00", "01"], 0),  # votes go to classes of equivalent answers, not to strings
         (["2", "1", "1.0"], 1),
     ],
 )
@@ -52,7 +52,7 @@ def test_majority_over_equivalence_classes(votes: Any, winner: int | None) -> No
 
 
 @given(st.lists(st.sampled_from(["1", "1.0", "2", None]), max_size=7))
-def test_majority_wins_at_least_as_many_votes_as_any_class(votes: list[str | None]) -> None:
+def test_majority_is_the_first_of_the_classes_with_the_most_votes(votes: list[str | None]) -> None:
     winner = majority(votes, equivalent)
     sizes = {v: sum(equivalent(v, w) for w in votes) for v in votes if v is not None}
     assert (winner is None) == (not sizes)
@@ -61,10 +61,10 @@ def test_majority_wins_at_least_as_many_votes_as_any_class(votes: list[str | Non
         assert not any(sizes[v] == max(sizes.values()) for v in votes[:winner] if v is not None)
 
 
-def test_the_four_figures_by_hand() -> None:
+def test_metrics_match_a_hand_computed_example() -> None:
     sequential = [
-        answers("1", "2", "2", "2", "1", id="a"),  # right first, then talked out of it: majority 2
-        answers("3", "1", "1.0", "4", None, id="b"),  # wrong first, majority right
+        answers("1", "2", "2", "2", "1", id="a"),  # first right, then changed to a wrong answer: the majority is 2
+        answers("3", "1", "1.0", "4", None, id="b"),  # first wrong, majority right
         answers("5", "5", "5", "5", "5", id="c"),
         answers(None, None, None, None, None, id="d"),
     ]
@@ -96,14 +96,14 @@ def test_the_four_figures_by_hand() -> None:
     assert all(metric["n"] == 4 for name, metric in metrics.items() if "@" in name)
 
 
-def test_majority_by_turn_follows_the_prefix() -> None:
+def test_the_majority_at_a_turn_counts_only_the_turns_up_to_it() -> None:
     got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
     assert "m5@t1" not in got
     assert "p5@t1" not in got
 
 
-def test_trap_8_failed_problems_stay_in_the_denominator() -> None:
+def test_trap_8_blocked_problems_stay_in_the_denominator() -> None:
     gone = run(id="gone", status="blocked")
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     metrics = evaluate_metrics(
@@ -114,20 +114,20 @@ def test_trap_8_failed_problems_stay_in_the_denominator() -> None:
     )
     assert metrics["m1@t1"] == {"mean": pytest.approx(2 / 3), "se": pytest.approx(1 / 3), "n": 3}
     assert metrics["m2@t1"]["mean"] == pytest.approx(2 / 3)
-    assert metrics["accuracy@t2"]["mean"] == pytest.approx(1 / 3)  # a turn that was not reached is not right
+    assert metrics["accuracy@t2"]["mean"] == pytest.approx(1 / 3)  # a turn that was not reached counts as wrong
     assert metrics["blocked"]["mean"] == pytest.approx(2 / 3)
     none = means(evaluate_metrics([gone], [gone], equivalent, turns=5, samples=5))
     assert {none[name] for name in ("p1@t5", "m5@t1", "p5@t1", "p1@t5-p5@t1")} == {0}
 
 
-def test_a_run_that_was_cut_short_has_no_right_majority_over_turns_that_it_did_not_play() -> None:
+def test_a_blocked_run_s_majority_is_wrong_at_turns_that_were_not_played() -> None:
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     got = means(evaluate_metrics([cut], [together("1", "1", id="cut")], equivalent, turns=3))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [1, 0, 0]
     assert got["p1@t3"] == 1  # one of its attempts was right
 
 
-def test_oracle_run_gives_the_same_p1_and_no_majority_over_turns() -> None:
+def test_an_oracle_run_has_the_same_p1_and_no_majority_over_turns() -> None:
     free = [answers("2", "1", "3", id="a"), answers("1", "2", "2", id="b"), answers("2", "2", "2", id="c")]
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
     parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
@@ -151,19 +151,19 @@ def test_two_runs_are_compared_problem_by_problem() -> None:
         paired_difference({"a": 1.0}, {"b": 1.0})
 
 
-def test_runs_over_different_splits_are_refused() -> None:
+def test_a_sequential_and_a_parallel_run_of_different_problems_are_refused() -> None:
     with pytest.raises(UserError, match="different problems"):
         outcomes([answers("1", id="a")], [together("1", id="b")], equivalent)
 
 
-def test_rates_have_a_clustered_error() -> None:
+def test_rates_have_clustered_standard_errors() -> None:
     assert ratio([]) == ratio([(0, 0)]) == {"mean": 0.0, "se": 0.0, "n": 0}
     assert ratio([(1, 2), (1, 2)]) == {"mean": 0.5, "se": 0.0, "n": 4}
-    one_each = ratio([(1, 1), (0, 1), (0, 1), (1, 1)])  # clusters of one: the ordinary error of a mean
+    one_each = ratio([(1, 1), (0, 1), (0, 1), (1, 1)])  # clusters of size one: the ordinary error of a mean
     assert one_each == {"mean": 0.5, "se": pytest.approx(math.sqrt(1 / 3 / 4)), "n": 4}
 
 
-def test_accuracy_rows_for_the_plot() -> None:
+def test_the_plot_s_rows_have_accuracy_majority_and_any_by_turn() -> None:
     metrics = evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent)
     rows = accuracy_rows(metrics)
     assert [(row["turn"], row["accuracy"], row["majority"], row["any"]) for row in rows] == [
@@ -183,7 +183,7 @@ def test_accuracy_rows_for_the_plot() -> None:
         max_size=6,
     )
 )
-def test_relations_that_always_hold(split: list[tuple[list[str | None], list[str | None]]]) -> None:
+def test_metrics_satisfy_their_inequalities(split: list[tuple[list[str | None], list[str | None]]]) -> None:
     sequential = [answers(*turns, id=str(i)) for i, (turns, _) in enumerate(split)]
     parallel = [together(*first, id=str(i)) for i, (_, first) in enumerate(split)]
     got = means(evaluate_metrics(sequential, parallel, equivalent))
@@ -194,7 +194,7 @@ def test_relations_that_always_hold(split: list[tuple[list[str | None], list[str
     assert all(0 <= value <= 1 for name, value in got.items() if "-" not in name)
 
 
-def test_an_oracle_run_s_plot_shows_what_is_solved_by_each_turn() -> None:
+def test_an_oracle_run_s_plot_shows_the_share_solved_by_each_turn() -> None:
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
     parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
     rows = accuracy_rows(evaluate_metrics(stopped, parallel, equivalent, turns=3, oracle=True))
