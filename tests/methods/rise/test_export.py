@@ -1,4 +1,4 @@
-"""The released code's formats (docs/rise.md, R36)."""
+"""Export to and import from the released code's formats (docs/rise.md, R36)."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ TWO_TURNS = episode(
 )
 
 
-def test_log_has_the_originals_schema_and_our_fields() -> None:
+def test_a_log_has_the_original_s_schema_and_our_additional_fields() -> None:
     log = to_log([TWO_TURNS, run(0)])
     assert list(log) == ["0", "1"]
     entry = log["0"]
@@ -55,7 +55,7 @@ def test_dialogue_is_the_last_prompt_without_the_last_action() -> None:
     assert dialogue[-1]["content"] == TWO_TURNS.turns[0].observation
 
 
-def test_a_dialogue_with_a_model_behind_an_api_has_the_role_assistant(tmp_path: Path) -> None:
+def test_a_dialogue_whose_last_model_is_behind_an_api_has_the_role_assistant(tmp_path: Path) -> None:
     one = run(0, 1)
     for turn, model in zip(one.turns, ("student", "teacher"), strict=True):
         turn.model = model
@@ -67,7 +67,7 @@ def test_a_dialogue_with_a_model_behind_an_api_has_the_role_assistant(tmp_path: 
     assert json.loads((tmp_path / "log.json").read_text()) == to_log([one], ["teacher"])
 
 
-def test_trap_8_blocked_turns_are_logged_as_the_original_does() -> None:
+def test_trap_8_blocked_turns_are_logged_as_in_the_original() -> None:
     first = run(id="p", status="blocked")
     entry = to_log([first])["0"]
     assert entry["max_reward"] is None
@@ -99,7 +99,7 @@ def test_trap_8_blocked_turns_are_logged_as_the_original_does() -> None:
         assert from_log(to_log([one]), "log") == [one]
 
 
-def test_the_dialogue_is_the_last_prompt_without_what_it_left_out() -> None:
+def test_the_dialogue_excludes_messages_that_the_last_prompt_omitted() -> None:
     one = run(0, 0, 0, 1, id="p")
     one.turns[2].omitted, one.turns[3].omitted = 2, 4
     entry = to_log([one])["0"]
@@ -109,7 +109,7 @@ def test_the_dialogue_is_the_last_prompt_without_what_it_left_out() -> None:
     assert from_log(to_log([one]), "log") == [one]
 
 
-def test_an_evaluation_s_first_attempts_are_all_logged_as_told_that_they_are_wrong() -> None:
+def test_all_first_attempts_of_a_parallel_run_are_logged_with_negative_feedback() -> None:
     one = episode(attempt(0, "a"), id="p")
     one.turns[0].attempts = [attempt(0, "a"), attempt(1, "b"), attempt(1, "c")]
     one.turns[0].observation = ""
@@ -119,12 +119,12 @@ def test_an_evaluation_s_first_attempts_are_all_logged_as_told_that_they_are_wro
 
 
 def original(*episodes: Any) -> Any:
-    """The log as the original writes it: without the fields that we add."""
+    """The log as the original writes it, without our additional fields."""
     log = to_log(episodes)
     return {key: {name: value for name, value in entry.items() if name in FIELDS} for key, entry in log.items()}
 
 
-def test_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt() -> None:
+def test_attempts_of_an_original_s_blocked_entry_stay_out_of_the_prompt() -> None:
     said = ["example", "solution", "problem", "a", "no"]
     entry = {
         "task_id": 0,
@@ -150,7 +150,7 @@ def test_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt() -> N
     assert to_log([one])["0"]["dialogue"] == entry["dialogue"]
 
 
-def test_logs_with_the_failed_turn_among_the_best_actions_are_read_too() -> None:
+def test_logs_that_list_the_failed_turn_among_the_best_actions_can_be_read() -> None:
     blocked = run(0, status="blocked")
     log = original(blocked)
     history = log["0"]["turn_history"]
@@ -160,7 +160,7 @@ def test_logs_with_the_failed_turn_among_the_best_actions_are_read_too() -> None
     assert (one.status, one.prompt, one.rewards) == ("blocked", blocked.prompt, [0])
 
 
-def test_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dialogue() -> None:
+def test_an_attempt_that_repeats_the_worked_example_does_not_change_the_imported_prompt() -> None:
     for parrot in (
         episode(attempt(0, EXAMPLE_ANSWER)),
         episode(attempt(0, EXAMPLE_ANSWER), status="blocked"),
@@ -169,11 +169,11 @@ def test_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dial
         assert from_log(original(parrot), "log", "gsm8k")[0].prompt == parrot.prompt
 
 
-def test_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt() -> None:
+def test_attempts_of_a_cut_dialogue_are_never_taken_for_the_prompt() -> None:
     same = run(0, 0, 0, 0)
     for turn in same.turns:
         turn.attempts[0].text = "same"
-    for kept in range(1, 9):  # trailing messages left after the worked example: 8 is an even limit's last one
+    for kept in range(1, 9):  # messages kept after the worked example
         for one in (same, same.model_copy(update={"status": "blocked"})):
             log = original(one)
             full = log["0"]["dialogue"]
@@ -181,11 +181,11 @@ def test_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt() -> None:
             assert from_log(log, "log", "gsm8k")[0].prompt == opening(QUESTION)
 
 
-def test_a_cut_dialogue_keeps_the_worked_example_that_it_begins_with() -> None:
+def test_a_cut_dialogue_keeps_its_own_worked_example() -> None:
     theirs = [Message(role="user", content="\nTheir instruction\n"), Message(role="assistant", content="Step 1")]
     one = run(0, 0, 0, 1)
     one.prompt = [*theirs, *opening(QUESTION, few_shot=False)]
-    for first in (one.turns[0].attempt.text, "Step 1"):  # and where the first attempt repeats it
+    for first in (one.turns[0].attempt.text, "Step 1"):  # also if the first attempt repeats the example
         one.turns[0].attempt.text = first
         for kept in (1, 2, 3, 4):
             log = original(one)
@@ -197,7 +197,7 @@ turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_siz
 
 
 @given(st.lists(st.tuples(turns, st.booleans()), max_size=4), st.booleans())
-def test_a_log_brings_its_episodes_back(runs: Any, few_shot: bool) -> None:
+def test_episodes_round_trip_through_a_log(runs: Any, few_shot: bool) -> None:
     episodes = [
         episode(
             *([attempt(r, f"t{t} s{s}: {r}") for s, r in enumerate(turn)] for t, turn in enumerate(one)),
@@ -216,7 +216,7 @@ def test_a_log_brings_its_episodes_back(runs: Any, few_shot: bool) -> None:
         assert [turn.attempt.text for turn in read.turns] == [turn.attempt.text for turn in one.turns]
 
 
-def test_an_originals_evaluation_log_without_dialogue_is_importable() -> None:
+def test_an_original_evaluation_log_without_a_dialogue_can_be_imported() -> None:
     log = to_log([TWO_TURNS])
     for key in OURS | {"dialogue"}:
         del log["0"][key]
@@ -233,7 +233,7 @@ def test_an_originals_evaluation_log_without_dialogue_is_importable() -> None:
     assert one.id == from_log(log, "elsewhere", "gsm8k")[0].id
 
 
-def test_what_an_original_log_gave_no_reward_for_lack_of_a_number_has_no_vote() -> None:
+def test_attempts_that_the_original_scored_as_unparsable_have_no_vote() -> None:
     texts = [r"\boxed{18.0}", r"\boxed{1,8}", "18"]
     log = short_log(actions={"0": texts}, best_actions=texts[1:2], rewards={"0": [-1, 1, -1]})
     (one,) = from_log(log, "log", "gsm8k")
@@ -241,7 +241,7 @@ def test_what_an_original_log_gave_no_reward_for_lack_of_a_number_has_no_vote() 
     assert evaluate_metrics([one], [one], make_env("gsm8k").equivalent)["m3@t1"]["mean"] == 1
 
 
-def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back() -> None:
+def test_api_roles_are_accepted_and_a_cut_dialogue_s_opening_is_restored() -> None:
     log = to_log([TWO_TURNS])
     for message in log["0"]["dialogue"]:
         message["role"] = {"agent": "assistant"}.get(message["role"], message["role"])
@@ -250,7 +250,7 @@ def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back() -> None:
     assert from_log(log, "log")[0].prompt == opening(QUESTION)
 
 
-def test_malformed_logs_name_the_entry() -> None:
+def test_errors_in_malformed_logs_name_the_entry() -> None:
     log = to_log([TWO_TURNS])
     log["0"]["turn_history"]["rewards"]["1"] = [1.0]
     with pytest.raises(UserError, match=r"log\.json, entry 0: turn 1"):
@@ -262,7 +262,7 @@ def test_malformed_logs_name_the_entry() -> None:
 
 
 def short_log(**changes: Any) -> dict[str, Any]:
-    """One turn with two samples of the same text."""
+    """A log of one turn with two samples of equal text."""
     history: dict[str, Any] = {"best_actions": ["a"], "actions": {"0": ["a", "a"]}, "rewards": {"0": [0, 1]}}
     history |= {"best_observations": ["o"], "best_rewards": [1]}
     history |= {key: value for key, value in changes.items() if key in history}
@@ -270,7 +270,7 @@ def short_log(**changes: Any) -> dict[str, Any]:
     return {"0": {"task_id": 0, "query": "q", "answer": "#### 1", "turn_history": history, **others}}
 
 
-def test_of_two_samples_with_the_same_text_the_one_with_the_best_reward_was_chosen() -> None:
+def test_of_two_samples_with_equal_text_the_one_with_the_best_reward_is_the_chosen_one() -> None:
     (one,) = from_log(short_log(), "log", "gsm8k")
     assert (one.turns[0].chosen, one.turns[0].attempt.reward, one.status) == (1, 1, "solved")
 
@@ -283,12 +283,12 @@ def test_of_two_samples_with_the_same_text_the_one_with_the_best_reward_was_chos
         ({"best_observations": []}, "turn 0 has no observation"),
     ],
 )
-def test_a_log_whose_parts_do_not_fit_is_refused_rather_than_cut(changes: dict[str, Any], said: str) -> None:
+def test_a_log_with_inconsistent_parts_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_log(short_log(**changes), "log", "gsm8k")
 
 
-def test_dataset_schema() -> None:
+def test_examples_are_written_in_the_original_s_dataset_schema() -> None:
     example = Example(
         id="identity_0",
         messages=[
@@ -317,7 +317,7 @@ def call(*arguments: Any) -> Any:
     )
 
 
-def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_command_line_exports_and_imports_and_reports_errors_in_one_line(tmp_path: Path) -> None:
     episodes, log, back = tmp_path / "e.jsonl", tmp_path / "5_turns.json", tmp_path / "sub" / "back.jsonl"
     write_jsonl(episodes, [TWO_TURNS])
     assert call("log", episodes, log).returncode == 0
@@ -343,14 +343,14 @@ def test_a_written_log_keeps_the_order_of_its_episodes(tmp_path: Path) -> None:
     assert back.read_bytes() == episodes.read_bytes()
 
 
-def test_a_question_that_an_original_log_asks_twice_gets_two_ids() -> None:
+def test_a_question_that_occurs_twice_in_an_original_log_gets_two_ids() -> None:
     log = original(TWO_TURNS)
     log["1"] = log["0"]
     one, two = from_log(log, "log", "gsm8k")
     assert two.id == f"{one.id}-2"
 
 
-def test_an_original_log_is_converted_without_what_it_repeats_as_the_original_does() -> None:
+def test_an_imported_original_log_drops_repeated_attempts_from_prompts_too() -> None:
     one = episode(*(attempt(0, text) for text in ("  a ", "b\n", "a", "")), attempt(1, "c"), id="p")
     (imported,) = from_log(original(one), "log", "gsm8k")
     told = {seed: to_dataset(convert([made], ConvertParams(shuffle=False), seed=0).examples) for seed, made in (
@@ -360,6 +360,6 @@ def test_an_original_log_is_converted_without_what_it_repeats_as_the_original_do
     last = {seed: [said["value"] for said in rows[-1]["conversations"]][3:] for seed, rows in told.items()}
     assert last == {
         "": ["a", no, "b", no, "c"],
-        "7/p": ["  a ", no, "b\n", no, "a", no, "", no, "c"],  # ours: the prompt that the model saw
+        "7/p": ["  a ", no, "b\n", no, "a", no, "", no, "c"],  # our own episode keeps the prompt that the model saw
     }
     assert [len(rows) for rows in told.values()] == [3, 3]
