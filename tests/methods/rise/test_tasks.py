@@ -124,7 +124,7 @@ def test_user_files_are_divided_and_the_test_file_is_used_by_the_test_split_only
     held_out = {problem.question for problem in load_split(Path(files["test"]), GSM8K)}
     assert {problem.question for problem in made["test"]} <= held_out
     assert not held_out & {problem.question for name in ("train", "dev", "demonstrations") for problem in made[name]}
-    assert [p.id for p in made["train"]] != sorted(p.id for p in made["train"])  # shuffled
+    assert [p.id for p in made["train"]] != sorted(p.id for p in made["train"])  # not sorted by id
 
 
 def test_a_single_file_is_divided_among_all_splits(tmp_path: Path) -> None:
