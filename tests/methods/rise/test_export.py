@@ -173,7 +173,7 @@ def test_attempts_of_a_cut_dialogue_are_never_taken_for_the_prompt() -> None:
     same = run(0, 0, 0, 0)
     for turn in same.turns:
         turn.attempts[0].text = "same"
-    for kept in range(1, 9):  # messages kept after the worked example
+    for kept in range(1, 9):  # messages kept after the worked example; 8 cuts only the problem of the blocked one
         for one in (same, same.model_copy(update={"status": "blocked"})):
             log = original(one)
             full = log["0"]["dialogue"]
