@@ -1,4 +1,4 @@
-"""Running Agent-R's real stages on bad input: what a stage that is refused says, and one that ends well."""
+"""Run Agent-R's real stages on bad input: the error of a stage that is refused, the warnings of one that succeeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PANEL = "data/agent_r/tasks/train.jsonl"
 
 
 def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:
-    """The one sentence with which a stage ends; whatever was published before is as it was."""
+    """The one-sentence error with which a stage ends. Everything published before is unchanged."""
     return bench.refused(folder, f"agent_r.{stage}", item, **more)
 
 
 def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
-    """Run a stage that ends well; what it said of episodes that are blocked or mix worlds."""
+    """Run a stage that succeeds; its messages about blocked episodes and diverged replays."""
     return [line for line in bench.done(folder, f"agent_r.{stage}", item) if "blocked" in line or "replays" in line]
 
 
