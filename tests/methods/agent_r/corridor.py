@@ -9,9 +9,9 @@
     …
     You have opened the door.    (reward 1, the end)
 
-Reward: 0.5 with the key, 1 with the door open, and a fall into the pit (``jump``) is fatal, -100 in its own score.
-Whoever mumbles stumbles: any other text is not understood, and leads one room to the right if its length is odd, to the
-left if even. So even a model that writes nonsense gets about.
+The reward is 0.5 with the key and 1 with the door open. A fall into the pit (``jump``) is fatal and has a raw score of
+-100. Any other text is invalid and moves one room to the right if its length is odd, to the left if it is even, so even
+a model that writes nonsense moves around.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class Corridor:
-    """Implements ``AgentEnv``. Task 5 * k + d: the key in room k, the door in room d."""
+    """Implements ``AgentEnv``. In task 5 * k + d the key is in room k and the door in room d."""
 
     name = "corridor"
     instruction = "Find the key and open the door. Actions: left, right, take key, open door, jump."
