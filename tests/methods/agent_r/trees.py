@@ -24,7 +24,7 @@ def convert_params(**changes: Any) -> ConvertParams:
 
 
 def by_hand(paths: Mapping[str, float], *, tree_id: str = "corridor-1", ids: bool = False) -> Tree:
-    """A tree whose leaves are these paths, written as letters, with these rewards: {"abc": 1.0, "abd": 0.0}.
+    """A tree from its paths, one letter per action, and the rewards of their leaves: {"abc": 1.0, "abd": 0.0}.
 
     Replies are ``Thought: go <letter>.\\nAction: <letter>``, observations ``saw <path so far>``.
     """
@@ -53,7 +53,7 @@ def by_hand(paths: Mapping[str, float], *, tree_id: str = "corridor-1", ids: boo
 
 
 def leaf_of(tree: Tree, path: str) -> int:
-    """The node that ``by_hand`` made for a path."""
+    """The node that ``by_hand`` created for a path."""
     return next(i for i, node in enumerate(tree.nodes) if node.observation == f"saw {path}")
 
 
@@ -62,7 +62,7 @@ def letters(tree: Tree, path: Sequence[int]) -> str:
 
 
 def grown(tasks: Sequence[int], *, seed: int = 0, dives: int = 6, n_gen: int = 4, depth: int = 8) -> list[Tree]:
-    """Real trees of the corridor; the actor rolls dice, with a liking for what the expert would do."""
+    """Trees searched in the corridor by an actor that draws random actions, those of the expert more often."""
     env = Corridor()
 
     def answer(request: Any, index: Any) -> str:
