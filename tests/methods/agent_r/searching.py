@@ -1,4 +1,4 @@
-"""Searching the corridor: two tasks, an engine by a script, worlds that fail or pass on raw scores, and a tree."""
+"""Search in the corridor: two tasks, a scripted engine, and environments that fail or return raw scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def said(action: str) -> str:
 
 
 class Script:
-    """An engine that is a function of (the dialogue, the sample), and keeps what it was asked."""
+    """An engine whose reply is a function of (request, sample index). It records its requests."""
 
     def __init__(self, answer: Any = None, *, failing: Any = lambda request: False) -> None:
         self.answer, self.failing = answer or self.roll, failing
@@ -34,7 +34,7 @@ class Script:
 
     @staticmethod
     def roll(request: Any, index: Any) -> Any:
-        """Any of the actions, by the sample's own noise."""
+        """A random action, drawn from the sample's own noise."""
         return said(rng(request.seed.at(index).bits()).choice(ACTIONS))
 
     async def generate(self, request: Any) -> Any:
@@ -60,12 +60,12 @@ def grow(task: Any, actor: Any = None, cfg: Any = None, *, env: Any = None, seed
 
 
 def scripted(*samples: str) -> Script:
-    """The same samples at every node."""
+    """An engine that returns the same samples at every node."""
     return Script(lambda request, index: said(samples[index]))
 
 
 class Raw(Corridor):
-    """Passes its own negative scores on, as remote servers may."""
+    """Returns raw scores, including negative ones, as remote servers may."""
 
     def step(self, action: str) -> Any:
         step = super().step(action)
@@ -73,7 +73,7 @@ class Raw(Corridor):
 
 
 class Failing(Corridor):
-    """Fails for good at the n-th step."""
+    """Fails permanently at step ``at`` (from 0), or at the reset if ``at`` is negative."""
 
     def __init__(self, at: Any) -> None:
         super().__init__()
