@@ -1,4 +1,4 @@
-"""One parser for search and evaluation (docs/agent-r.md, A3)."""
+"""The parser of replies, shared by search and evaluation (docs/agent-r.md, A3)."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from selfimprove.methods.agent_r.reply import clean_observation, parse_action, s
     [
         ("Thought: I need wood.\nAction: get 1 oak log", "get 1 oak log"),
         ("Thought 1: I need wood.\nAction 1: get 1 oak log\n", "get 1 oak log"),
-        ("Action: a\nAction 1: b\nAction: c", "b"),  # the numbered marker goes before
+        ("Action: a\nAction 1: b\nAction: c", "b"),  # the numbered marker takes precedence
         ("Action: a\nObservation: no.\nAction: b", "b"),
         ("Action 1: a\nAction 1: b", "b"),
         ("Action: 12. go north", "go north"),
@@ -27,7 +27,7 @@ from selfimprove.methods.agent_r.reply import clean_observation, parse_action, s
         ("Action: Action:", ""),
         ("Action 1: Action: look", "Action: look"),
         ("I would look around.\nlook", "look"),  # no marker: the last line
-        ("12. look", "12. look"),  # whose number stays
+        ("12. look", "12. look"),  # its number stays
         ("Action 2: look", "Action 2: look"),
         ("action: look", "action: look"),
         ("  look  ", "look"),
@@ -35,7 +35,7 @@ from selfimprove.methods.agent_r.reply import clean_observation, parse_action, s
         ("\x00\x07\x1b[2J", "\x00\x07\x1b[2J"),
     ],
 )
-def test_agent_r_action_parsing(reply: str, action: str) -> None:
+def test_the_action_of_a_reply_is_parsed(reply: str, action: str) -> None:
     assert parse_action(reply) == action
 
 
@@ -49,7 +49,7 @@ def test_agent_r_action_parsing(reply: str, action: str) -> None:
         ("Action: " + "\n" * 9_991 + "z", "z"),
     ],
 )
-def test_agent_r_action_parsing_of_ten_thousand_characters(reply: str, action: str) -> None:
+def test_a_reply_of_ten_thousand_characters_is_parsed(reply: str, action: str) -> None:
     assert len(reply) == 10_000
     assert parse_action(reply) == action
 
@@ -64,7 +64,7 @@ def test_agent_r_action_parsing_of_ten_thousand_characters(reply: str, action: s
         ("\n", ""),
     ],
 )
-def test_the_stored_reply_keeps_the_colon(reply: str, stored: str) -> None:
+def test_the_stored_reply_drops_the_number_1_of_markers_and_keeps_the_colon(reply: str, stored: str) -> None:
     assert stored_reply(reply) == stored
 
 
@@ -78,14 +78,14 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_any_reply_has_an_action_of_one_line_that_stands_in_it(reply: Any) -> None:
+def test_the_action_of_any_reply_is_one_line_and_occurs_in_the_reply(reply: Any) -> None:
     action = parse_action(reply)
     assert "\n" not in action
     assert action in reply
 
 
 @given(pieces)
-def test_storing_twice_is_storing_once_and_leaves_no_numbered_marker(reply: Any) -> None:
+def test_storing_a_reply_is_idempotent_and_leaves_no_marker_numbered_1(reply: Any) -> None:
     stored = stored_reply(reply)
     assert stored_reply(stored) == stored
     assert "Action 1:" not in stored
@@ -93,13 +93,13 @@ def test_storing_twice_is_storing_once_and_leaves_no_numbered_marker(reply: Any)
 
 
 @given(st.text(alphabet="look.\n\t "), st.text(alphabet="go 1.\n"), st.sampled_from(["Action:", "Action 1:"]))
-def test_a_reply_and_its_stored_form_act_alike(thought: str, action: str, marker: str) -> None:
+def test_a_reply_and_its_stored_form_have_the_same_action(thought: str, action: str, marker: str) -> None:
     reply = f"Thought 1: {thought}{marker} {action}"
     assert parse_action(stored_reply(reply)) == parse_action(reply)
 
 
 @given(st.text())
-def test_an_observation_is_one_line_of_the_same_length(text: str) -> None:
+def test_a_cleaned_observation_is_one_line_of_the_same_length(text: str) -> None:
     cleaned = clean_observation(text)
     assert len(cleaned) == len(text)
     assert all(new == (" " if old in "\n\t" else old) for old, new in zip(text, cleaned, strict=True))
