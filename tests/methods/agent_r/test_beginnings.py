@@ -1,4 +1,4 @@
-"""Bad beginnings: the start of a failure, never of a success, and never all of it."""
+"""Bad beginnings: the first replies of a failed episode, never of a solved one, and never all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def episode(status: Status, replies: int) -> Episode:
     return Episode(id="e", env="textcraft", query="q", gold="", prompt=[], turns=turns, status=status, seed="1/e")
 
 
-def test_a_bad_beginning_is_the_start_of_a_failed_episode_and_leaves_a_reply_to_give() -> None:
+def test_a_bad_beginning_is_the_start_of_a_failed_episode_without_its_last_reply() -> None:
     assert bad_beginning(episode("unsolved", 8), 3) == ["Action: 0", "Action: 1", "Action: 2"]
     assert bad_beginning(episode("unsolved", 3), 3) == ["Action: 0", "Action: 1"]
     assert bad_beginning(episode("unsolved", 1), 3) == []
@@ -29,7 +29,7 @@ def test_a_bad_beginning_is_the_start_of_a_failed_episode_and_leaves_a_reply_to_
     assert bad_beginning(episode("blocked", 8), 3) == []
 
 
-def test_every_model_goes_on_from_the_failures_of_one() -> None:
+def test_bad_beginnings_come_from_the_failed_episodes_with_at_least_two_replies() -> None:
     played = [episode("unsolved", 8), episode("solved", 8), episode("unsolved", 1), episode("unsolved", 2)]
     assert bad_beginnings([7, 8, 9, 10], played, 2) == [
         Beginning(task_id=7, replies=["Action: 0", "Action: 1"]), Beginning(task_id=10, replies=["Action: 0"]),
@@ -45,7 +45,7 @@ def test_every_model_goes_on_from_the_failures_of_one() -> None:
         ([{"task_id": 7, "reply": ["a"]}], "line 1: field 'replies'"),
     ],
 )
-def test_a_list_that_does_not_fit_is_one_sentence(tmp_path: Path, lines: list[dict[str, object]], said: str) -> None:
+def test_an_invalid_list_of_beginnings_is_refused(tmp_path: Path, lines: list[dict[str, object]], said: str) -> None:
     write_rows(tmp_path / "list.jsonl", lines)
     with pytest.raises(UserError, match=said):
         read_beginnings(tmp_path / "list.jsonl", [7, 8])
@@ -54,7 +54,7 @@ def test_a_list_that_does_not_fit_is_one_sentence(tmp_path: Path, lines: list[di
 LOOK = "Thought: I look.\nAction: inventory"
 
 
-def test_trees_grow_from_given_prior_actions(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_trees_grow_from_the_replies_of_the_prior_file(agent_bench: Workbench, tmp_path: Path) -> None:
     trees = read_jsonl(agent_bench.folder / "data/agent_r/iter2/trees.jsonl", Tree)
     change = {"agent_r": {"iterations": {"iter2": {"generate": {"prior": "prior.jsonl"}}}}}
     folder = agent_bench.copy(tmp_path / "bench", change)
@@ -67,7 +67,7 @@ def test_trees_grow_from_given_prior_actions(agent_bench: Workbench, tmp_path: P
     assert others == trees[1:]
 
 
-def test_every_model_goes_on_from_a_list_of_one_s_own(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_evaluation_continues_from_the_user_s_list_of_beginnings(agent_bench: Workbench, tmp_path: Path) -> None:
     split = [row["task_id"] for _, row in read_rows(agent_bench.folder / "data/agent_r/tasks/test.jsonl")]
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"evaluate": {"beginnings": "bad.jsonl"}}})
     given = {"task_id": split[1], "replies": [LOOK]}
