@@ -1,8 +1,14 @@
-"""Bad input, given to Agent-R's real stages: one sentence, exit code 2, nothing published and nothing lost.
+"""Bad input to Agent-R's real stages: a one-sentence error, exit code 2, nothing published and nothing lost.
 
-What is no error ends no stage: whatever the actor says is acted on. (Params: tests/pipeline/test_params.py; an AgentGym
-server that is away or mad: test_bad_server.py; the parts themselves, in more cases: tests/envs and the other files
-here; RISE's and the shared stages: tests/test_bad_input.py; rows and missing files: tests/contracts/test_bad_input.py.)
+No reply of the actor ends a stage, because every reply is acted on.
+
+Related tests:
+
+- params: tests/pipeline/test_params.py
+- AgentGym servers that are down or misbehave: test_bad_server.py
+- more cases of the individual parts: tests/envs and the other files in this folder
+- RISE's and the shared stages: tests/test_bad_input.py
+- rows and missing files: tests/contracts/test_bad_input.py
 """
 
 from __future__ import annotations
@@ -40,11 +46,11 @@ def lines_of(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-# The environment's own needs
+# Requirements of the environment
 
 
-def test_without_java_one_sentence_says_so(agent_bench: Workbench, tmp_path: Path) -> None:
-    """With packages that say they are there, and no Java wherever it is looked for."""
+def test_without_java_the_error_says_that_java_is_missing(agent_bench: Workbench, tmp_path: Path) -> None:
+    """The packages appear to be installed, and Java is in none of the places that are searched."""
     folder = agent_bench.copy(tmp_path / "bench", with_env(name="sciworld"))
     for package in ("scienceworld", "py4j"):
         (folder / package).mkdir()
@@ -66,7 +72,7 @@ def one(output: str, **ingredients: str) -> dict[str, Any]:
         ({"a.json": {"type": "minecraft:crafting_shapeless", "ingredients": [{"item": "log"}]}}, "'result' is missing"),
     ],
 )
-def test_a_recipe_book_with_a_cycle_an_unknown_item_or_a_missing_key_is_one_sentence(
+def test_a_recipe_book_with_a_cycle_an_unknown_item_or_a_missing_key_is_refused(
     agent_bench: Workbench, tmp_path: Path, book: dict[str, Any], said: str
 ) -> None:
     folder = agent_bench.copy(tmp_path / "bench", with_env(recipes="my/book.json"))
@@ -77,7 +83,7 @@ def test_a_recipe_book_with_a_cycle_an_unknown_item_or_a_missing_key_is_one_sent
 
 
 def chain(length: int, **last: Any) -> dict[str, Any]:
-    """Recipes that make one thing from the one before."""
+    """Recipes that craft each item from the previous one."""
     return {f"{i}.json": one(f"part_{i + 1}", item=f"part_{i}") for i in range(length)} | last
 
 
@@ -93,7 +99,7 @@ def test_an_edited_recipe_book_is_read_again(agent_bench: Workbench, tmp_path: P
         assert f"the {name}" in (folder / "data/agent_r/texts.jsonl").read_text()
 
 
-def test_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_ids_in_both_the_user_s_training_and_test_lists_are_named(agent_bench: Workbench, tmp_path: Path) -> None:
     files = {"train": "my/train.json", "test": "my/test.json"}
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"tasks": {"files": files}}})
     assert "my/test.json does not exist" in refused(agent_bench, folder, "data")
@@ -109,7 +115,7 @@ def test_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path)
     assert splits[2] <= set(range(30, 60))
 
 
-def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_requests_for_more_tasks_than_exist_are_refused(agent_bench: Workbench, tmp_path: Path) -> None:
     folder = agent_bench.copy(tmp_path / "few", {"agent_r": {"tasks": {"train": 100_000}}})
     assert "agent_r.tasks.train: 100000 tasks of textcraft are requested" in refused(agent_bench, folder, "data")
     folder = agent_bench.copy(tmp_path / "many", with_search({"tasks": 7}))
@@ -120,7 +126,9 @@ def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path:
 # Thresholds and shares
 
 
-def test_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_judge_examples_use_the_judge_style_of_the_conversion_and_a_mismatch_is_refused(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
     full = {"judge_style": "full"}
     other = with_convert(**full)
     sentence = refused(agent_bench, agent_bench.copy(tmp_path / "other", other), "data")
@@ -141,7 +149,9 @@ def test_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(agent_bench
     assert min(map(len, judgements[1])) > max(map(len, judgements[0])), "the full prompt explains what to do"
 
 
-def test_thresholds_that_keep_nothing_say_what_there_was(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_thresholds_that_keep_nothing_are_refused_with_the_counts_of_trees_and_leaves(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
     trees = read_jsonl(agent_bench.folder / TREES, Tree)
     rewarded = [tree for tree in trees if tree.root.value]
     leaves = sum(len(tree.leaves()) for tree in rewarded)
@@ -159,10 +169,10 @@ def test_thresholds_that_keep_nothing_say_what_there_was(agent_bench: Workbench,
     )
 
 
-def test_an_iteration_whose_trees_give_nothing_goes_on_with_its_parents_examples_if_they_accumulate(
+def test_with_accumulate_an_iteration_without_useful_trees_keeps_its_parent_s_examples(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
-    """The controls' data too: neither good trajectories nor direct revisions are found in these trees."""
+    """This includes the controls' data: these trees contain neither good trajectories nor direct revisions."""
     child = {"init": "iter2", "convert": {"judge": "scripted", "alpha": 1.0, "accumulate": True}}
     iterations = {"iter1": child, "iter2": {"convert": {"judge": "scripted"}}}
     overlay = {"agent_r": {"iterations": iterations, "rows": {"iter1": {"init": "iter2"}}}}
@@ -177,7 +187,9 @@ def test_an_iteration_whose_trees_give_nothing_goes_on_with_its_parents_examples
         assert sorted(lines_of(own / f"{name}.jsonl")) == sorted(lines_of(parent / f"{name}.jsonl")) != [], name
 
 
-def test_kinds_that_are_left_out_do_not_take_the_controls_their_data(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_excluding_good_trajectories_from_the_mix_keeps_them_for_the_control(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
     """The control on good trajectories needs them, whether or not the iteration itself mixes them in."""
     sets: list[Any] = []
     for mix in ({}, {"good": 0.0}):
@@ -203,7 +215,7 @@ def test_a_file_of_chats_that_is_missing_or_malformed_is_named(agent_bench: Work
         assert text in (folder / "data/agent_r/iter2/train/examples.jsonl").read_text()
 
 
-# What the actor says is never an error
+# No reply of the actor is an error
 
 REPLIES = {
     "no action": "I do not know.",
@@ -217,7 +229,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
-def test_whatever_the_actor_says_the_episode_goes_on(agent_bench: Workbench, tmp_path: Path, reply: str) -> None:
+def test_the_episode_continues_whatever_the_actor_replies(agent_bench: Workbench, tmp_path: Path, reply: str) -> None:
     def say(seen: Seen) -> Said:
         return answer(*[reply] * seen.body["n"])
 
@@ -242,7 +254,7 @@ def test_whatever_the_actor_says_the_episode_goes_on(agent_bench: Workbench, tmp
     assert [(episode.status, len(episode.turns)) for episode in episodes] == [("unsolved", 3)] * 4
 
 
-def test_an_endpoint_that_refuses_is_named(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_an_endpoint_that_refuses_connections_is_named(agent_bench: Workbench, tmp_path: Path) -> None:
     with endpoint() as server:
         pass
     engine = {"engine": "openai", "model": "m", "base_url": server.url, "api_key_env": None, "tries": 1, "backoff": 0.0}
