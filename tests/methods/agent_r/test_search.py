@@ -1,4 +1,4 @@
-"""Tree search: its statistics, its expansions, and failures in it (docs/agent-r.md, A7 to A11)."""
+"""Tree search: statistics, expansion and failures (docs/agent-r.md, A7 to A11)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def descendants(tree: Any, index: Any) -> Iterator[Any]:
         yield from descendants(tree, child)
 
 
-def test_what_the_model_was_not_shown_is_counted_at_every_node() -> None:
+def test_omitted_messages_and_cut_completions_are_counted_at_every_node() -> None:
     actor = scripted("right", "left", "look")
     whole = grow(FAR, actor)
     assert search_metrics([whole])["shortened_prompts"]["mean"] == 0
@@ -48,7 +48,7 @@ def hand_made(*children: Node) -> Tree:
     return Tree(id="t", env="corridor", task_id=0, prompt=[], nodes=nodes, seed="0/t")
 
 
-def test_uct_is_the_mean_reward_and_the_bonus() -> None:
+def test_uct_is_the_mean_reward_plus_the_exploration_bonus() -> None:
     root, child = Node(visits=7, value=2.0), Node(parent=0, visits=3, value=1.5)
     assert uct(child, root, 0.25) == 0.5 + 0.25 * math.sqrt(math.log(7) / 3)
     assert uct(child, root, 0.0) == 0.5
@@ -58,7 +58,7 @@ def test_uct_is_the_mean_reward_and_the_bonus() -> None:
     assert uct(Node(parent=0, visits=2, value=1.0), Node(), 0.25) == 0.5  # ln 0: no bonus
 
 
-def test_unvisited_children_go_before_the_best_and_all_of_them_tie() -> None:
+def test_unvisited_children_come_before_the_best_and_tie_with_each_other() -> None:
     best = Node(parent=0, visits=2, value=2.0)
     assert best_children(hand_made(best, Node(parent=0), Node(parent=0)), 0, 0.25) == [2, 3]
     good, better = Node(parent=0, visits=2, value=1.0), Node(parent=0, visits=3, value=1.6)
@@ -67,7 +67,7 @@ def test_unvisited_children_go_before_the_best_and_all_of_them_tie() -> None:
     assert best_children(hand_made(good, better, good.model_copy()), 0, 9.0) == [1, 3]
 
 
-def test_ties_are_uniform_and_seeded() -> None:
+def test_ties_are_broken_uniformly_and_by_the_seed() -> None:
     chosen: Counter[Any] = Counter()
     for seed in range(300):
         tree = grow(FAR, scripted("right", "left", "look"), params(dives=1, max_depth=1), seed=seed)
@@ -76,21 +76,23 @@ def test_ties_are_uniform_and_seeded() -> None:
     assert grow(FAR, seed=5) == grow(FAR, seed=5)
 
 
-def test_terminal_children_are_never_selected_and_ended_nodes_turn_terminal() -> None:
+def test_terminal_children_are_never_selected_and_exhausted_nodes_become_terminal() -> None:
     ended = Node(parent=0, visits=1, value=1.0, terminal=True)
     assert best_children(hand_made(ended, Node(parent=0, visits=4)), 0, 0.25) == [2]
     assert best_children(hand_made(ended), 0, 0.25) == []
     tree = grow(FAR, scripted("right", "jump", "left"), params(dives=50, max_depth=2))
     assert tree.root.terminal
     assert all(node.terminal for node in tree.nodes)
-    assert tree.dives < 50  # every path has come to its end
+    assert tree.dives < 50  # every path has ended
     # Three depths; a jump ends at once, so two of three children have children of their own.
     assert Counter(node.depth for node in tree.nodes) == {0: 1, 1: 3, 2: 6, 3: 12}
 
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_every_tree_adds_up(task: int, seed: int, dives: int, n_gen: int, max_depth: int) -> None:
+def test_every_tree_has_consistent_statistics_and_reproducible_nodes(
+    task: int, seed: int, dives: int, n_gen: int, max_depth: int
+) -> None:
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen, max_depth=max_depth), seed=seed)
     assert 1 <= tree.dives <= dives
     assert tree.dives == dives or tree.root.terminal
@@ -108,7 +110,7 @@ def test_every_tree_adds_up(task: int, seed: int, dives: int, n_gen: int, max_de
         for child in node.children:
             assert (tree.nodes[child].parent, tree.nodes[child].depth) == (index, node.depth + 1)
             assert child > index
-    # Every node of the tree is what acting it from the start gives.
+    # Executing a path from the start reproduces every node on it.
     for index in leaves:
         env = Corridor()
         env.reset(task)
@@ -125,7 +127,7 @@ def test_every_tree_adds_up(task: int, seed: int, dives: int, n_gen: int, max_de
 # --- expansion --------------------------------------------------------------------------------------------------------
 
 
-def test_the_samples_of_a_node_are_one_request() -> None:
+def test_all_samples_of_a_node_are_drawn_in_one_request() -> None:
     actor = Script()
     tree = grow(FAR, actor, params(n_gen=5, temperature=0.7, top_p=0.9, max_tokens=50, stop=["\n\n"]))
     expanded = [node for node in tree.nodes if node.children]
@@ -136,7 +138,7 @@ def test_the_samples_of_a_node_are_one_request() -> None:
     assert len({str(request.seed) for request in actor.asked}) == len(actor.asked)
 
 
-def test_a_node_is_asked_with_its_own_conversation() -> None:
+def test_each_request_contains_the_conversation_of_its_node() -> None:
     actor = Script()
     tree = grow(FAR, actor, params(dives=4))
     conversations = {
@@ -145,25 +147,25 @@ def test_a_node_is_asked_with_its_own_conversation() -> None:
     assert {tuple((m.role, m.content) for m in request.messages) for request in actor.asked} == conversations
 
 
-def test_replies_with_the_same_text_are_one_child_the_first() -> None:
+def test_of_replies_with_the_same_text_only_the_first_becomes_a_child() -> None:
     samples = [said("right"), "Thought 1: So be it.\nAction 1: right  ", said("left"), said("right")]
     actor = Script(lambda request, index: samples[index])
     tree = grow(FAR, actor, params(n_gen=4, dives=1, max_depth=1))
     assert [tree.nodes[i].action for i in tree.root.children] == ["right", "left"]
     assert tree.duplicates == 2 * sum(bool(node.children) for node in tree.nodes)
     other = Script(lambda request, index: ["Thought: a\nAction: right", "Thought: b\nAction: right"][index])
-    assert len(grow(FAR, other, params(n_gen=2)).root.children) == 2  # another text, though the same action
+    assert len(grow(FAR, other, params(n_gen=2)).root.children) == 2  # different texts with the same action
 
 
-def test_terminal_children_are_backed_up_at_once() -> None:
+def test_terminal_children_are_backed_up_immediately() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "open door"), params(dives=1, max_depth=9))
-    # Dive: the root's jump ends; then the one chosen next; every further jump is backed up to the root.
+    # In the dive, the root's jump ends at once, then that of the child chosen next; each is backed up to the root.
     jumps = [node for node in tree.nodes if node.disaster]
     assert len(jumps) >= 2
     assert tree.root.visits == len(tree.leaves()) >= len(jumps)
 
 
-def test_backup_reaches_the_root_and_closes_what_has_ended() -> None:
+def test_backup_reaches_the_root_and_marks_exhausted_nodes_as_terminal() -> None:
     nodes = [
         Node(children=[1, 2]),
         Node(parent=0, children=[3]),
@@ -180,7 +182,7 @@ def test_backup_reaches_the_root_and_closes_what_has_ended() -> None:
     ]
 
 
-def test_the_depth_bound_allows_one_action_more_and_keeps_the_score() -> None:
+def test_the_depth_bound_allows_one_more_action_and_keeps_the_score() -> None:
     tree = grow(FAR, scripted("right", "take key", "left"), params(max_depth=3, dives=30))
     deepest = [node for node in tree.nodes if node.depth == 4]
     assert max(node.depth for node in tree.nodes) == 4
@@ -190,14 +192,14 @@ def test_the_depth_bound_allows_one_action_more_and_keeps_the_score() -> None:
     assert not any(node.terminal for node in tree.nodes if node.depth == 3 and not node.children)
 
 
-def test_a_depth_bound_of_zero_is_one_action() -> None:
+def test_a_depth_bound_of_zero_allows_one_action() -> None:
     tree = grow(FAR, scripted("right", "take key", "left"), params(max_depth=0, dives=30))
     assert [node.depth for node in tree.nodes] == [0, 1, 1, 1]
     assert all(node.terminal for node in tree.nodes)
     assert tree.dives == 1
 
 
-def test_a_disaster_counts_as_zero_and_ends() -> None:
+def test_a_disaster_scores_zero_and_ends_the_episode() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2))
     fallen = [node for node in tree.nodes if node.action == "jump"]
     assert fallen
@@ -205,7 +207,7 @@ def test_a_disaster_counts_as_zero_and_ends() -> None:
     assert not any(node.disaster for node in tree.nodes if node.action != "jump")
 
 
-def test_a_negative_score_is_clamped_whoever_passes_it_on() -> None:
+def test_a_negative_raw_score_is_a_disaster_and_clamped_to_zero() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2), env=Raw())
     assert any(node.disaster for node in tree.nodes)
     assert all(node.terminal and node.reward == 0 for node in tree.nodes if node.action == "jump")
@@ -217,7 +219,7 @@ def test_embedded_worlds_step_from_snapshots_and_never_replay() -> None:
     assert (env.resets, env.steps) == (1, len(tree.nodes) - 1)
 
 
-def test_a_root_with_given_actions_goes_on_from_them() -> None:
+def test_a_search_with_prior_replies_continues_from_them() -> None:
     given_replies = [said("right"), "Thought 1: The key.\nAction 1: take key"]
     actor = Script()
     tree = grow(FAR, actor, prior=given_replies)
@@ -230,7 +232,7 @@ def test_a_root_with_given_actions_goes_on_from_them() -> None:
     assert tree.id != grow(FAR).id
 
 
-def test_given_actions_that_end_the_episode_leave_nothing_to_search() -> None:
+def test_prior_replies_that_end_the_episode_leave_nothing_to_search() -> None:
     actor = Script()
     tree = grow(NEAR, actor, prior=[said("take key"), said("open door"), said("left")])
     assert (actor.asked, len(tree.nodes), tree.dives) == ([], 1, 0)
@@ -245,7 +247,7 @@ def test_given_actions_that_end_the_episode_leave_nothing_to_search() -> None:
     )
 
 
-def test_wait_is_answered_by_the_driver() -> None:
+def test_wait_is_answered_without_stepping_the_environment() -> None:
     env = Corridor()
     tree = grow(FAR, scripted("wait"), params(n_gen=1, dives=1, max_depth=2), env=env)
     assert [(n.observation, n.reward, n.valid, n.done) for n in tree.nodes[1:]] == [("ok.", 0.0, True, False)] * 3
@@ -254,10 +256,10 @@ def test_wait_is_answered_by_the_driver() -> None:
     assert {node.reward for node in kept.nodes} == {0.5}
 
 
-# --- trouble ----------------------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions() -> None:
+def test_a_failing_engine_blocks_its_tree_and_keeps_complete_expansions() -> None:
     whole = grow(FAR)
     tree = grow(FAR, Script(failing=lambda request: request.seed.turn == 2))
     assert (tree.status, tree.error) == ("blocked", "the endpoint died")
@@ -267,20 +269,20 @@ def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions() -> No
 
 
 @pytest.mark.parametrize(("at", "nodes"), [(-1, 1), (0, 1), (2, 1), (3, 4), (5, 4), (6, 7)])
-def test_a_failing_environment_blocks_its_tree_and_keeps_the_whole_expansions(at: int, nodes: int) -> None:
+def test_a_failing_environment_blocks_its_tree_and_keeps_complete_expansions(at: int, nodes: int) -> None:
     tree = grow(FAR, scripted("right", "left", "look"), env=Failing(at))
     assert (tree.status, len(tree.nodes)) == ("blocked", nodes)
     assert tree.error == ("the server is away" if at < 0 else "the server forgot the episode")
     assert Tree.model_validate_json(dump_line(tree)) == tree
 
 
-def test_an_unknown_task_is_the_users_error() -> None:
+def test_an_unknown_task_is_a_user_error() -> None:
     with pytest.raises(UserError, match="no task 99"):
         grow(99)
 
 
 @pytest.mark.parametrize("reply", ["", "\n", "\x00\x1b\x07", "x" * 10_000, "Action: left\nAction: right", "Action:"])
-def test_replies_of_any_kind_are_acted_on(reply: str) -> None:
+def test_every_reply_is_acted_on(reply: str) -> None:
     tree = grow(FAR, Script(lambda request, index: reply), params(n_gen=2, dives=1))
-    assert len(tree.nodes) == 6  # one child a node: both samples have the same text
+    assert len(tree.nodes) == 6  # one child per node: both samples have the same text
     assert Tree.model_validate_json(dump_line(tree)) == tree
