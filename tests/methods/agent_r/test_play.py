@@ -20,7 +20,7 @@ from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, par
 
 
 def speaking(*actions: str, failing: Any = lambda request: False) -> Script:
-    """Says one action a turn, and the last one ever after."""
+    """An actor that takes one of these actions per turn and repeats the last one afterwards."""
     return Script(lambda request, index: said(actions[min(request.seed.turn, len(actions) - 1)]), failing=failing)
 
 
@@ -29,7 +29,7 @@ def assess(task: Any, actor: Any, *, env: Any = None, bad: Any = (), **changes: 
     return asyncio.run(play(task, EmbeddedWorld(env or Corridor()), actor, cfg, 7, bad))
 
 
-def test_plays_until_done() -> None:
+def test_an_episode_is_played_until_it_is_done() -> None:
     actor = speaking("right", "take key", "right", "right", "open door", "left")
     one = assess(FAR, actor)
     assert [turn.attempt.answer for turn in one.turns] == ["right", "take key", "right", "right", "open door"]
@@ -44,20 +44,20 @@ def test_plays_until_done() -> None:
     assert len(last.messages) == 4 + 2 * 4
 
 
-def test_ends_after_max_turns_with_the_last_score() -> None:
+def test_an_episode_ends_after_max_turns_with_the_last_score() -> None:
     one = assess(FAR, speaking("right", "take key", "look"), max_turns=4)
     assert (len(one.turns), one.rewards[-1], one.status) == (4, 0.5, "unsolved")
     assert [turn.attempt.valid for turn in one.turns] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("env", [Corridor, Raw])
-def test_a_negative_score_is_zero_and_stops(env: Any) -> None:
+def test_a_negative_score_counts_as_zero_and_ends_the_episode(env: Any) -> None:
     one = assess(NEAR, speaking("take key", "jump", "open door"), env=env())
     assert one.rewards == [0.5, 0]
     assert one.status == "unsolved"
 
 
-def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone() -> None:
+def test_trap_8_wait_counts_as_a_step_and_does_not_reach_the_environment() -> None:
     env = Corridor()
     one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_turns=3)
     assert [(turn.observation, turn.attempt.reward) for turn in one.turns[1:]] == [("ok.", 0.5)] * 2
@@ -65,10 +65,10 @@ def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone() -> None:
     assert len(one.turns) == 3
 
 
-def test_revision_evaluation_goes_on_from_given_replies() -> None:
+def test_revision_evaluation_continues_from_given_replies() -> None:
     actor = speaking("take key", "open door")
     bad = [said("right"), "Thought 1: Back.\nAction 1: left"]
-    one = assess(NEAR, actor, bad=bad, max_turns=2)  # the given steps are none of the policy's
+    one = assess(NEAR, actor, bad=bad, max_turns=2)  # given steps do not count towards max_turns
     assert [turn.model for turn in one.turns] == [GIVEN, GIVEN, ACTOR, ACTOR]
     assert [turn.attempt.text for turn in one.turns[:2]] == [said("right"), "Thought: Back.\nAction: left"]
     assert one.status == "solved"
@@ -79,13 +79,13 @@ def test_revision_evaluation_goes_on_from_given_replies() -> None:
     assert one.id == assess(NEAR, speaking("look"), bad=bad).id != assess(NEAR, actor, bad=bad[:1]).id
 
 
-def test_a_beginning_that_ends_the_episode_leaves_no_step_to_the_policy() -> None:
+def test_a_beginning_that_ends_the_episode_leaves_no_step_for_the_policy() -> None:
     actor = speaking("take key")
     one = assess(NEAR, actor, bad=[said("jump"), said("left")])
     assert (actor.asked, len(one.turns), one.rewards, one.status) == ([], 1, [0.0], "unsolved")
 
 
-def test_trap_3_a_long_history_is_cut_for_the_model_only() -> None:
+def test_trap_3_a_long_history_is_cut_only_in_the_model_s_prompt() -> None:
     class Narrow(Script):
         def fits(self, messages: Any, max_tokens: Any) -> bool:
             return len(messages) <= 8
@@ -101,14 +101,14 @@ def test_trap_3_a_long_history_is_cut_for_the_model_only() -> None:
     assert evaluate_metrics([one])["shortened_prompts"]["mean"] == 3 / 6
 
 
-def test_replies_that_the_token_limit_ended_are_counted() -> None:
+def test_replies_cut_by_the_token_limit_are_counted() -> None:
     one = assess(FAR, speaking("left"), max_turns=4)
     assert evaluate_metrics([one])["cut_completions"]["mean"] == 0
     one.turns[1].attempt.finish = "length"
     assert evaluate_metrics([one])["cut_completions"]["mean"] == 1 / 4
 
 
-def test_a_failure_blocks_the_episode_and_keeps_the_turns_before() -> None:
+def test_a_failure_blocks_the_episode_and_keeps_the_earlier_turns() -> None:
     one = assess(FAR, speaking("right", failing=lambda request: request.seed.turn == 2))
     assert (one.status, len(one.turns), one.error) == ("blocked", 2, "the endpoint died")
     lost = assess(FAR, speaking("right"), env=Failing(1))
@@ -118,8 +118,8 @@ def test_a_failure_blocks_the_episode_and_keeps_the_turns_before() -> None:
     assert Episode.model_validate_json(dump_line(away)) == away
 
 
-def test_search_and_evaluation_act_alike() -> None:
-    """The path of a tree, played: the same actions, observations and scores."""
+def test_evaluation_reproduces_the_paths_of_a_searched_tree() -> None:
+    """Playing a path of a tree gives the same actions, observations and scores."""
     world = EmbeddedWorld(Corridor())
     tree = asyncio.run(search(FAR, world, Script(), params(n_gen=4), 1))
     for leaf in tree.leaves():
@@ -131,7 +131,7 @@ def test_search_and_evaluation_act_alike() -> None:
         ]
 
 
-def test_acting_leaves_the_moment_before_as_it_was() -> None:
+def test_acting_does_not_change_the_previous_state() -> None:
     async def twice() -> Any:
         world = EmbeddedWorld(Corridor())
         _, (start,) = await begin(world, FAR)
@@ -143,7 +143,7 @@ def test_acting_leaves_the_moment_before_as_it_was() -> None:
     assert first == again
 
 
-def test_where_the_environment_maps_an_action_the_one_that_was_done_is_recorded() -> None:
+def test_if_the_environment_maps_an_action_the_executed_action_is_recorded() -> None:
     class Mapping(Corridor):
         def step(self, action: str) -> Any:
             step = super().step("right" if action == "go right" else action)
@@ -151,10 +151,10 @@ def test_where_the_environment_maps_an_action_the_one_that_was_done_is_recorded(
 
     one = assess(FAR, speaking("go right", "take key"), env=Mapping(), max_turns=2)
     assert [turn.attempt.answer for turn in one.turns] == ["right", "take key"]
-    assert one.turns[0].attempt.text == said("go right")  # what was said stays as it is
+    assert one.turns[0].attempt.text == said("go right")  # the reply itself is unchanged
 
 
-def test_a_wait_that_the_environment_made_of_an_action_is_no_revision_turn_and_reaches_it_again() -> None:
+def test_an_action_that_the_environment_maps_to_wait_is_no_revision_and_can_be_repeated() -> None:
     class Waiting(Corridor):
         def step(self, action: str) -> Any:
             if action != "wait a bit":
@@ -173,7 +173,7 @@ def test_a_wait_that_the_environment_made_of_an_action_is_no_revision_turn_and_r
     assert asyncio.run(again()).observation == one.turns[0].observation
 
 
-def test_a_given_reply_acts_as_it_did_when_it_was_drawn() -> None:
+def test_a_given_reply_has_the_same_action_as_when_it_was_generated() -> None:
     both = "Thought: a.\nAction 1: right\nAction: left"
     _, states = asyncio.run(begin(EmbeddedWorld(Corridor()), FAR, [both]))
     assert states[-1].action == "right"
