@@ -1,4 +1,4 @@
-"""Splits of tasks: frozen, disjoint, the same every time; demonstrations from them."""
+"""Splits of tasks (frozen, disjoint, reproducible) and the demonstrations built from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(folder: Path, **files: object) -> dict[str, str]:
     return {name: str(folder / f"{name}.json") for name in files}
 
 
-def test_splits_have_their_sizes_and_share_no_id() -> None:
+def test_splits_have_the_requested_sizes_and_share_no_id() -> None:
     made = splits()
     assert {name: len(made[name]) for name in SPLITS} == COUNTS
     everything = [i for name in SPLITS for i in made[name]]
@@ -53,7 +53,7 @@ def test_splits_have_their_sizes_and_share_no_id() -> None:
     assert made["test"] != sorted(made["test"])
 
 
-def test_splits_are_the_same_in_another_process_and_others_under_another_seed() -> None:
+def test_splits_are_the_same_in_another_process_and_differ_under_another_seed() -> None:
     here = {name: split_hash(ids) for name, ids in splits().items()}
     program = (
         "import json, tests.methods.agent_r.test_tasks as t\n"
@@ -67,21 +67,21 @@ def test_splits_are_the_same_in_another_process_and_others_under_another_seed() 
     assert not set(here.values()) & {split_hash(ids) for ids in splits(seed=4).values()}
 
 
-def test_a_smaller_test_split_is_the_start_of_a_larger_one() -> None:
+def test_a_smaller_test_split_is_a_prefix_of_a_larger_one() -> None:
     assert splits(test=5)["test"] == splits()["test"][:5]
 
 
-def test_too_few_tasks_are_said_by_split() -> None:
+def test_too_few_tasks_are_reported_with_the_name_of_the_split() -> None:
     with pytest.raises(UserError, match=r"agent_r\.tasks\.demonstrations: 5 tasks of corridor are requested, but 4 of"):
         splits(demonstrations=5)
 
 
-def test_own_lists_stay_apart(tmp_path: Path) -> None:
+def test_the_user_s_training_and_test_lists_are_kept_apart(tmp_path: Path) -> None:
     test, train = [3, 1, 4], list(range(5, 25))
     made = splits(files=write(tmp_path, train=train, test=test), test=3, train=9, dev=4, demonstrations=7)
     assert sorted(made["test"]) == sorted(test)
     assert sorted([*made["train"], *made["dev"], *made["demonstrations"]]) == train
-    # One list alone: the other splits get everything that it does not hold.
+    # With a test list only, the other splits share all remaining tasks.
     made = splits(files=write(tmp_path, test=test), test=3, train=22, dev=0, demonstrations=0)
     assert sorted(made["train"]) == [i for i in range(25) if i not in test]
 
@@ -104,7 +104,7 @@ def test_ids_in_both_lists_are_named(tmp_path: Path) -> None:
         ["corridor_7", "2"],
     ],
 )
-def test_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) -> None:
+def test_every_published_format_of_a_list_of_ids_is_read(tmp_path: Path, value: object) -> None:
     assert read_ids(Path(write(tmp_path, ids=value)["ids"]), "corridor") == [7, 2]
 
 
@@ -118,12 +118,12 @@ def test_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) 
         ([], "contains no task id"),
     ],
 )
-def test_a_malformed_list_of_ids_is_named(tmp_path: Path, value: object, said: str) -> None:
+def test_a_malformed_list_of_ids_is_refused(tmp_path: Path, value: object, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_ids(Path(write(tmp_path, ids=value)["ids"]), "corridor")
 
 
-def test_a_missing_list_and_ids_the_environment_lacks_are_named(tmp_path: Path) -> None:
+def test_a_missing_list_a_list_that_is_not_json_and_unknown_ids_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.json does not exist; .* fix the path"):
         read_ids(tmp_path / "gone.json", "corridor")
     (tmp_path / "torn.json").write_text('[{"item_id": "corr')
@@ -137,17 +137,17 @@ def chosen(split: list[int], **params: Any) -> list[int]:
     return select(split, SearchParams(**{"tasks": 3, **params}))
 
 
-def test_ranges_of_places_and_of_ids() -> None:
+def test_tasks_are_selected_by_position_and_by_a_range_of_ids() -> None:
     split = [9, 2, 7, 4, 5, 0]
     assert chosen(split) == [9, 2, 7]
     assert chosen(split, offset=2) == [7, 4, 5]
     assert chosen(split, offset=2, limit=1) == [7]
     assert chosen(split, min=4) == [9, 7, 4]
-    assert chosen(split, min=4, max=9) == [7, 4, 5]  # max itself is out, as in the original's slices
+    assert chosen(split, min=4, max=9) == [7, 4, 5]  # max itself is excluded, as in the original's slices
     assert chosen(split, min=5, max=8) == [7, 5]
 
 
-def test_an_empty_range_and_a_split_too_small_are_refused() -> None:
+def test_an_empty_range_and_a_range_beyond_the_end_of_the_split_are_refused() -> None:
     with pytest.raises(
         UserError, match="3 tasks from offset 4 are requested, but the training split has 6; request few"
     ):
@@ -156,7 +156,7 @@ def test_an_empty_range_and_a_split_too_small_are_refused() -> None:
         chosen([9, 2], min=3, max=9)
 
 
-def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
+def test_a_split_file_round_trips_and_lines_of_other_tasks_are_named(tmp_path: Path) -> None:
     write_rows(tmp_path / "dev.jsonl", to_rows("corridor", [5, 0, 3]))
     assert load_split(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
     with pytest.raises(
@@ -168,7 +168,7 @@ def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
         load_split(tmp_path / "dev.jsonl", "corridor")
 
 
-def test_a_demonstration_opens_as_episodes_do_and_learns_every_reply_of_the_expert() -> None:
+def test_a_demonstration_opens_like_an_episode_and_trains_on_every_reply_of_the_expert() -> None:
     env = Corridor()
     example = demonstrate(env, 16)  # key in room 3, door in room 1
     assert example.source == "corridor-16"
@@ -185,7 +185,7 @@ def test_a_demonstration_opens_as_episodes_do_and_learns_every_reply_of_the_expe
     assert env.step(actions[-1]).reward == 1
 
 
-def test_a_demonstration_can_also_teach_what_the_environment_says_but_not_the_instruction() -> None:
+def test_a_demonstration_can_also_train_on_observations_but_not_on_the_instruction() -> None:
     plain, both = demonstrate(Corridor(), 16), demonstrate(Corridor(), 16, 0.25)
     assert [(m.role, m.content) for m in both.messages] == [(m.role, m.content) for m in plain.messages]
     assert [m.weight for m in both.messages] == [0, 0, 0, 0.25, *[1.0, 0.25] * 6, 1.0]
@@ -200,7 +200,7 @@ def test_a_task_that_the_expert_fails_is_named() -> None:
         demonstrate(Lost(), 16)
 
 
-def test_the_tokenizer_s_texts_hold_all_messages_and_every_revision_thought() -> None:
+def test_the_tokenizer_s_texts_contain_instructions_replies_and_all_revision_thoughts() -> None:
     examples = [demonstrate(Corridor(), i) for i in range(11)]
     made = [row["text"] for row in texts(examples)]
     assert made.count(Corridor.instruction) == 11
@@ -224,7 +224,7 @@ def test_the_published_lists_are_read_and_share_no_id(env: str, train: str, coun
 
 
 class Sciences(Corridor):
-    """An environment with ScienceWorld's name and ids; its simulator is not needed to draw tasks."""
+    """An environment with ScienceWorld's name and ids; drawing tasks does not need its simulator."""
 
     name = "sciworld"
 
@@ -243,13 +243,13 @@ def test_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tm
     tasks = TaskParams.model_validate({**counts, "files": files, "games": games})
     made = build_splits(tasks, Sciences(), seed=3)
     assert set(made["train"]) <= {100, 99, 4140, 4141}  # two variations of each of the first two task numbers
-    assert set(made["test"]) == set(test)  # the loop is over training tasks
+    assert set(made["test"]) == set(test)  # the loop covers training tasks only
     files = write(tmp_path, train=train)
     tasks = TaskParams.model_validate({**counts, "files": files, "games": {"start": 0, "stop": 3}})
     with pytest.raises(UserError, match="the sciworld training list has no task number"):
         build_splits(tasks, Sciences(), seed=3)
 
 
-def test_a_range_of_ids_that_holds_none_is_refused() -> None:
+def test_an_empty_range_of_ids_is_refused() -> None:
     with pytest.raises(ValueError, match="7 is not below max 7, so no task id is in range; lower min or raise max"):
         SearchParams.model_validate({"tasks": 1, "min": 7, "max": 7})
