@@ -1,4 +1,4 @@
-"""Logs in the original's schema and training formats (docs/agent-r.md, A44)."""
+"""Logs in the original's schema, and training formats (docs/agent-r.md, A44)."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def test_a_good_trajectory_is_logged_in_the_original_s_schema() -> None:
     }
 
 
-def test_a_log_reads_back_as_the_example_it_was_made_with() -> None:
+def test_a_log_is_read_back_as_its_example_plus_the_last_observation() -> None:
     again = from_log(json.loads(json.dumps(ROW)), "log.jsonl, line 1")
     assert again.messages[:-1] == EXAMPLE.messages  # the log has the last observation too
     assert again.messages[-1] == Message(role="user", content="saw ab")
     assert again.source == "1"
 
 
-def test_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
+def test_every_turn_in_xtuner_s_format_has_a_loss_flag() -> None:
     turn = ROW["revise_log"][8]["content"]
     assert to_xtuner(EXAMPLE) == {
         "conversation": [
@@ -106,8 +106,8 @@ def test_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
     }  # fmt: skip
 
 
-def test_no_format_loses_the_loss_flags() -> None:
-    """The original's converter does, and then bad steps are trained on."""
+def test_loss_flags_survive_every_format() -> None:
+    """The original's converter loses them, so bad steps are trained on."""
     weights = [m.weight for m in EXAMPLE.messages if m.role == "assistant"]
     assert weights == [0, 0, 0, 1, 1]
     for there, back in ((to_xtuner, from_xtuner), (to_openai, from_openai)):
@@ -115,7 +115,7 @@ def test_no_format_loses_the_loss_flags() -> None:
         assert again.messages == EXAMPLE.messages
 
 
-def test_openai_messages_have_a_boolean_on_every_reply() -> None:
+def test_openai_messages_have_a_loss_flag_on_every_reply() -> None:
     rows = to_openai(EXAMPLE)["messages"]
     assert [row.get("loss") for row in rows] == [None, None, False, None, False, None, False, None, True, None, True]
     assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
@@ -141,12 +141,12 @@ DIALOGUES = st.tuples(TEXT, st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_s
 
 
 @given(DIALOGUES)
-def test_any_dialogue_survives_both_formats(example: Example) -> None:
+def test_any_dialogue_round_trips_through_both_formats(example: Example) -> None:
     assert from_xtuner(json.loads(json.dumps(to_xtuner(example))), "e") == example
     assert from_openai(json.loads(json.dumps(to_openai(example))), "e") == example
 
 
-def test_messages_between_replies_are_joined_and_those_after_the_last_left_out() -> None:
+def test_xtuner_rows_join_messages_between_replies_and_drop_those_after_the_last_reply() -> None:
     messages = [
         Message(role="user", content="a"), Message(role="user", content="b"),
         Message(role="assistant", content="c", weight=1.0), Message(role="assistant", content="d", weight=0.5),
@@ -156,7 +156,7 @@ def test_messages_between_replies_are_joined_and_those_after_the_last_left_out()
     assert [(t["input"], t["output"], t["output_with_loss"]) for t in turns] == [("a\nb", "c", True), ("", "d", True)]
 
 
-def test_what_xtuner_has_no_place_for_is_refused() -> None:
+def test_dialogues_that_xtuner_s_format_cannot_represent_are_refused() -> None:
     for messages, said in (
         ([("user", "a", 0.0)], "has no reply"),
         (
@@ -170,7 +170,7 @@ def test_what_xtuner_has_no_place_for_is_refused() -> None:
             to_xtuner(example)
 
 
-def test_malformed_rows_are_named() -> None:
+def test_errors_in_malformed_rows_name_the_field() -> None:
     for read, row, said in (
         (from_log, {"task_num": "1"}, "l: field 'revise_log'"),
         (from_log, {**ROW, "revise_log": [{"role": "agent", "content": ""}]}, r"field 'revise_log\.0\.role'"),
