@@ -32,7 +32,7 @@ BAD = TREE.path(leaf_of(TREE, "abxyz"))
 
 
 def shown(messages: list[Message]) -> str:
-    """The dialogue after the opening in short: learnt replies in capitals, ``!`` for the revision turn."""
+    """The dialogue after the opening as letters: capitals for replies trained on, ``!`` for the revision turn."""
     text = ""
     for message in messages[len(PROMPT) :]:
         if message.role == "assistant":
@@ -43,7 +43,7 @@ def shown(messages: list[Message]) -> str:
     return text
 
 
-def test_a_splice_is_initial_bad_steps_revision_turn_and_the_good_steps_that_differ() -> None:
+def test_a_splice_is_the_initial_and_bad_steps_a_revision_turn_and_the_remaining_good_steps() -> None:
     assert shown(splice(TREE, GOOD, BAD[:3], "I erred.")) == "abx!CD"
     assert shown(splice(TREE, GOOD, BAD[:4], "I erred.")) == "abxy!CD"
 
@@ -52,27 +52,27 @@ def test_direct_revision_comes_after_the_whole_bad_path() -> None:
     assert shown(splice(TREE, GOOD, BAD, "I erred.")) == "abxyz!CD"
 
 
-def test_paths_that_part_at_once_share_nothing() -> None:
+def test_paths_that_diverge_at_the_root_share_no_step() -> None:
     other = TREE.path(leaf_of(TREE, "k"))
     assert branch_point(GOOD, other) == 0
     assert branch_point(GOOD, BAD) == branch_point(BAD, GOOD) == 2
     assert shown(splice(TREE, GOOD, other, "I erred.")) == "k!ABCD"
 
 
-def test_observations_stand_where_they_were_made() -> None:
+def test_each_observation_follows_its_own_action() -> None:
     messages = splice(TREE, GOOD, BAD[:3], "I erred.")
     assert messages[:4] == PROMPT
     assert [m.role for m in messages[4:]] == ["assistant", "user"] * 6
     assert [m.content for m in messages[5::2]] == ["saw a", "saw ab", "saw abx", "ok.", "saw abc", "saw abcd"]
 
 
-def test_the_revision_turn_thinks_and_waits_and_is_answered_ok() -> None:
+def test_the_revision_turn_is_a_thought_and_wait_and_is_answered_with_ok() -> None:
     reply, answered = splice(TREE, GOOD, BAD[:3], "I erred.")[10:12]
     assert reply.content == revision_reply("I erred.") == "Thought: I erred.\nAction: wait"
     assert (answered.role, answered.content) == ("user", "ok.")
 
 
-def test_there_are_ten_thoughts_short_and_in_the_first_person() -> None:
+def test_there_are_ten_short_revision_thoughts_in_the_first_person() -> None:
     assert len(set(REVISION_THOUGHTS)) == len(REVISION_THOUGHTS) == 10
     for thought in REVISION_THOUGHTS:
         assert re.search(r"\b(I|my|me)\b", thought, re.IGNORECASE)
@@ -82,7 +82,7 @@ def test_there_are_ten_thoughts_short_and_in_the_first_person() -> None:
         assert "Action" not in thought
 
 
-def test_every_thought_is_reached_and_trees_do_not_share_a_sequence() -> None:
+def test_every_thought_is_used_and_no_two_trees_share_a_sequence() -> None:
     sequences = [tuple(choose_thought(0, f"tree-{t}", pair) for pair in range(12)) for t in range(40)]
     counts = Counter(thought for sequence in sequences for thought in sequence)
     assert set(counts) == set(REVISION_THOUGHTS)  # the original reaches ten of its twenty
@@ -92,7 +92,7 @@ def test_every_thought_is_reached_and_trees_do_not_share_a_sequence() -> None:
     assert [choose_thought(seed, "t", 1) for seed in range(30)] != [choose_thought(0, "t", 1)] * 30
 
 
-def test_learnt_are_the_revision_turn_and_what_follows_and_nothing_else() -> None:
+def test_only_the_revision_turn_and_the_replies_after_it_are_trained_on() -> None:
     messages = splice(TREE, GOOD, BAD[:3], "I erred.")
     learnt = [i for i, m in enumerate(messages) if m.weight]
     assert learnt == [10, 12, 14]
@@ -101,14 +101,14 @@ def test_learnt_are_the_revision_turn_and_what_follows_and_nothing_else() -> Non
     assert messages[2].weight == 0
 
 
-def test_of_a_good_trajectory_every_reply_of_the_agent_is_learnt() -> None:
+def test_every_reply_of_the_agent_in_a_good_trajectory_is_trained_on() -> None:
     messages = whole(TREE, GOOD)
     assert shown(messages) == "ABCD"
     assert [m.weight for m in messages[:4]] == [0] * 4
     assert all(m.weight == 0 for m in messages if m.role == "user")
 
 
-def test_steps_before_the_root_and_weights_left_in_a_tree_are_context() -> None:
+def test_steps_before_the_root_are_context_whatever_their_weights_in_the_tree() -> None:
     tree = by_hand({"a": 1.0})
     tree.prompt = [
         *(m.model_copy(update={"weight": 1.0}) for m in PROMPT),
@@ -119,13 +119,13 @@ def test_steps_before_the_root_and_weights_left_in_a_tree_are_context() -> None:
     assert shown(splice(tree, [1], [], "I erred.")) == "z!A"
 
 
-def test_ids_stay_as_generated() -> None:
+def test_replies_keep_their_generated_token_ids() -> None:
     messages = splice(TREE, GOOD, BAD[:3], "I erred.")
     assert [m.token_ids for m in messages[4::2]] == [[97], [98], [120], None, [99], [100]]
 
 
 @given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.data())
-def test_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(
+def test_any_splice_contains_the_requested_bad_steps_and_the_remaining_good_steps(
     shared: int, good: int, bad: int, data: Any
 ) -> None:
     stem = "sssss"[:shared]
@@ -138,7 +138,7 @@ def test_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(
 
 
 def corridor_tree(task_id: int, good: list[str], bad: list[str]) -> tuple[Tree, list[int], list[int]]:
-    """A tree of two paths in the corridor, as search would have seen them."""
+    """A tree of two paths in the corridor, as search would build it, and the two paths."""
     env = Corridor()
     nodes = [Node()]
     paths = []
@@ -173,8 +173,8 @@ def lived(task_id: int, good: list[str], bad: list[str], alpha: float = 0.9) -> 
 KEY_1_DOOR_1 = 6
 
 
-def test_a_splice_that_still_scores_is_kept_with_fresh_observations() -> None:
-    kept = lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["look"])  # "look" stumbles to the left: room 0
+def test_a_replayed_splice_that_still_succeeds_is_kept_with_fresh_observations() -> None:
+    kept = lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["look"])  # "look" moves left: room 0
     assert kept is not None
     assert [m.content for m in kept[5::2]] == [
         "You are in room 0 of 5.", "ok.", "You are in room 1 of 5.", "You have the key.", "You have opened the door."
@@ -183,8 +183,8 @@ def test_a_splice_that_still_scores_is_kept_with_fresh_observations() -> None:
     assert [m.token_ids for m in kept[4::2]] == [[4], None, [1], [2], [3]]
 
 
-def test_a_splice_that_no_longer_scores_is_dropped() -> None:
-    # After two steps to the right the good steps take the key nowhere.
+def test_a_replayed_splice_that_no_longer_succeeds_is_dropped() -> None:
+    # After two steps to the right, the good steps do not reach the key.
     assert lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["right", "right"]) is None
     # With the key alone it scores 0.5.
     actions = ["right", "take key", "left", "open door"]
@@ -192,13 +192,13 @@ def test_a_splice_that_no_longer_scores_is_dropped() -> None:
     assert lived(KEY_1_DOOR_1, actions, ["look"], alpha=0.5) is None
 
 
-def test_an_episode_that_ends_in_the_bad_steps_leaves_nothing_to_learn() -> None:
+def test_a_splice_whose_bad_steps_end_the_episode_is_dropped() -> None:
     assert lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["jump"], alpha=-1) is None
     assert lived(0, ["take key", "open door"], ["left", "take key", "open door"], alpha=0.1) is None
 
 
-def test_an_episode_that_ends_early_in_the_good_steps_ends_the_sample() -> None:
-    # The bad steps have taken the key already: of the good ones, the first two change nothing.
+def test_if_the_episode_ends_among_the_good_steps_the_sample_ends_there() -> None:
+    # The bad steps already take the key, so the second of the good steps opens the door.
     kept = lived(0, ["left", "open door", "take key", "open door"], ["take key"])
     assert kept is not None
     assert [m.content[m.content.index("Action") :] for m in kept[4::2]] == [
@@ -207,14 +207,14 @@ def test_an_episode_that_ends_early_in_the_good_steps_ends_the_sample() -> None:
     assert kept[-1].content == "You have opened the door."
 
 
-def test_steps_given_before_the_root_are_given_again() -> None:
+def test_a_replay_first_executes_the_steps_given_before_the_root() -> None:
     tree, good, bad = corridor_tree(KEY_1_DOOR_1, ["take key", "open door"], ["hm"])
     tree.prompt = [
         *tree.prompt, Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="?")
     ]  # fmt: skip
     trajectory = splice(tree, good, bad, "I erred.")
     world = EmbeddedWorld(Corridor())
-    assert asyncio.run(replay(tree, trajectory, world, lambda score: score > 0.9)) is None  # "hm" leads away
+    assert asyncio.run(replay(tree, trajectory, world, lambda score: score > 0.9)) is None  # "hm" moves to another room
     tree, good, bad = corridor_tree(KEY_1_DOOR_1, ["take key", "open door"], ["open door"])
     tree.prompt = [
         *tree.prompt, Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="?")
