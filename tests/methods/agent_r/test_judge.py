@@ -1,4 +1,4 @@
-"""The judge's prompt and answer, the transition point, verdicts by the expert (docs/agent-r.md, A17 to A20)."""
+"""The judge's prompt and answer, the transition point, and scripted verdicts (docs/agent-r.md, A17 to A20)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CRAFT = TextCraft(RecipeBook.load(None))
         ("**Judgement**: _Uncertain_", "uncertain"),
         ("Judgement:\n\nBad", "bad"),
         ("Judgement：Good", "good"),
-        # "Not good" passes in the original.
+        # The original accepts "Not good" as good.
         ("Judgement: Not Good", "bad"),
         ("Judgement: not a very good action", "bad"),
         ("Judgement: this isn't good", "bad"),
@@ -59,7 +59,7 @@ CRAFT = TextCraft(RecipeBook.load(None))
         ("Judgement: Good? No, bad.", "bad"),
         ("Judgement: Bad\nA good action would be to get planks.", "bad"),
         ("Judgement: Bad\nJudgement:", "bad"),
-        # No verdict: the first three pass in the original, the empty one is bad there.
+        # No verdict. The original accepts the first three as good and treats the empty one as bad.
         ("This is a good action.", None),
         ("Good", None),
         ("My judgement is good", None),
@@ -69,7 +69,7 @@ CRAFT = TextCraft(RecipeBook.load(None))
         ("Judgement: \x00\x1b[2J", None),
     ],
 )
-def test_a_verdict_is_read_from_both_spellings_and_nothing_else(reply: str, verdict: str | None) -> None:
+def test_a_verdict_is_read_only_after_the_word_judgement_in_either_spelling(reply: str, verdict: str | None) -> None:
     assert parse_verdict(reply) == verdict
     assert judgement_of(reply) == Judgement(verdict=verdict or "uncertain", text=reply, parsed=verdict is not None)
 
@@ -86,38 +86,38 @@ def test_a_verdict_is_read_from_both_spellings_and_nothing_else(reply: str, verd
         ("neither bad, nor good", "uncertain"),
         ("I can't tell whether it is good or bad", "uncertain"),
         ("Neither good nor bad, but wasteful: bad", "bad"),
-        # The clause ends, and the negation with it.
+        # The negation ends with its clause.
         ("It does not go back, good", "good"),
         ("It is not what I would do, but it is good", "good"),
         ("It does not hurt and is good", "good"),
         ("Not good - bad", "bad"),
-        # These deny nothing.
+        # These are not negations.
         ("There is no doubt that this is good", "good"),
         ("Not only good but needed", "good"),
     ],
 )
-def test_a_negation_holds_up_to_the_label_within_its_clause(line: str, verdict: str) -> None:
+def test_a_negation_applies_to_the_next_label_of_its_clause(line: str, verdict: str) -> None:
     assert parse_verdict(f"Judgement: {line}") == verdict
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read_without_failing(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     assert parse_verdict(text) in (None, *VERDICTS)
 
 
 @given(st.text(max_size=200), st.sampled_from(VERDICTS), st.sampled_from(["Judgement", "Judgment"]))
-def test_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons(reason: str, verdict: Any, word: str) -> None:
+def test_an_answer_in_the_requested_form_is_parsed_whatever_its_reasons(reason: str, verdict: Any, word: str) -> None:
     assert parse_verdict(answer(reason, verdict).replace("Judgement", word)) == verdict
     assert parse_verdict(f"{word}: Not good.\n{reason}\n{word}: {verdict}") == verdict
 
 
-def test_a_long_reply_is_read_fast() -> None:
+def test_very_long_replies_are_parsed() -> None:
     assert parse_verdict("not " * 20_000 + "Judgement: " + "not " * 20_000) is None
     assert parse_verdict("judgement: good " * 5_000) == "good"
     assert parse_verdict("Judgement: " + "not good or bad and " * 5_000) == "uncertain"
 
 
-def test_the_prompt_has_task_log_current_action_definitions_and_form() -> None:
+def test_the_prompt_has_definitions_task_log_current_action_and_form_in_this_order() -> None:
     history = [Did("get 1 log", "Got 1 log"), Did("inventory", "Inventory: [log] (1)")]
     (message,) = judge_prompt("textcraft", "Goal: craft stick.", history, Did("get 9 stone", "Got 9 stone"))
     assert message.role == "user"
@@ -132,17 +132,17 @@ def test_the_prompt_has_task_log_current_action_definitions_and_form() -> None:
     assert places == sorted(places)
 
 
-def test_each_environment_has_its_own_wording() -> None:
+def test_each_environment_has_its_own_wording_of_the_prompt() -> None:
     said = {
         name: judge_prompt(name, "T", [], Did("a", "o"))[0].content
         for name in ("textcraft", "webshop", "sciworld", "corridor")
     }
     assert len(set(said.values())) == 4
-    assert [name for name, text in said.items() if "science" in text] == ["sciworld"]  # always, originally
+    assert [name for name, text in said.items() if "science" in text] == ["sciworld"]  # in all of them in the original
     assert [name for name, text in said.items() if "shop" in text] == ["webshop"]
 
 
-def test_the_short_prompt_is_one_line_of_task_and_the_last_steps() -> None:
+def test_the_short_prompt_has_one_line_of_the_task_and_the_last_steps() -> None:
     task = "Crafting commands:\ncraft 1 a using 1 b\n\nGoal: craft a."
     history = [Did(f"get {i} b", f"Got {i} b") for i in range(5)]
     (message,) = judge_prompt("textcraft", task, history, Did("craft 1 a using 1 b", "Crafted 1 a"), "short")
@@ -153,7 +153,7 @@ def test_the_short_prompt_is_one_line_of_task_and_the_last_steps() -> None:
     )
 
 
-def test_the_task_line_is_the_goal_s() -> None:
+def test_the_task_line_is_the_line_that_states_the_goal() -> None:
     assert task_line("Crafting commands:\nx\n\nGoal: craft a.") == "Goal: craft a."
     assert task_line("Task Description: boil water.\nYou are in the hall.") == "Task Description: boil water."
     assert task_line("WebShop [SEP] Instruction: [SEP] find a lamp") == "WebShop [SEP] Instruction: [SEP] find a lamp"
@@ -162,17 +162,17 @@ def test_the_task_line_is_the_goal_s() -> None:
 
 
 @pytest.mark.parametrize("style", ["full", "short"])
-def test_an_environment_whose_pages_do_not_name_the_goal_has_it_in_the_prompt(style: Any) -> None:
+def test_the_prompt_states_the_goal_of_an_environment_whose_observations_do_not(style: Any) -> None:
     taxi = Taxi()
     goal = "Goal: fetch the passenger P, then bring them to the destination D, and never drive into a wall."
-    for task in (taxi.reset(5), f"{taxi.instruction}: it\n\n{taxi.reset(5)}"):  # alone, and in a mixture
+    for task in (taxi.reset(5), f"{taxi.instruction}: it\n\n{taxi.reset(5)}"):  # alone and in a mixture
         assert task_line(f"{task}\n{goal}") == goal
         text = judge_prompt("taxi", task, [], Did("move north", taxi.reset(5)), style)[0].content
         assert f"\n{goal}\n" in text
         assert "taxi" in text.partition("\n")[0]
 
 
-def test_problems_are_judged_as_problems() -> None:
+def test_problems_have_their_own_wording_of_the_prompt() -> None:
     assert judge_prompt("gsm8k", "How many?", [], Did("7", "Wrong."), "short")[0].content.startswith(
         "Judge the last problem step.\nHow many?\n"
     )
@@ -180,7 +180,7 @@ def test_problems_are_judged_as_problems() -> None:
 
 
 class Fitting(ScriptedEngine):
-    """Its context holds ``room`` characters; keeps what it was asked."""
+    """An engine whose context holds ``room`` characters. It records its requests."""
 
     def __init__(self, reply: str, room: int) -> None:
         self.asked: list = []
@@ -195,7 +195,7 @@ def ask(engine: Fitting, tree: Tree, index: Any, **params: Any) -> Judgement:
     return asyncio.run(ActorJudge(engine, ConvertParams(**params), 5)(tree, index))
 
 
-def test_the_actor_judges_the_node_with_all_steps_before_it() -> None:
+def test_the_actor_judges_a_node_with_all_earlier_steps_in_the_prompt() -> None:
     tree = by_hand({"abcd": 0.0, "x": 1.0})
     engine = Fitting("So.\nJudgement: Bad", 10**6)
     assert ask(engine, tree, leaf_of(tree, "abc"), judge_max_tokens=77).verdict == "bad"
@@ -217,7 +217,7 @@ def test_steps_given_before_the_root_are_part_of_the_log() -> None:
     assert "Action: look\nObservation: A wall.\n\nCurrent action: a" in engine.asked[0].messages[0].content
 
 
-def test_a_log_too_long_loses_its_oldest_steps_whole() -> None:
+def test_a_log_that_is_too_long_loses_its_oldest_steps_whole() -> None:
     tree = by_hand({"abcdefgh": 0.0})
     last = leaf_of(tree, "abcdefgh")
     engine = Fitting("Judgement: Good", 10**6)
@@ -237,12 +237,12 @@ def test_a_log_too_long_loses_its_oldest_steps_whole() -> None:
         f"Action: {letter}" for letter in kept
     ]
     assert "You stand at a fork." in prompt
-    engine = Fitting("Judgement: Good", 10)  # nothing fits: the task and the current step are asked all the same
+    engine = Fitting("Judgement: Good", 10)  # nothing fits: the prompt still has the task and the step
     ask(engine, tree, last)
     assert "(7 earlier steps are left out)" in engine.asked[0].messages[0].content
 
 
-def test_noise_is_named_by_tree_and_node() -> None:
+def test_the_seed_of_a_judgement_depends_on_tree_and_node() -> None:
     tree = by_hand({"ab": 0.0, "ac": 1.0})
     twin = tree.model_copy(update={"id": "corridor-2", "seed": "0/corridor-2"})
     engine = Fitting("Judgement: Good", 10**6)
@@ -252,7 +252,7 @@ def test_noise_is_named_by_tree_and_node() -> None:
 
 
 def walk(verdicts: Any, branch: int) -> tuple[str, list[str], bool]:
-    """The path kept (as its verdicts' letters), the verdicts asked for, found."""
+    """The kept path (as letters of its verdicts), the verdicts requested, and whether a bad step was found."""
     names = {"g": "good", "b": "bad", "u": "uncertain"}
 
     async def judge(index: Any) -> Judgement:
@@ -267,7 +267,7 @@ def test_the_walk_stops_after_the_first_bad_step_and_keeps_it() -> None:
     assert walk("b", 0) == ("b", ["bad"], True)
 
 
-def test_never_bad_is_the_whole_path() -> None:
+def test_without_a_bad_verdict_the_whole_path_is_kept() -> None:
     assert walk("guug", 0) == ("guug", ["good", "uncertain", "uncertain", "good"], False)
     assert walk("", 0) == ("", [], False)
 
@@ -279,7 +279,7 @@ def test_a_verdict_before_the_branch_cannot_end_the_walk() -> None:
 
 
 @given(st.text("gbu", max_size=12), st.integers(0, 12))
-def test_what_is_kept_ends_with_the_first_bad_step_at_or_after_the_branch(verdicts: str, branch: int) -> None:
+def test_the_kept_path_ends_with_the_first_bad_step_at_or_after_the_branch(verdicts: str, branch: int) -> None:
     kept, asked, found = walk(verdicts, branch)
     at = verdicts.find("b", branch)
     assert kept == (verdicts if at < 0 else verdicts[: at + 1])
@@ -305,7 +305,7 @@ def verdicts_of(env: Any, tree: Tree) -> list[str]:
     return [asyncio.run(judge(tree, i)).verdict for i in range(1, len(tree.nodes))]
 
 
-def test_the_expert_s_verdict_is_the_length_of_its_plan() -> None:
+def test_the_scripted_verdict_follows_the_length_of_the_expert_s_plan() -> None:
     env = Corridor()
     key_in_2_door_in_1 = 11
     tree = played(
@@ -313,14 +313,17 @@ def test_the_expert_s_verdict_is_the_length_of_its_plan() -> None:
     )
     assert verdicts_of(env, tree) == [
         "good", "bad", "uncertain", "bad",  # closer; further away; nothing changed; refused
-        "good", "good", "bad",  # "hm" is not understood (and leads left)
-        "bad", "bad",  # further away still; there is no key here
+        "good", "good", "bad",  # "hm" is invalid (and moves left)
+        "bad", "bad",  # even further away; there is no key here
     ]  # fmt: skip
-    assert verdicts_of(env, played(env, 0, "take key", "open door")) == ["good", "good"]  # the goal itself
+    assert verdicts_of(env, played(env, 0, "take key", "open door")) == [
+        "good",
+        "good",
+    ]  # the last action reaches the goal
     assert verdicts_of(env, played(env, 0, "jump", "right")) == ["bad", "bad"]  # fatal; the episode is over
 
 
-def test_the_scripted_judge_asks_in_any_order_and_of_many_trees() -> None:
+def test_the_scripted_judge_can_judge_many_trees_in_any_order() -> None:
     env = Corridor()
     trees = [played(env, task, "right", "left", "take key") for task in (11, 0, 13)]
     judge = ScriptedJudge({env.name: env}, keep=2)
@@ -328,10 +331,10 @@ def test_the_scripted_judge_asks_in_any_order_and_of_many_trees() -> None:
     heard = {(t, i): asyncio.run(judge(trees[t], i)).verdict for t, i in asked}
     for t, tree in enumerate(trees):
         assert [heard[t, i] for i in (1, 2, 3)] == verdicts_of(env, tree)
-    assert len(judge._known) == 2  # no more trees are remembered than may be
+    assert len(judge._known) == 2  # at most ``keep`` trees are cached
 
 
-def test_in_textcraft_what_is_needed_is_good_and_what_is_refused_or_wasteful_is_bad() -> None:
+def test_in_textcraft_the_expert_s_actions_are_good_and_refused_actions_are_bad() -> None:
     task = next(i for i in CRAFT.task_ids() if (CRAFT.reset(i), len(CRAFT.expert()))[1] >= 4)
     CRAFT.reset(task)
     plan = [move.action for move in CRAFT.expert()]
@@ -339,7 +342,7 @@ def test_in_textcraft_what_is_needed_is_good_and_what_is_refused_or_wasteful_is_
     assert verdicts_of(CRAFT, played(CRAFT, task, "inventory", "dance", plan[-1])) == ["uncertain", "bad", "bad"]
 
 
-def test_judge_examples_ask_as_the_judge_does_and_answer_in_its_form() -> None:
+def test_judge_examples_have_the_judge_s_prompt_and_an_answer_in_its_form() -> None:
     made = judge_examples(CRAFT, CRAFT.task_ids()[:40], 90, seed=2)
     assert len(made) == 90
     assert Counter(parse_verdict(one.messages[1].content) for one in made) == dict.fromkeys(VERDICTS, 30)
@@ -351,10 +354,10 @@ def test_judge_examples_ask_as_the_judge_does_and_answer_in_its_form() -> None:
     assert [one.id for one in made] == [f"judgement_{i}" for i in range(90)]
     assert len({(one.messages[0].content, one.messages[1].content) for one in made}) == 90
     first = [parse_verdict(one.messages[1].content) for one in made[:30]]
-    assert len(set(first)) == 3  # mixed
+    assert len(set(first)) == 3  # shuffled
 
 
-def test_judge_examples_depend_on_seed_and_style_only() -> None:
+def test_judge_examples_depend_on_seed_and_style() -> None:
     tasks = CRAFT.task_ids()[:20]
     made = judge_examples(CRAFT, tasks, 30, seed=2)
     assert judge_examples(TextCraft(RecipeBook.load(None)), tasks, 30, seed=2) == made
@@ -363,4 +366,4 @@ def test_judge_examples_depend_on_seed_and_style_only() -> None:
     assert all("First give your reasons" in one.messages[0].content for one in full)
     assert judge_examples(CRAFT, tasks, 0, seed=2) == []
     assert judge_examples(CRAFT, [], 9, seed=2) == []
-    assert 2 * len(judge_examples(Corridor(), [0], 900, seed=2)) < 900  # a tiny world has no more to say
+    assert 2 * len(judge_examples(Corridor(), [0], 900, seed=2)) < 900  # a tiny environment yields fewer examples
