@@ -1,4 +1,4 @@
-"""Trees to training conversations (docs/agent-r.md, A16 to A26)."""
+"""Conversion of trees to training conversations (docs/agent-r.md, A16 to A26)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TREE = by_hand(PATHS, ids=True)
 
 
 class Says:
-    """A judge that calls some actions bad; keeps what it was asked, and answers late and out of order."""
+    """A judge that calls some actions bad, records its calls, and answers late and out of order."""
 
     def __init__(self, bad: str = "", *, fails: str = "") -> None:
         self.bad, self.fails = bad, fails
@@ -81,32 +81,32 @@ def test_pairs_are_revised_at_the_transition_point() -> None:
     }
 
 
-def test_a_bad_verdict_in_the_initial_part_does_not_end_the_walk() -> None:
+def test_a_bad_verdict_before_the_branch_does_not_end_the_walk() -> None:
     assert kinds(made([TREE], Says("aby")))["revision"] == ["k!ABCD", "abxy!CD", "a!K"]
 
 
-def test_direct_revision_asks_nobody() -> None:
+def test_direct_revision_does_not_use_the_judge() -> None:
     judge = Says("x")
     assert kinds(made([TREE], judge, revise=False))["revision"] == ["k!ABCD", "abxy!CD", "abxy!K"]
     assert judge.asked == []
     assert asyncio.run(convert([TREE], None, None, ConvertParams(revise=False), 0)).stats["revision_examples"] == 3
 
 
-def test_good_only() -> None:
+def test_data_type_good_converts_only_good_trajectories() -> None:
     converted = made([TREE], data_type="good")
     assert kinds(converted) == {"good": ["ABCD", "K"]}
     assert [sorted(row) for row in converted.rows] == [["revise", "revise_log", "task_num"]] * 2
     assert "revision_length" not in converted.stats
 
 
-def test_an_example_ends_with_its_last_reply_and_keeps_ids() -> None:
+def test_an_example_ends_with_its_last_reply_and_keeps_token_ids() -> None:
     example = made([TREE], Says("x")).own[1]
     assert [m.role for m in example.messages] == ["system", "user", "assistant", *["user", "assistant"] * 6]
     assert [m.token_ids for m in example.messages[4::2]] == [[97], [98], [120], None, [99], [100]]
     assert example.source == f"corridor-1:{leaf_of(TREE, 'abxy')}>{leaf_of(TREE, 'abcd')}"
 
 
-def test_the_tokens_learnt_are_those_of_the_revision_turn_and_the_good_steps(tmp_path: Path) -> None:
+def test_only_the_tokens_of_the_revision_turn_and_the_good_steps_are_trained_on(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     chat = ChatFormat.load(tmp_path)
     example = made([by_hand(PATHS)], Says("x")).own[1]  # abx!CD
@@ -123,7 +123,7 @@ def test_the_tokens_learnt_are_those_of_the_revision_turn_and_the_good_steps(tmp
     assert counters.cut_attempts == 0
 
 
-def test_a_real_small_model_judges_and_its_nonsense_is_counted(tmp_path: Path) -> None:
+def test_a_small_real_model_can_judge_and_its_unparsable_answers_are_counted(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, context=160)
     config = TransformersEngineConfig(engine="transformers", slots=4, context=160)
     cfg = ConvertParams(judge_style="short", judge_max_tokens=8)
@@ -137,21 +137,21 @@ def test_a_real_small_model_judges_and_its_nonsense_is_counted(tmp_path: Path) -
             await engine.close()
 
     one, many = asyncio.run(run(1)), asyncio.run(run(8))
-    assert one.rows == many.rows  # the noise is the node's own, whoever shares the batch
+    assert one.rows == many.rows  # each node has its own noise, whatever shares its batch
     assert one.stats["judged"] == 5
     assert one.stats["unparsable"] == {"mean": 1.0, "se": 0.0, "n": 5}
-    assert kinds(one)["revision"] == ["k!ABCD", "abxy!CD", "abxy!K"]  # never bad: the whole path
+    assert kinds(one)["revision"] == ["k!ABCD", "abxy!CD", "abxy!K"]  # no bad verdict: the whole path
     assert all(said["judgement"] == "Uncertain" for row in one.rows for said in row["revise_feedback"])
 
 
 def test_each_action_is_judged_once_however_many_pairs_share_it() -> None:
     judge = Says()
-    converted = made([TREE, TREE], judge)  # two files with the same tree: each is judged for itself
+    converted = made([TREE, TREE], judge)  # the same tree twice: each is judged separately
     assert len(judge.asked) == converted.stats["judged"] == 2 * 5  # a b x y, and k as the bad leaf of abcd
     assert Counter(judge.asked) == Counter([("corridor-1", i) for i in {i for _, i in judge.asked}] * 2)
 
 
-def test_figures_of_the_bad_segments_and_of_the_judge() -> None:
+def test_conversion_reports_revision_lengths_transitions_verdicts_and_counts() -> None:
     stats = made([TREE], Says("x")).stats
     # abx -> x; k -> k, never judged bad; abx against k -> a b x
     assert stats["revision_lengths"] == {"1": 2, "3": 1}
@@ -164,7 +164,7 @@ def test_figures_of_the_bad_segments_and_of_the_judge() -> None:
     )  # fmt: skip
 
 
-def test_unparsable_answers_and_logs_shown_in_part_are_counted() -> None:
+def test_unparsable_answers_and_shortened_logs_are_counted() -> None:
     async def mumbles(tree: Tree, index: int) -> Judgement:
         return Judgement(verdict="uncertain", text="", parsed=index % 2 == 0, omitted=2 * (index == 1))
 
@@ -182,7 +182,7 @@ def test_pairs_whose_judge_fails_are_dropped_and_counted() -> None:
         made([TREE], Says(fails="akx"), mix={"good": 0.0})
 
 
-def test_thoughts_vary_over_pairs_trees_and_seeds() -> None:
+def test_revision_thoughts_vary_between_pairs_trees_and_seeds() -> None:
     trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(30)]
 
     def thoughts(seed: int) -> list[str]:
@@ -196,7 +196,7 @@ def test_thoughts_vary_over_pairs_trees_and_seeds() -> None:
     assert thoughts(1) != first
 
 
-def test_the_result_does_not_depend_on_concurrency_or_on_when_answers_come() -> None:
+def test_the_result_does_not_depend_on_concurrency_but_its_order_depends_on_the_seed() -> None:
     trees = grown(range(4))
     judge = ScriptedJudge({"corridor": Corridor()})
     results = [made(trees, judge, concurrency=n, max_pairs_per_tree=20) for n in (1, 3, 512)]
@@ -210,7 +210,7 @@ def test_the_result_does_not_depend_on_concurrency_or_on_when_answers_come() -> 
     assert [one.source for one in other.examples] != [one.source for one in results[0].examples]
 
 
-def test_thresholds_that_keep_nothing_are_explained() -> None:
+def test_thresholds_and_weights_that_keep_nothing_are_refused_with_an_explanation() -> None:
     with pytest.raises(UserError, match=r"1 trees \(0 of them with root value 0\), 3 leaves, 0 good ones \(above"):
         made([TREE], alpha=1.0)
     with pytest.raises(UserError, match=r"0 pairs \(above beta 1 apart\); lower alpha or beta"):
@@ -222,11 +222,11 @@ def test_thresholds_that_keep_nothing_are_explained() -> None:
     with pytest.raises(UserError, match=r"2 good trajectories have weight 0 \(convert\.mix\.good\); raise it"):
         made([TREE], data_type="good", mix={"good": 0.0})
     with pytest.raises(UserError, match=r"3 revision trajectories have weight 0\.1 \(convert\.mix\.revision\), and 2 "):
-        made([TREE], mix={"good": 0.0, "revision": 0.1})  # rounds to nothing
+        made([TREE], mix={"good": 0.0, "revision": 0.1})  # rounds to zero examples
     assert kinds(made([TREE], beta=1.0)) == {"good": ["ABCD", "K"]}  # no pair, but good trajectories
 
 
-def test_weights_repeat_and_draw() -> None:
+def test_mix_weights_repeat_examples_and_draw_a_fraction_of_them() -> None:
     trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]  # 30 pairs, 20 good leaves
     converted = made(trees, mix={"revision": 2.5, "good": 0.25})
     counts = Counter(example.source for example in converted.own if example.id.startswith("revision"))
@@ -250,17 +250,19 @@ def chats(folder: Path, count: int) -> str:
     return str(folder / "chats.jsonl")
 
 
-def test_general_chats_are_a_share_of_the_agent_s_data(tmp_path: Path) -> None:
+def test_general_chats_are_added_in_proportion_to_the_agent_s_data(tmp_path: Path) -> None:
     trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]
     converted = made(trees, mix={"general": 0.2, "general_file": chats(tmp_path, 7)})
     general = [example for example in converted.examples if example.id.startswith("general")]
     assert len(general) == 10  # of 50: one for every five
-    assert max(Counter(example.messages[0].content for example in general).values()) == 2  # 7 chats, then again
+    assert (
+        max(Counter(example.messages[0].content for example in general).values()) == 2
+    )  # 7 chats, then 3 of them again
     assert all([m.weight for m in example.messages] == [0.0, 1.0] for example in general)
     assert converted.warnings == []
 
 
-def test_chats_may_be_sharegpt_s_and_have_other_keys(tmp_path: Path) -> None:
+def test_chats_may_be_in_sharegpt_s_format_and_have_other_keys(tmp_path: Path) -> None:
     said = [{"from": "system", "value": "Be."}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
     plain = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "assistant", "content": "Hello", "id": 3}]
     write_rows(tmp_path / "c.jsonl", [{"id": "x", "conversations": said}, {"id": 1, "messages": plain}])
@@ -294,7 +296,7 @@ def test_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
             made([TREE], mix={"general": 0.2, "general_file": str(tmp_path / "bad.jsonl")})
 
 
-def test_earlier_examples_join_only_if_they_accumulate() -> None:
+def test_earlier_examples_are_added_only_with_accumulate() -> None:
     old = [Example(id="old", messages=[Message(role="assistant", content="x", weight=1.0)])]
     assert "old" not in [example.id for example in made([TREE], earlier=old).examples]
     converted = made([TREE], earlier=old, accumulate=True)
@@ -302,7 +304,7 @@ def test_earlier_examples_join_only_if_they_accumulate() -> None:
     assert old[0] in converted.examples
     assert old[0] not in converted.own
     assert converted.stats["earlier_examples"] == 1
-    assert made([TREE], earlier=old, accumulate=True, alpha=1.0).examples == old  # nothing new, but something
+    assert made([TREE], earlier=old, accumulate=True, alpha=1.0).examples == old  # only earlier examples
 
 
 def test_trees_of_several_environments_are_converted_together() -> None:
@@ -316,7 +318,7 @@ def test_trees_of_several_environments_are_converted_together() -> None:
     assert "environments" not in made([TREE]).stats
 
 
-def test_replay_keeps_what_still_scores_and_says_what_share() -> None:
+def test_replay_keeps_the_samples_that_still_succeed_and_reports_their_share() -> None:
     trees = grown(range(10), seed=2)
     judge = ScriptedJudge({"corridor": Corridor()})
     world = EmbeddedWorld(Corridor())
@@ -327,7 +329,7 @@ def test_replay_keeps_what_still_scores_and_says_what_share() -> None:
         assert kept["n"] == spliced.stats["revision_examples"]
         assert 0 < kept["mean"] < 1
         assert played.stats["revision_examples"] == len(played.rows) == round(kept["mean"] * kept["n"])
-    # Every sample that was kept can be lived, word for word.
+    # Executing a kept sample reproduces its observations word for word.
     env = Corridor()
     for row in played.rows:
         env.reset(int(row["task_num"]))
@@ -343,8 +345,8 @@ def test_replay_keeps_what_still_scores_and_says_what_share() -> None:
     assert any(row["revise_log"] not in [old["revise_log"] for old in spliced.rows] for row in played.rows)
 
 
-def test_a_replay_does_again_what_was_done_though_the_stored_reply_reads_otherwise() -> None:
-    """The actor said "Action 1: look" and then "Action: jump": the first was done, the stored text names the last."""
+def test_a_replay_executes_the_recorded_action_even_if_the_stored_reply_gives_another() -> None:
+    """The actor replied "Action 1: look", then "Action: jump": the first was executed, the stored text has the last."""
     said = {"look": "Thought: t\nAction: look\nThought: u\nAction: jump"}
     nodes = [Node(visits=2, value=1.0, children=[1, 2])]
     for number, (parent, action) in enumerate([(0, "look"), (0, "take key"), (2, "right"), (3, "open door")], start=1):
@@ -362,7 +364,7 @@ def test_a_replay_does_again_what_was_done_though_the_stored_reply_reads_otherwi
     assert [said["content"] for said in row["revise_log"][5:8:2]] == ["You are in room 0 of 5.", "ok."]
 
 
-def test_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named() -> None:
+def test_a_failing_environment_drops_the_sample_and_a_missing_environment_is_named() -> None:
     class Broken(EmbeddedWorld):
         async def reset(self, task_id: int) -> None:  # type: ignore[override]
             raise EnvError("gone")
@@ -375,5 +377,5 @@ def test_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named()
             made([TREE], world=world, validate_splice="replay")
 
 
-def test_the_figures_are_plain_json() -> None:
+def test_the_statistics_are_plain_json() -> None:
     json.dumps(made(grown(range(3)), ScriptedJudge({"corridor": Corridor()})).stats, allow_nan=False)
