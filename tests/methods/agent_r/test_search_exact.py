@@ -1,4 +1,4 @@
-"""Tree search: the same tree, whatever else happens."""
+"""Tree search gives the same tree under concurrency, replay and interruption."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def forest(engine: Any, tasks: Any, *, concurrency: Any, world: Any = None) -> l
     return list(asyncio.run(play_all(tasks, one, concurrency=concurrency)))
 
 
-def test_a_tree_does_not_depend_on_what_else_runs(folder: Path) -> None:
+def test_a_tree_does_not_depend_on_other_searches(folder: Path) -> None:
     alone = forest(engine_of(folder), range(3), concurrency=1)
     crowded = forest(engine_of(folder), [*range(20, 25), *range(2, -1, -1), *range(3, 20)], concurrency=50)
     assert [dump_line(tree) for tree in alone] == [dump_line(tree) for tree in crowded[7:4:-1]]
-    assert len({tree.nodes[1].reply for tree in crowded}) > 20  # each task has noise of its own
+    assert len({tree.nodes[1].reply for tree in crowded}) > 20  # each task has its own noise
     assert any(tree.nodes[1].token_ids for tree in alone)
 
 
 class Copy:
-    """A live copy of the corridor, which only goes on from where it stands."""
+    """A live copy of the corridor, which can only continue from its current state."""
 
     def __init__(self) -> None:
         self.env = Corridor()
@@ -90,8 +90,8 @@ def test_replayed_worlds_give_the_same_trees(folder: Path, slots: int) -> None:
         assert asyncio.run(search(task, replaying(slots), Script(), deep, 5)) == grow(task, cfg=deep, seed=5)
 
 
-def test_the_benchmarks_order_of_work_grows_the_same_trees() -> None:
-    """One sample after another, the environment rebuilt for each: what ``bench.search`` compares with."""
+def test_the_benchmark_s_sequential_search_grows_the_same_trees() -> None:
+    """One sample at a time, with the environment rebuilt for each: the baseline of ``bench.search``."""
     for task in (NEAR, FAR):
         env, actor = Corridor(), Script()
         tree = asyncio.run(search(task, Rebuilt(env), OneByOne(actor), params(dives=4), 2))
@@ -108,7 +108,7 @@ def test_a_killed_search_resumes_to_the_same_tree(folder: Path, tmp_path: Path) 
     lines = whole.read_bytes()
     for attempt in range(2):
         cut = tmp_path / f"cut{attempt}.jsonl"
-        cut.write_bytes(lines[: random.Random(attempt).randrange(len(lines))])  # torn anywhere
+        cut.write_bytes(lines[: random.Random(attempt).randrange(len(lines))])  # cut at any byte
         with Journal(cut) as journal:
             engine = engine_of(folder)
             again = forest(JournaledEngine(engine, journal, "actor"), range(4), concurrency=2)
@@ -116,7 +116,7 @@ def test_a_killed_search_resumes_to_the_same_tree(folder: Path, tmp_path: Path) 
         assert [dump_line(tree) for tree in again] == [dump_line(tree) for tree in trees]
 
 
-def test_a_nodes_noise_is_named_by_its_replies_not_by_when_it_was_made() -> None:
+def test_a_node_s_noise_depends_on_its_replies_not_on_the_order_of_creation() -> None:
     keys, places = dict[Any, Any](), dict[Any, Any]()
     for exploration in (0.0, 5.0):
         actor = Script()
@@ -126,6 +126,6 @@ def test_a_nodes_noise_is_named_by_its_replies_not_by_when_it_was_made() -> None
         for request in actor.asked:
             keys.setdefault(tuple(m.content for m in request.messages), set()).add(request.seed)
     moved = [conversation for conversation in keys if len(places[conversation]) == 2]
-    assert len(moved) > 3  # the same nodes, made in another order
+    assert len(moved) > 3  # the same nodes, created in another order
     assert all(len(each) == 1 for each in keys.values())
     assert len(set.union(*keys.values())) == len(keys)
