@@ -1,4 +1,4 @@
-"""Scores, success, loops, revision lengths, result rows (docs/agent-r.md, A32)."""
+"""Scores, success, loops, revision lengths and result rows (docs/agent-r.md, A32)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.methods.agent_r.trees import PROMPT, by_hand, grown
 def episode(
     said: str, reward: Any = 0.0, *, given: int = 0, task: int = 1, env: Any = "corridor", status: Any = "unsolved"
 ) -> Episode:
-    """One letter an action: ``w`` waits, ``x`` is invalid; the first ``given`` are a given beginning."""
+    """An episode of one letter per action: ``w`` waits, ``x`` is invalid. The first ``given`` turns are given."""
     turns = [
         Turn(
             model="given" if i < given else "actor",
@@ -62,7 +62,7 @@ def mean(metric: dict) -> float:
     return metric["mean"]
 
 
-def test_score_success_steps_and_invalid_actions() -> None:
+def test_score_success_steps_and_invalid_actions_are_measured() -> None:
     metrics = evaluate_metrics([episode("abc", 1.0, task=1), episode("axxa", 0.4, task=2), episode("", task=3)])
     assert metrics["score"]["mean"] == pytest.approx(140 / 3)  # times 100
     assert metrics["score"]["se"] == pytest.approx(math.sqrt((53.3333**2 + 6.6667**2 + 46.6667**2) / 2 / 3), rel=1e-4)
@@ -74,7 +74,7 @@ def test_score_success_steps_and_invalid_actions() -> None:
     assert mean(metrics["blocked"]) == 0
 
 
-def test_success_is_the_maximum_and_nothing_near_it() -> None:
+def test_only_the_exact_maximum_reward_is_a_success() -> None:
     assert [is_success(episode("a", reward)) for reward in (1.0, 0.999, 100.0, 0.0)] == [True, False, False, False]
     assert final_score(episode("a", -1.0)) == 0
     blocked = episode("ab", 0.5, status="blocked")
@@ -83,7 +83,7 @@ def test_success_is_the_maximum_and_nothing_near_it() -> None:
     assert mean(evaluate_metrics([blocked, episode("a", task=2)])["blocked"]) == 0.5
 
 
-def test_environments_are_reported_each_and_averaged_with_equal_weight() -> None:
+def test_environments_are_reported_separately_and_averaged_with_equal_weight() -> None:
     played = [episode("a", 1.0, task=i) for i in range(3)] + [episode("ab", 0.0, task=3)]
     played += [episode("abc", 0.5, task=i, env="webshop") for i in range(2)]
     metrics = evaluate_metrics(played)
@@ -98,7 +98,7 @@ def test_environments_are_reported_each_and_averaged_with_equal_weight() -> None
     assert "average" not in evaluate_metrics(played[:4])
 
 
-def test_runs_of_repeated_actions_by_length() -> None:
+def test_runs_of_repeated_actions_are_counted_by_length() -> None:
     assert repeated_runs("aabccca") == [2, 3]
     assert repeated_runs("abab") == []
     assert repeated_runs("") == []
@@ -108,13 +108,13 @@ def test_runs_of_repeated_actions_by_length() -> None:
     assert metrics["repeated"]["mean"] == pytest.approx(4 / 10)
 
 
-def test_the_revision_length_is_the_bad_segment_before_each_revision_turn() -> None:
+def test_a_revision_length_is_the_number_of_steps_before_a_revision_turn() -> None:
     assert revision_lengths(episode("abcwd")) == [3]
     assert revision_lengths(episode("abwcdew")) == [2, 3]
-    assert revision_lengths(episode("wabww")) == [2]  # nothing stands before the first, nor before the last
+    assert revision_lengths(episode("wabww")) == [2]  # no bad step before the first wait, nor before the last
     assert revision_lengths(episode("abc")) == []
     assert revision_lengths(episode("abcdw", given=3)) == [4]
-    assert revision_lengths(episode("awbw", given=3)) == [3]  # a given wait is no revision of the policy's
+    assert revision_lengths(episode("awbw", given=3)) == [3]  # a given wait is not a revision by the policy
     metrics = evaluate_metrics([episode("abwcdew"), episode("abc", task=2)], [episode("abw", given=2)])
     assert metrics["revision_lengths"] == {"2": 2, "3": 1}
     assert mean(metrics["revision_length"]) == pytest.approx(7 / 3)
@@ -123,7 +123,7 @@ def test_the_revision_length_is_the_bad_segment_before_each_revision_turn() -> N
     assert mean(metrics["revision_revised"]) == 1.0
 
 
-def test_given_turns_are_no_steps_of_the_policy() -> None:
+def test_given_turns_do_not_count_as_steps_of_the_policy() -> None:
     metrics = evaluate_metrics(
         [episode("a", task=2)], [episode("xxab", 1.0, given=2), episode("xxxx", given=4, task=3)]
     )
@@ -154,16 +154,16 @@ def played(task: int, *actions: str) -> Episode:
     return asyncio.run(play(task, EmbeddedWorld(Corridor()), ScriptedEngine(answer), cfg, 0))
 
 
-def test_real_episodes_are_read_as_they_were_played() -> None:
+def test_metrics_of_played_episodes_match_their_actions() -> None:
     both = [played(6, "hm", "right", "wait", "right", "take key", "open door"), played(0, "take key", "open door")]
     metrics = evaluate_metrics(both)
     assert mean(metrics["success"]) == 0.5
     assert mean(metrics["steps"]) == 4.0
-    assert metrics["invalid"]["mean"] == pytest.approx(3 / 8)  # "hm", no key here, it stays shut
+    assert metrics["invalid"]["mean"] == pytest.approx(3 / 8)  # "hm", "take key" and "open door"
     assert metrics["revision_lengths"] == {"2": 1}
 
 
-def test_result_rows_are_the_original_s() -> None:
+def test_result_rows_have_the_original_s_format() -> None:
     row = eval_row(played(0, "take key", "wait", "open door"), "tiny")
     assert list(row) == ["task_id", "env_score", "model_name", "step_num", "state"]
     assert (row["task_id"], row["env_score"], row["model_name"], row["step_num"]) == (0, 1.0, "tiny", 3)
@@ -177,7 +177,7 @@ def test_result_rows_are_the_original_s() -> None:
     assert (eval_row(mixed, "tiny")["task_id"], eval_row(mixed, "tiny")["env_score"]) == (834, 7.0)
 
 
-def test_search_metrics_count_what_a_collection_gave() -> None:
+def test_search_metrics_of_trees_built_by_hand() -> None:
     trees = [by_hand({"ab": 1.0, "ac": 0.0}), by_hand({"a": 0.5}, tree_id="corridor-2")]
     trees[0].status, trees[0].duplicates = "solved", 1
     trees[0].nodes[2].valid = False
@@ -193,7 +193,7 @@ def test_search_metrics_count_what_a_collection_gave() -> None:
     assert search_metrics([])["solved"] == {"mean": 0.0, "se": 0.0, "n": 0}
 
 
-def test_search_metrics_of_searched_trees() -> None:
+def test_search_metrics_of_searched_trees_match_their_nodes() -> None:
     trees = grown(range(4))
     metrics = search_metrics(trees)
     assert metrics["leaves"] == sum(len(tree.leaves()) for tree in trees)
@@ -218,7 +218,7 @@ def test_search_metrics_of_searched_trees() -> None:
         ("A", {}),
     ],
 )
-def test_loops_of_blocks_are_counted_by_length_and_repetitions(said: str, found: Any) -> None:
+def test_repeated_blocks_are_counted_by_length_and_number_of_repetitions(said: str, found: Any) -> None:
     every = {length: found.get(length, []) for length in (1, 2, 3, 4)}
     assert repeated_blocks(said.split()) == every
 
