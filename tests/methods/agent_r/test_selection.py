@@ -1,4 +1,4 @@
-"""Leaves to good trajectories and pairs (docs/agent-r.md, A16)."""
+"""Selection of good trajectories and pairs from a tree's leaves (docs/agent-r.md, A16)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PATHS = {"aa": 0.7, "ab": 0.0, "ba": 0.9, "bb": 0.7, "c": 0.5}
 
 
 def picked(tree: Tree, seed: Any = 0, **params: Any) -> tuple[list[str], list[str]]:
-    """Good leaves and pairs, in letters."""
+    """Good leaves and pairs, written as letters."""
     selection = select(tree, ConvertParams(**params), seed)
     name = {leaf: letters(tree, tree.path(leaf)) for leaf in ranked_leaves(tree)}
     return [name[i] for i in selection.good], [f"{name[p.good]}>{name[p.bad]}" for p in selection.pairs]
 
 
-def test_leaves_come_best_first_and_equal_ones_depth_first() -> None:
+def test_leaves_are_ranked_best_first_and_ties_depth_first() -> None:
     tree = by_hand(PATHS)
     assert [letters(tree, tree.path(leaf)) for leaf in ranked_leaves(tree)] == ["ba", "aa", "bb", "c", "ab"]
 
 
-def test_good_is_above_alpha_and_a_pair_is_more_than_beta_apart() -> None:
+def test_good_leaves_are_above_alpha_and_pairs_are_more_than_beta_apart() -> None:
     tree = by_hand(PATHS)
     assert picked(tree, alpha=0.5, beta=0.2) == (
         ["ba", "aa", "bb"],
@@ -37,25 +37,25 @@ def test_good_is_above_alpha_and_a_pair_is_more_than_beta_apart() -> None:
     assert picked(tree, alpha=0.9, beta=0.0) == ([], [])
 
 
-def test_inclusive_keeps_what_is_exactly_at_a_threshold() -> None:
+def test_inclusive_keeps_values_exactly_at_a_threshold() -> None:
     tree = by_hand({"a": 1.0, "b": 0.5, "c": 0.0})
-    assert picked(tree, alpha=1.0, beta=0.5) == ([], [])  # strict, alpha 1 keeps nothing
+    assert picked(tree, alpha=1.0, beta=0.5) == ([], [])  # nothing is strictly above alpha 1
     assert picked(tree, alpha=1.0, beta=0.5, inclusive=True) == (["a"], ["a>b", "a>c"])
     assert picked(tree, alpha=0.0, beta=0.5) == (["a", "b"], ["a>c"])
     assert picked(tree, alpha=0.0, beta=0.5, inclusive=True) == (["a", "b", "c"], ["a>b", "a>c", "b>c"])
 
 
-def test_alpha_is_for_the_sum_and_beta_for_the_means() -> None:
+def test_alpha_applies_to_the_summed_value_and_beta_to_the_mean_values() -> None:
     tree = by_hand({"a": 0.4, "b": 0.0})
     leaf = tree.nodes[leaf_of(tree, "a")]
-    leaf.visits, leaf.value = 2, 0.8  # as if search had come twice
+    leaf.visits, leaf.value = 2, 0.8  # as if search had reached it twice
     assert picked(tree, alpha=0.5, beta=0.3) == (["a"], ["a>b"])
     assert picked(tree, alpha=0.5, beta=0.4) == (["a"], [])  # 0.8 / 2 - 0
     leaf.visits = leaf.value = 0
     assert picked(tree, alpha=0.0, beta=0.0, inclusive=True)[0] == ["a", "b"]  # unvisited: mean value 0
 
 
-def test_a_tree_whose_root_value_is_zero_is_left_out() -> None:
+def test_a_tree_whose_root_value_is_zero_is_skipped() -> None:
     tree = by_hand({"a": 0.0, "b": 0.0})
     assert picked(tree, alpha=0.0, beta=0.0, inclusive=True) == ([], [])
     counts = select(tree, ConvertParams(alpha=0.0, inclusive=True), 0).counts
@@ -68,7 +68,7 @@ def test_a_tree_that_is_only_a_root_has_no_trajectory() -> None:
     assert picked(tree, alpha=0.0, beta=0.0) == ([], [])
 
 
-def test_max_pairs_per_tree_draws_by_the_seed_and_keeps_the_order() -> None:
+def test_max_pairs_per_tree_draws_pairs_by_the_seed_and_keeps_their_order() -> None:
     tree = by_hand({"abcdefghij"[i]: i / 10 for i in range(10)})
     everything = picked(tree, alpha=0.0, beta=0.1)[1]
     drawn = {seed: picked(tree, seed, alpha=0.0, beta=0.1, max_pairs_per_tree=5)[1] for seed in range(60)}
@@ -78,11 +78,11 @@ def test_max_pairs_per_tree_draws_by_the_seed_and_keeps_the_order() -> None:
     assert {p for pairs in drawn.values() for p in pairs} == set(everything)
     assert picked(tree, 3, alpha=0.0, beta=0.1, max_pairs_per_tree=5)[1] == drawn[3]
     assert picked(tree, alpha=0.0, beta=0.1, max_pairs_per_tree=999)[1] == everything
-    twin = tree.model_copy(update={"id": "corridor-2", "seed": "0/corridor-2"})  # another tree draws otherwise
+    twin = tree.model_copy(update={"id": "corridor-2", "seed": "0/corridor-2"})  # the draw differs between trees
     assert picked(twin, 3, alpha=0.0, beta=0.1, max_pairs_per_tree=5)[1] != drawn[3]
 
 
-def test_counts_add_up_over_trees_and_the_error_tells_them() -> None:
+def test_counts_are_summed_over_trees_and_reported_in_the_error() -> None:
     trees = [by_hand(PATHS), by_hand({"a": 0.0, "b": 0.0}), by_hand({"a": 0.2, "b": 0.1})]
     trees[2].status = "blocked"
     selections, counts = select_all(trees, ConvertParams(max_pairs_per_tree=4), 0)
@@ -100,7 +100,7 @@ def test_counts_add_up_over_trees_and_the_error_tells_them() -> None:
 
 
 @pytest.mark.parametrize("inclusive", [False, True])
-def test_pairs_of_searched_trees_hold_what_is_promised(inclusive: bool) -> None:
+def test_pairs_of_searched_trees_respect_alpha_and_beta(inclusive: bool) -> None:
     cfg = ConvertParams(alpha=0.5, beta=0.5, inclusive=inclusive)
     found = 0
     for tree in grown(range(6)):
