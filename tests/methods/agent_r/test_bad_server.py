@@ -1,8 +1,8 @@
-"""An AgentGym server that is away or mad, under Agent-R's real stages.
+"""AgentGym servers that are down or misbehave, under Agent-R's real stages.
 
-One that is away at the start is one sentence, exit code 2, nothing published and nothing lost. What is no error ends no
-stage: an episode that the environment fails is recorded as blocked. (The client itself, in more cases:
-tests/envs/remote/test_agentgym_client.py.)
+If the server is down at the start, the stage ends with a one-sentence error and exit code 2; nothing is published and
+nothing is lost. Failures in an episode do not end the stage: the episode is recorded as blocked. More cases of the
+client itself are in tests/envs/remote/test_agentgym_client.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @dataclass
 class Room:
-    """One environment of the server below: its task, and how many steps were taken in it."""
+    """One environment of the server below: its task and the number of steps taken in it."""
 
     env: TextCraft
     task: int = -1
@@ -38,7 +38,7 @@ class Room:
 
 
 def served(fail: Callable[[Room], Reply | None]) -> Callable[[str, dict[str, Any]], Reply]:
-    """A TextCraft server, well but for ``fail``, which may answer a step in the environment's place."""
+    """A TextCraft server; ``fail`` may replace the environment's answer to a reset or step."""
     book, rooms, lock = RecipeBook.load(), list[Room](), threading.Lock()
 
     def reply(call: str, fields: dict[str, Any]) -> Reply:
@@ -59,7 +59,7 @@ def served(fail: Callable[[Room], Reply | None]) -> Callable[[str, dict[str, Any
     return reply
 
 
-def test_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_a_server_that_is_down_at_the_start_is_reported_in_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
     with hostile_server(served(lambda room: None)) as server:
         pass
     folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
@@ -68,7 +68,9 @@ def test_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workben
     assert "start the server there" in sentence
 
 
-def test_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_a_server_too_slow_to_answer_at_the_start_is_reported_in_one_sentence(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
     later = threading.Event()
 
     def slow(call: str, fields: dict[str, Any]) -> Reply:
@@ -90,10 +92,10 @@ def test_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Workbench, tmp_
         (Reply({"observation": "", "reward": 0, "done": False}, cut=True), "the connection broke"),
     ],
 )
-def test_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
+def test_episodes_that_the_server_fails_are_blocked_and_the_others_are_unaffected(
     agent_bench: Workbench, tmp_path: Path, reply: Reply, said: str
 ) -> None:
-    """Half of the tasks fail at every step; the trees of the others are as without a server."""
+    """Half of the tasks fail at every step. The other tasks' trees are the same as without a server."""
     failing = [row["task_id"] for _, row in read_rows(agent_bench.folder / PANEL)][::2]
     with hostile_server(served(lambda room: reply if room.task in failing and room.steps else None)) as server:
         changes = {**with_env(server=server.url, server_concurrency=4), "run": {"max_blocked": 0.5}}
@@ -103,7 +105,7 @@ def test_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
     assert [tree.status == "blocked" for tree in trees] == [True, False] * 3
     assert all(said in str(tree.error) for tree in trees[::2])
     assert trees[1::2] == embedded[1::2]
-    sentence, *others = warned  # one that answers nonsense may also have answered a replay otherwise than before
+    sentence, *others = warned  # a server that answers nonsense may also have answered a replay differently
     assert all("replay" in other for other in others)
     assert sentence.startswith(f"agent_r-generate@iter2: 3 of 6 episodes are blocked; the first, {trees[0].id}: ")
     assert said in sentence
@@ -113,7 +115,7 @@ def test_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
 def test_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
-    """Every environment is forgotten after nine steps; a way to a node has eight at most."""
+    """Every environment is forgotten after nine steps; a path to a node has at most eight."""
 
     def forget(room: Room) -> Reply | None:
         return Reply({"error": "no such environment"}) if room.steps > 9 else None
@@ -125,8 +127,10 @@ def test_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
     assert (folder / TREES).read_bytes() == (agent_bench.folder / TREES).read_bytes()
 
 
-def test_a_server_that_answers_anew_each_time_is_counted_and_told(agent_bench: Workbench, tmp_path: Path) -> None:
-    """The second sight of a step differs from the first, as on a server that was restarted with other data."""
+def test_replays_that_diverge_from_the_first_time_are_counted_and_reported(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    """A repeated step has a different observation, as on a server that was restarted with other data."""
     sights = itertools.count()
 
     def another(room: Room) -> Reply | None:
@@ -143,7 +147,7 @@ def test_a_server_that_answers_anew_each_time_is_counted_and_told(agent_bench: W
     assert embedded["diverged"] == 0
 
 
-def test_trees_that_a_server_blocked_leave_nothing_to_train_on_and_the_sentence_says_so(
+def test_if_the_server_blocked_every_tree_the_error_of_the_conversion_says_so(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
     with hostile_server(served(lambda room: Reply({"error": "broken"}) if room.steps else None)) as server:
