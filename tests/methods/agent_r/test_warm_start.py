@@ -1,4 +1,4 @@
-"""What the warm start shows beyond demonstrations, the form of a revision, and its share in later training."""
+"""The warm start's demonstrations of a revision, and the share of its examples in later training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def revisions() -> list[Example]:
     return [example for example in made if example is not None]
 
 
-def test_a_revision_demonstration_has_one_slip_that_is_not_learnt_the_revision_turn_and_the_way_from_there() -> None:
+def test_a_revision_demonstration_trains_on_the_revision_turn_and_all_but_the_slip() -> None:
     examples = revisions()
     assert len(examples) > 50
     for example in examples:
@@ -31,7 +31,7 @@ def test_a_revision_demonstration_has_one_slip_that_is_not_learnt_the_revision_t
         assert all(reply.weight == 1 for reply in replies[:slip] + replies[slip + 1 :])
 
 
-def test_what_follows_the_slip_is_played_for_real_and_reaches_the_goal() -> None:
+def test_executing_a_revision_demonstration_reaches_the_goal() -> None:
     for example in revisions()[:10]:
         ENV.reset(int(example.source.removeprefix("textcraft-")))
         step = None
@@ -43,7 +43,7 @@ def test_what_follows_the_slip_is_played_for_real_and_reaches_the_goal() -> None
         assert step.reward == 1
 
 
-def test_all_ten_thoughts_are_drawn_and_the_draw_is_named_by_its_key() -> None:
+def test_all_ten_thoughts_are_drawn_and_the_draw_depends_on_its_key() -> None:
     said = "\n".join(message.content for example in revisions() for message in example.messages)
     assert all(thought in said for thought in REVISION_THOUGHTS)
     assert demonstrate_revision(ENV, 300, 1) == demonstrate_revision(ENV, 300, 1)
@@ -55,7 +55,7 @@ def examples(kind: str, count: int) -> list[Example]:
     return [Example(id=f"{kind}{i}", messages=[said]) for i in range(count)]
 
 
-def test_the_warm_start_is_mixed_in_by_its_share_and_starts_over_when_it_is_used_up() -> None:
+def test_warm_start_examples_are_added_in_proportion_and_repeated_once_exhausted() -> None:
     revision, good, warm = examples("r", 6), examples("g", 4), examples("w", 8)
     kinds = mixed(revision, good, Mix(warm_start=0.5), 3, warm)
     assert len(kinds["warm_start"]) == 5
