@@ -1,4 +1,4 @@
-"""The original's tree files (docs/agent-r.md, A44)."""
+"""Export to and import from the original's formats, above all its tree files (docs/agent-r.md, A44)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def every(node: dict) -> list[dict]:
     return [node, *(below for child in node["children"] for below in every(child))]
 
 
-def test_each_node_has_the_originals_fields_and_its_own_conversation() -> None:
+def test_each_node_has_the_original_s_fields_and_each_leaf_its_own_conversation() -> None:
     tree = grow(FAR, cfg=params(dives=4))
     data = to_json(tree)
     nodes = every(data)
@@ -88,7 +88,7 @@ def test_each_node_has_the_originals_fields_and_its_own_conversation() -> None:
         assert len(node["recent_actions"]) == node["depth"] == (len(node["state"]) - 4) / 2
 
 
-def test_puct_value_is_the_nodes_score() -> None:
+def test_puct_value_is_the_node_s_uct_score() -> None:
     tree = grow(FAR, cfg=params(dives=4))
     data = to_json(tree)
     assert data["puct_value"] == data["value"] / data["visits"]  # no bonus at the root
@@ -101,9 +101,9 @@ def test_puct_value_is_the_nodes_score() -> None:
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_trees_come_back(task: int, seed: int, dives: int, n_gen: int) -> None:
+def test_trees_round_trip_through_the_original_s_format(task: int, seed: int, dives: int, n_gen: int) -> None:
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen), seed=seed)
-    assert Tree.model_validate_json(dump_line(tree)) == tree  # our own line keeps everything
+    assert Tree.model_validate_json(dump_line(tree)) == tree  # our own format keeps everything
     data = json.loads(json.dumps(to_json(tree)))
     back = from_json(data, "x.json", env=tree.env, task_id=tree.task_id, max_depth=4)
     assert to_json(back) == data
@@ -113,13 +113,13 @@ def test_trees_come_back(task: int, seed: int, dives: int, n_gen: int) -> None:
         lost: dict[str, Any] = {"parent": None, "children": [], "finish": None, "valid": True}
         nodes = [node.model_copy(update=lost) for node in some.nodes]
         for node in nodes:
-            node.done = node.done and (node.depth <= 4 or node.disaster)  # at the bound the format does not say
+            node.done = node.done and (node.depth <= 4 or node.disaster)  # at the bound the format does not record it
         return [[nodes[i] for i in path] for path in leaf_paths(some)]
 
     assert seen(back) == seen(tree)
 
 
-def test_given_actions_are_the_roots_recent_actions() -> None:
+def test_prior_replies_become_the_root_s_recent_actions() -> None:
     tree = grow(FAR, prior=[said("right"), "Thought 1: It.\nAction 1: take key"])
     data = to_json(tree)
     given_pairs = [["right", "You are in room 1 of 5."], ["take key", "You have the key."]]
@@ -129,11 +129,11 @@ def test_given_actions_are_the_roots_recent_actions() -> None:
     assert to_json(from_json(data, "x", env="corridor", task_id=FAR)) == data
 
 
-def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value() -> None:
+def test_leaves_are_listed_depth_first_and_ranked_by_mean_value() -> None:
     data = original(
         entry(value=0.0, obs="a"),
         entry(value=1.5, obs="b", visits=2, children=[entry(value=1.0, obs="c"), entry(value=0.5, obs="d")]),
-        entry(obs="e", is_terminal=False, visits=0),  # never reached an end: no leaf
+        entry(obs="e", is_terminal=False, visits=0),  # not terminal, so not a leaf
         entry(value=1.0, obs="f"),
     )
     tree = from_json(data, "x", env="textcraft", task_id=3)
@@ -143,20 +143,20 @@ def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value() -> None:
     assert sorted(path[-1] for path in leaf_paths(tree)) == tree.leaves()
 
 
-def test_a_root_that_has_ended_is_its_only_leaf() -> None:
+def test_a_terminal_root_is_its_only_leaf() -> None:
     assert leaf_paths(from_json(original(), "x", env="textcraft", task_id=3)) == [[0]]
     assert leaf_paths(from_json(original(is_terminal=False), "x", env="textcraft", task_id=3)) == []
     lost = grow(FAR, scripted("right"), params(n_gen=1, dives=1, max_depth=1))
     assert leaf_paths(lost) == [[0, 1, 2]]
 
 
-def test_scores_of_the_originals_scienceworld_trees_are_normalised() -> None:
+def test_scores_of_the_original_s_scienceworld_trees_are_normalised() -> None:
     data = original(entry(value=60.0, env_score=60), value=60.0)
     tree = from_json(data, "x", env="sciworld", task_id=3, full_score=100)
     assert (tree.root.value, tree.nodes[1].value, tree.nodes[1].reward) == (0.6, 0.6, 0.6)
 
 
-def test_the_depth_bound_tells_which_leaves_the_environment_ended() -> None:
+def test_terminal_leaves_within_the_depth_bound_were_ended_by_the_environment() -> None:
     data = original(entry(depth=5), entry(depth=4))
     assert [n.done for n in from_json(data, "x", env="textcraft", task_id=3, max_depth=4).nodes] == [False, False, True]
 
@@ -175,7 +175,7 @@ def test_the_depth_bound_tells_which_leaves_the_environment_ended() -> None:
         (original(entry(env_score=60)), r"x\.json: field 'env_score': 60 exceeds the full score.*--full-score"),
     ],
 )
-def test_a_malformed_tree_names_its_field(data: Any, named: str) -> None:
+def test_errors_in_a_malformed_tree_name_the_field(data: Any, named: str) -> None:
     with pytest.raises(UserError, match=named):
         from_json(data, "x.json", env="textcraft", task_id=1)
 
@@ -191,7 +191,7 @@ def test_a_malformed_tree_names_its_field(data: Any, named: str) -> None:
         ({"nodes": [{"visits": -2}]}, r"field 'nodes\.0\.visits'"),
     ],
 )
-def test_a_stored_tree_that_is_none_names_file_line_and_field(tmp_path: Path, changes: Any, named: str) -> None:
+def test_errors_in_a_malformed_stored_tree_name_file_line_and_field(tmp_path: Path, changes: Any, named: str) -> None:
     row = {"id": "t-1", "env": "t", "task_id": 1, "prompt": STATE, "nodes": [{}], "seed": ""}
     write_rows(tmp_path / "trees.jsonl", [row, {**row, **changes}])
     with pytest.raises(UserError, match=f"trees.jsonl, line 2: {named}"):
@@ -199,7 +199,7 @@ def test_a_stored_tree_that_is_none_names_file_line_and_field(tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("full_score", [math.inf, math.nan, 0.0, -1.0])
-def test_a_full_score_that_is_no_finite_number_above_0_is_refused(full_score: float) -> None:
+def test_a_full_score_that_is_not_a_finite_number_above_0_is_refused(full_score: float) -> None:
     with pytest.raises(UserError, match="set --full-score to a finite number above 0"):
         from_json(original(), "x.json", env="textcraft", task_id=1, full_score=full_score)
 
@@ -212,7 +212,7 @@ def test_two_files_of_one_task_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "trees.jsonl").exists()
 
 
-def test_a_tree_that_never_began_is_not_exported() -> None:
+def test_a_tree_blocked_before_its_first_observation_is_not_exported() -> None:
     with pytest.raises(UserError, match="corridor-1 was blocked"):
         to_json(Tree(id="corridor-1", env="corridor", task_id=1, prompt=[], nodes=[Node()], seed="0", status="blocked"))
 
@@ -225,7 +225,7 @@ def call(*arguments: Any) -> Any:
     )
 
 
-def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_command_line_exports_and_imports_and_reports_errors_in_one_line(tmp_path: Path) -> None:
     source, folder, back = tmp_path / "trees.jsonl", tmp_path / "mcts_result", tmp_path / "back.jsonl"
     write_jsonl(source, [grow(FAR), grow(3)])
     assert call("trees", source, folder).returncode == 0
@@ -254,7 +254,7 @@ def ended(*words: object) -> object:
 
 
 @pytest.mark.parametrize("form", ["xtuner", "openai"])
-def test_conversations_go_there_and_back_with_their_loss_flags(tmp_path: Path, form: str) -> None:
+def test_conversations_round_trip_with_their_loss_flags(tmp_path: Path, form: str) -> None:
     messages = [
         Message(role="user", content="Craft."),
         Message(role="assistant", content="No.", weight=0.0),
@@ -268,7 +268,7 @@ def test_conversations_go_there_and_back_with_their_loss_flags(tmp_path: Path, f
     assert example.messages == messages
 
 
-def test_a_log_becomes_examples(tmp_path: Path) -> None:
+def test_a_log_can_be_imported_as_examples(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone.", "loss": True}]
     write_rows(tmp_path / "log.jsonl", [{"task_num": "7", "revise_log": said, "revise": True}])
     command("import-conversations", tmp_path / "log.jsonl", tmp_path / "back.jsonl", "--from", "log")
@@ -277,7 +277,7 @@ def test_a_log_becomes_examples(tmp_path: Path) -> None:
     assert example.source == "7"
 
 
-def test_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path: Path) -> None:
+def test_whole_and_revised_episodes_are_exported_as_separate_result_rows(tmp_path: Path) -> None:
     def turn(model: Any) -> Turn:
         return Turn(model=model, attempts=[Attempt(text="Action: x", reward=0.5)], chosen=0, observation="so")
 
@@ -293,7 +293,7 @@ def test_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path:
         assert (row["task_id"], row["model_name"], row["env_score"], row["step_num"]) == (task, "M", 0.5, 1)
 
 
-def test_result_rows_know_the_revised_episodes_and_the_tasks_by_their_ids(
+def test_result_rows_take_the_task_and_the_kind_of_episode_from_the_episode_s_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def blocked(name: str) -> Episode:
