@@ -255,9 +255,7 @@ def test_general_chats_are_added_in_proportion_to_the_agent_s_data(tmp_path: Pat
     converted = made(trees, mix={"general": 0.2, "general_file": chats(tmp_path, 7)})
     general = [example for example in converted.examples if example.id.startswith("general")]
     assert len(general) == 10  # of 50: one for every five
-    assert (
-        max(Counter(example.messages[0].content for example in general).values()) == 2
-    )  # 7 chats, then 3 of them again
+    assert max(Counter(example.messages[0].content for example in general).values()) == 2  # 7 chats, then 3 again
     assert all([m.weight for m in example.messages] == [0.0, 1.0] for example in general)
     assert converted.warnings == []
 
