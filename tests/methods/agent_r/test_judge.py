@@ -316,10 +316,7 @@ def test_the_scripted_verdict_follows_the_length_of_the_expert_s_plan() -> None:
         "good", "good", "bad",  # "hm" is invalid (and moves left)
         "bad", "bad",  # even further away; there is no key here
     ]  # fmt: skip
-    assert verdicts_of(env, played(env, 0, "take key", "open door")) == [
-        "good",
-        "good",
-    ]  # the last action reaches the goal
+    assert verdicts_of(env, played(env, 0, "take key", "open door")) == ["good", "good"]  # reaches the goal
     assert verdicts_of(env, played(env, 0, "jump", "right")) == ["bad", "bad"]  # fatal; the episode is over
 
 
