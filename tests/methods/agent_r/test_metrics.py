@@ -177,7 +177,7 @@ def test_result_rows_have_the_original_s_format() -> None:
     assert (eval_row(mixed, "tiny")["task_id"], eval_row(mixed, "tiny")["env_score"]) == (834, 7.0)
 
 
-def test_search_metrics_of_trees_built_by_hand() -> None:
+def test_search_metrics_match_trees_built_by_hand() -> None:
     trees = [by_hand({"ab": 1.0, "ac": 0.0}), by_hand({"a": 0.5}, tree_id="corridor-2")]
     trees[0].status, trees[0].duplicates = "solved", 1
     trees[0].nodes[2].valid = False
