@@ -147,7 +147,7 @@ def test_replays_that_diverge_from_the_first_time_are_counted_and_reported(
     assert embedded["diverged"] == 0
 
 
-def test_if_the_server_blocked_every_tree_the_error_of_the_conversion_says_so(
+def test_if_the_server_blocked_every_tree_the_conversion_s_error_reports_it(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
     with hostile_server(served(lambda room: Reply({"error": "broken"}) if room.steps else None)) as server:
