@@ -1,13 +1,14 @@
-"""``make soak MINUTES=10``: random kills, damage and a faulty endpoint over the stages of all four methods.
+"""``make soak MINUTES=10``: random kills, damaged files and a faulty endpoint for the stages of all four methods.
 
-Not a test of ``make test``: it runs as long as it is told to, and with another seed it does something else. A round
-takes one stage of the smoke profile, kills it with SIGKILL at random moments, damages files of its scratch folder in
-between (journals, checkpoints, manifests, locks), and runs it to its end. It must then have published the bytes of an
-unbroken run. On the way it may refuse with one sentence (exit code 2), never with a traceback, and never for good.
+Not part of ``make test``: its duration is an option, and the attacks depend on the seed. Each round runs one stage of
+the smoke profile, kills it with SIGKILL at random moments, damages files in its scratch folder in between (journals,
+checkpoints, manifests, locks), and then runs it to the end. The published bytes must equal those of an uninterrupted
+run. Meanwhile the stage may refuse to run with one sentence (exit code 2), but never with a traceback and never
+permanently.
 
-Every third round of a stage that can ask an endpoint has one that fails 30 % of the calls and runs out of quota
-half-way. The stage must refuse, and go on when there is quota again, without paying twice for an answer: only for
-those that were in flight when it was killed.
+About a third of the rounds of a stage that can use an endpoint give it one that fails 30 % of the calls and runs out
+of quota half-way. The stage must refuse, and resume once there is quota again. No answer may be paid for twice, except
+those that were in flight when the stage was killed.
 
     python -m tests.soak --minutes 10 --seed 1
 """
@@ -46,15 +47,15 @@ STAGES: dict[str, list[Place]] = {
     ],
     "spin": [("spin.generate", "iter0"), ("spin.convert", "iter0"), ("spin.finetune", "iter0")],
 }  # fmt: skip
-"""Every trainer, and the stages that generate and convert."""
+"""All training stages, and the stages that generate and convert."""
 
 BEFORE: dict[str, list[Place]] = {"rise": [("rise.generate", "iter1"), ("rise.convert", "iter1")]}
-"""What they need besides the method's first stages (``Workbench``)."""
+"""Stages to run in addition to the method's first stages (``Workbench``)."""
 
 OVERLAYS: dict[str, dict[str, Any]] = {
     "spin": {"tokenizer": {"spin": {"template": "plain"}}, "spin": {"prompt": {"format": "chat"}}},
 }
-"""What a method's params have otherwise than the bench: SPIN plays in turns of a chat, which an endpoint takes too."""
+"""Params that differ from the workbench's: SPIN plays in chat turns, which an endpoint also supports."""
 
 ASKING: dict[Place, str] = {
     ("rise.generate", "iter1"): "teacher",
@@ -63,7 +64,7 @@ ASKING: dict[Place, str] = {
     ("reflect_rl.generate", ""): "teacher",
     ("spin.generate", "iter0"): "policy",
 }
-"""The engine of a stage that an endpoint can take the place of."""
+"""The stages' engines that an endpoint can replace."""
 
 TRAINING: dict[Place, tuple[str, ...]] = {
     ("rise.finetune", "base"): ("rows", "base", "train"),
@@ -73,10 +74,10 @@ TRAINING: dict[Place, tuple[str, ...]] = {
     ("reflect_rl.reinforce", "reflect_rl"): ("iterations", "reflect_rl", "rl"),
     ("spin.finetune", "iter0"): ("rows", "iter0", "train"),
 }
-"""Where the params of a trainer stand; every other time it is trained in one of ``LAUNCHED``."""
+"""Path of each trainer's params; in about half of its rounds it trains in one of the ways in ``LAUNCHED``."""
 
 Way = Literal["plain", "endpoint", "fork", "torchrun", "deepspeed", "xtuner"]
-"""How a stage is run: as the bench has it, with an endpoint for an engine, or as one of ``LAUNCHED``."""
+"""How a stage is run: with the workbench's params, with an endpoint as its engine, or as in ``LAUNCHED``."""
 
 LAUNCHED: dict[Way, dict[str, Any]] = {
     "fork": {"launcher": {"kind": "fork", "processes": 2}},
@@ -84,22 +85,22 @@ LAUNCHED: dict[Way, dict[str, Any]] = {
     "deepspeed": {"launcher": {"kind": "deepspeed", "processes": 2, "zero_stage": 2}},
     "xtuner": {"backend": "xtuner", "attention": "sdpa"},
 }
-"""With two processes, as forks or by torchrun, and by DeepSpeed's ZeRO; XTuner trains Agent-R."""
+"""Two processes as forks, with torchrun, or with DeepSpeed's ZeRO; XTuner, for Agent-R only."""
 
 MOST_KILLS = 3
 FAULTS = 0.3
 """Share of an endpoint's calls that fail."""
 
 IN_FLIGHT = 12
-"""Calls that a stage of these sizes has in flight at once, at most: its episodes or trees."""
+"""Maximum number of concurrent calls of a stage of this size: its episodes or trees."""
 
 RERUNS = 3
-"""A stage that is still refused after so many runs could only be repaired by hand."""
+"""A stage that still refuses after this many runs could only be repaired by hand, which is a failure."""
 
 
 @dataclass
 class Whole:
-    """An unbroken run: what is published after it, its own outputs, its seconds, and the calls that it paid for."""
+    """An uninterrupted run: all published files, the stage's own outputs, its duration, and the calls it paid for."""
 
     files: dict[str, bytes]
     outputs: list[str]
@@ -108,11 +109,11 @@ class Whole:
 
 
 class Teacher:
-    """The endpoint's answers: the same to the same call; while ``faulty``, errors and an end of the quota among them.
+    """The endpoint's answers: the same for the same call; while ``faulty``, also errors and an exhausted quota.
 
     Attributes:
-        paid: calls that were answered, by their content.
-        quota: answers that are left while it is faulty.
+        paid: answered calls, counted by content.
+        quota: number of answers left while it is faulty.
     """
 
     def __init__(self, seed: int) -> None:
@@ -136,16 +137,16 @@ class Teacher:
 
 
 class Soak:
-    """The rounds, and what they counted.
+    """Runs the rounds and counts events.
 
     Attributes:
-        counts: rounds, also by stage and way, kills, damages, refusals (exit code 2 with one sentence).
-        failures: a sentence a round that ended as it must not; its folder is kept.
+        counts: rounds (in total, by stage and by way), kills, damaged files, and refusals (exit code 2).
+        failures: a sentence for each violation; the folder of such a round is kept.
     """
 
     def __init__(self, home: Path, seed: int, stack: ExitStack) -> None:
         self._home, self._dice = home, random.Random(seed)
-        code = copy_code(home / "code")  # all benches are copied from here: the working tree may change meanwhile
+        code = copy_code(home / "code")  # workbenches are copied from here, as the working tree may change
         if (ROOT / ENVIRONMENT).exists():
             (code / ENVIRONMENT).parent.mkdir()
             (code / ENVIRONMENT).symlink_to(ROOT / ENVIRONMENT)
@@ -158,7 +159,7 @@ class Soak:
         self.failures: list[str] = []
 
     def round(self) -> None:
-        """One stage, attacked."""
+        """Attack one stage."""
         place = self._dice.choice([place for places in STAGES.values() for place in places])
         self.counts["rounds"] += 1
         self.counts[" ".join(place).strip()] += 1
@@ -182,8 +183,8 @@ class Soak:
             shutil.rmtree(folder)
 
     def _launched(self, place: Place) -> list[Way]:
-        """How a trainer may be started here: XTuner trains Agent-R alone, and where ``make env-xtuner`` has run."""
-        if place[0] == "reflect_rl.reinforce":  # by forks, or in the stage's own process
+        """Ways to launch a trainer on this machine; XTuner only for Agent-R, and only after ``make env-xtuner``."""
+        if place[0] == "reflect_rl.reinforce":  # trains with forks or in the stage's own process
             return ["fork"]
         xtuner = place[0] == "agent_r.finetune" and (self._home / "code" / ENVIRONMENT).exists()
         return [*LAUNCHED] if xtuner else [way for way in LAUNCHED if way != "xtuner"]
@@ -238,13 +239,13 @@ class Soak:
         self._ends_with(whole, folder, place)
 
     def _killed(self, place: Place, folder: Path, whole: Whole) -> Ran:
-        """Run the stage with a kill some time on its way, or a little after its end."""
+        """Run the stage and kill it at a random time, which may be shortly after its end."""
         ran = self._forks.run(folder, *place, kill={"after": self._dice.uniform(0.01, 1.1 * whole.seconds)})
         self.counts["kills"] += ran.signal == signal.SIGKILL
         return ran
 
     def _damage(self, folder: Path) -> None:
-        """Spoil one file of the scratch folder."""
+        """Damage one random file in the scratch folder."""
         files = sorted(path for path in (folder / ".scratch").rglob("*") if path.is_file() and path.stat().st_size)
         if not files:
             return
@@ -260,12 +261,12 @@ class Soak:
                 content[place:] = bytes(len(content) - place)
             case "empty":
                 content.clear()
-        file.unlink()  # a second name of a published file is not what is attacked
+        file.unlink()  # it may be a hard link to a published file, which must stay intact
         file.write_bytes(content)
         self.counts["damages"] += 1
 
     def _with_faults(self, place: Place, folder: Path, whole: Whole) -> None:
-        """With an endpoint that fails, runs out of quota half-way, and is well again; perhaps with a kill as well."""
+        """Run with an endpoint that fails, runs out of quota half-way and recovers; half of the time with a kill."""
         teacher, kills = self._teacher, self.counts["kills"]
         teacher.paid.clear()
         teacher.faulty, teacher.quota = True, max(1, whole.calls.total() // 2)
@@ -281,7 +282,7 @@ class Soak:
             self.failures.append(f"{folder}: {twice} calls were paid for twice.")
 
     def _decent(self, ran: Ran, folder: Path, place: Place) -> bool:
-        """Whether a run ended well, by our signal, or with one sentence; else it is noted."""
+        """Whether a run succeeded, was killed by us, or refused without a traceback; if not, record a failure."""
         self.counts["refusals"] += ran.code == 2
         if ran.signal == signal.SIGKILL or ran.code == 0 or (ran.code == 2 and "Traceback" not in ran.stderr):
             return True
@@ -289,7 +290,7 @@ class Soak:
         return False
 
     def _ends_with(self, whole: Whole, folder: Path, place: Place) -> None:
-        """Run to the end; the bytes must be those of the unbroken run."""
+        """Run to the end; the bytes must equal those of the uninterrupted run."""
         for _ in range(RERUNS):
             ran = self._forks.run(folder, *place)
             if not self._decent(ran, folder, place):
@@ -305,10 +306,12 @@ class Soak:
 
 
 def main(
-    minutes: Annotated[float, typer.Option(min=0, help="how long; a round that has begun is finished")] = 10.0,
-    seed: Annotated[int, typer.Option(help="of the attacks")] = 1,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="duration in minutes; the round in progress is completed")
+    ] = 10.0,
+    seed: Annotated[int, typer.Option(help="seed of the random attacks")] = 1,
 ) -> None:
-    """Attack until the time is over; print what was done, and exit with 1 if anything went wrong."""
+    """Attack stages until the time is up; print failures and counts, and exit with code 1 on any failure."""
     home = Path(tempfile.mkdtemp(prefix="soak-"))
     with ExitStack() as stack:
         soak = Soak(home, seed, stack)
