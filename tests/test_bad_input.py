@@ -1,8 +1,8 @@
-"""Bad input, given to the real stages: one sentence on stderr, exit code 2, nothing published and nothing lost.
+"""Bad input to the real stages: one sentence on stderr, exit code 2, nothing published and nothing lost.
 
-Each case breaks one thing in a working folder. (Rows, missing files and unknown items, of every method:
-tests/contracts/test_bad_input.py; params: tests/pipeline/test_params.py; a full disk and two runs at
-once: tests/contracts/test_rerun.py; declared sources: tests/core/test_sources.py.)
+Each test breaks one thing in a working folder. Other files test rows, missing files and unknown items of every method
+(tests/contracts/test_bad_input.py), params (tests/pipeline/test_params.py), a full disk and concurrent runs
+(tests/contracts/test_rerun.py), and declared sources (tests/core/test_sources.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def engine(**options: Any) -> dict[str, Any]:
     return {"rise": {"engines": {"student": options}}}
 
 
-def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_model_folder_of_an_engine_or_the_base(rise_bench: Workbench, tmp_path: Path) -> None:
     teacher = {"engine": "transformers", "model": "models/nowhere"}
     folder = rise_bench.copy(tmp_path / "engine", {"rise": {"engines": {"teacher": teacher}}})
     assert "models/nowhere contains no model (no config.json)" in rise_bench.refused(folder, "rise.generate", "iter1")
@@ -64,7 +64,9 @@ def test_a_truncated_weight_file_is_refused(rise_bench: Workbench, tmp_path: Pat
     assert "models/rise/start" in rise_bench.refused(folder, "rise.finetune", "base")
 
 
-def test_a_model_without_a_chat_template_is_refused_and_the_param_named(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_is_refused_and_the_error_names_the_param(
+    rise_bench: Workbench, tmp_path: Path
+) -> None:
     folder = rise_bench.copy(tmp_path / "bench")
     for model in ("rise/base", "rise/start"):
         (folder / f"models/{model}/chat_template.jinja").unlink()
@@ -85,7 +87,7 @@ def test_a_tokenizer_of_another_model_is_refused(rise_bench: Workbench, tmp_path
     assert "models/rise/base: the tokenizer has " in said
     assert "put the model's own tokenizer.json into the folder" in said
     rows = [json.loads(line) for line in lines_of(folder / EXAMPLES)]
-    rows[0]["messages"][-1]["token_ids"] = [395]  # an id that this model has not
+    rows[0]["messages"][-1]["token_ids"] = [395]  # not in this model's vocabulary
     (folder / EXAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "models/rise/start" in rise_bench.refused(folder, "rise.finetune", "base")
 
@@ -101,27 +103,31 @@ def remote(**more: Any) -> dict[str, Any]:
     return {"rise": {"engines": {"teacher": engine}}}
 
 
-def test_an_endpoint_that_refuses_is_named_and_what_was_done_is_kept(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_the_error_names_an_unreachable_endpoint_and_finished_work_is_kept(
+    rise_bench: Workbench, tmp_path: Path
+) -> None:
     url = f"http://127.0.0.1:{closed_port()}/v1"
     folder = rise_bench.copy(tmp_path / "bench", remote(base_url=url, api_key_env=None))
     sentence = rise_bench.refused(folder, "rise.generate", "iter1")
     assert url in sentence
     (journal,) = folder.glob(".scratch/stages/rise-generate-iter1/*/completions.journal")
     kept = len(lines_of(journal))
-    assert kept >= 1  # the student's attempts, which the teacher was asked about
+    assert kept >= 1  # the student's attempts, which were sent to the teacher
     again = rise_bench.forks.run(folder, "rise.generate", "iter1")
     assert again.code == 2
-    assert again.log.count("computed") == again.log.count("journaled") <= 6 - kept  # none of the kept ones
+    assert (
+        again.log.count("computed") == again.log.count("journaled") <= 6 - kept
+    )  # journaled completions are not computed again
     assert len(lines_of(journal)) == kept + again.log.count("journaled")
 
 
 def moody(failing: set[int]) -> Callable[[Seen], Reply]:
-    """A teacher whose calls of these numbers, from 1 on, are refused."""
+    """A teacher that refuses the calls with these numbers, counted from 1."""
     numbers = itertools.count(1)
     return lambda seen: Reply(400, b'{"error": {"message": "no"}}') if next(numbers) in failing else echo(seen)
 
 
-def test_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_for_those_alone(
+def test_too_many_blocked_episodes_end_the_stage_and_a_rerun_requests_only_those(
     rise_bench: Workbench, tmp_path: Path
 ) -> None:
     with endpoint(then=moody({2, 4})) as server:
@@ -135,7 +141,9 @@ def test_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_
     assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
 
 
-def test_blocked_episodes_are_told_and_asked_for_again_after_publication(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_blocked_episodes_are_reported_and_requested_again_even_after_publication(
+    rise_bench: Workbench, tmp_path: Path
+) -> None:
     with endpoint(then=moody({3})) as server:
         changes = {**remote(base_url=server.url, api_key_env=None), "run": {"max_blocked": 0.2}}
         folder = rise_bench.copy(tmp_path / "bench", changes)
@@ -150,21 +158,23 @@ def test_blocked_episodes_are_told_and_asked_for_again_after_publication(rise_be
     assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
 
 
-def test_a_missing_key_is_named_and_a_present_one_never_shown(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_api_key_and_never_shows_a_present_one(rise_bench: Workbench, tmp_path: Path) -> None:
     folder = rise_bench.copy(tmp_path / "bench", remote(base_url="http://127.0.0.1:9/v1", api_key_env="MY_TEST_KEY"))
     assert "MY_TEST_KEY" in rise_bench.refused(folder, "rise.generate", "iter1")
     sentence = rise_bench.refused(folder, "rise.generate", "iter1", env={"MY_TEST_KEY": "sk-secret-1234"})
     assert "sk-secret" not in sentence
 
 
-def test_too_many_problems_are_refused(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_requesting_more_problems_than_the_split_has_is_refused(rise_bench: Workbench, tmp_path: Path) -> None:
     folder = rise_bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"tasks": 99}}}}})
     assert "iterations.iter1.generate: offset 0 + tasks 99 exceeds tasks.train, which is 12" in rise_bench.refused(
         folder, "rise.generate", "iter1"
     )
 
 
-def test_own_files_are_refused_by_line_and_by_their_number(rise_bench: Workbench, tmp_path: Path) -> None:
+def test_invalid_problem_files_are_refused_and_edited_ones_give_new_splits(
+    rise_bench: Workbench, tmp_path: Path
+) -> None:
     files = {"source": "files", "files": {"train": "my/train.jsonl", "test": "my/test.jsonl"}}
     counts = {"demonstrations": 1, "train": 3, "dev": 1, "test": 2}
     collected = {"iter1": {"generate": {"tasks": 3}}, "iter2": {"generate": {"tasks": 3, "offset": 0}}}
@@ -180,15 +190,15 @@ def test_own_files_are_refused_by_line_and_by_their_number(rise_bench: Workbench
     assert "my/train.jsonl, line 3" in rise_bench.refused(folder, "rise.data")
     (folder / "my/train.jsonl").write_text("\n".join(rows[:5]))
     assert rise_bench.forks.run(folder, "rise.data").code == 0
-    (folder / "my/train.jsonl").write_text("\n".join(rows[:4] + rows[8:]))  # edited: not yesterday's splits
+    (folder / "my/train.jsonl").write_text("\n".join(rows[:4] + rows[8:]))  # edited, so the splits must change
     assert rise_bench.forks.run(folder, "rise.data").code == 0
     splits = b"".join(path.read_bytes() for path in (folder / "data/rise").rglob("*.jsonl"))
     assert b"What is 8 + 1" in splits
     assert b"What is 4 + 1" not in splits
 
 
-def test_the_scripts_say_the_same_when_python_starts_them(rise_bench: Workbench, tmp_path: Path) -> None:
-    """Without the forks of the other tests: a process of its own, from nothing."""
+def test_a_stage_script_run_by_python_refuses_bad_params_in_the_same_way(rise_bench: Workbench, tmp_path: Path) -> None:
+    """In a new Python process, not in a fork as in the other tests."""
     folder = rise_bench.copy(tmp_path / "bench")
     write_params(folder, {"rise": {"rows": {"base": {"train": {"epochz": 1}}}}})
     before = published(folder)
