@@ -1,4 +1,4 @@
-"""The whole pipeline under the smoke profile, through DVC, as a user runs it."""
+"""The whole pipeline under the smoke profile, run through DVC as by a user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.repo_copy import ROOT, copy_repo, environment, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 WARM = ("python", "-m", "selfimprove.pipeline.warm")
-"""Before ``dvc``, as in `make repro`; left out where no heavy stage should run and its helper imports torch in vain."""
+"""Prefix of ``dvc``, as in `make repro`; omitted if no heavy stage should run, as its helper would import torch."""
 METHODS = ("rise", "agent_r")
 CONTROLS = {"rise": ["more_sft", "single_turn", "unweighted"], "agent_r": ["more_sft", "good_only", "direct"]}
 COLUMNS = {"rise": ("m1@t1", "m5@t1", "m1@t5", "p1@t5"), "agent_r": ("score", "success", "steps", "invalid")}
@@ -37,7 +37,7 @@ MISSING = object()
 
 
 def ran(output: str) -> set[str]:
-    """Stages that DVC executed, but for the one that looks each time at code, packages and files."""
+    """Stages that DVC executed, except ``inputs``, which checks code, packages and files every time."""
     return set(re.findall(r"Running stage '([^']+)'", output)) - {"inputs"}
 
 
@@ -55,24 +55,24 @@ def edit(folder: Path, change: str, value: object) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Output path -> hash, of every stage in dvc.lock."""
+    """Output path -> hash, for all stages in dvc.lock."""
     lock = YAML(typ="safe", pure=True).load(folder / "dvc.lock")
     return {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage["outs"]}
 
 
 def both(*names: str) -> set[str]:
-    """Stages of these names, of both methods."""
+    """The stages with these names, for both methods."""
     return {f"{method}-{name}" for method in METHODS for name in names}
 
 
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = copy_repo(tmp_path_factory.mktemp("repo"))
-    run(folder, *WARM, "dvc", "repro", PYTHONPATH=str(ROOT / "tests/support/reads"))  # stages write down what they read
+    run(folder, *WARM, "dvc", "repro", PYTHONPATH=str(ROOT / "tests/support/reads"))  # stages record what they read
     return folder
 
 
-def test_dvc_yaml_names_every_file_and_param_that_a_stage_reads(repo: Path) -> None:
+def test_dvc_yaml_declares_every_file_and_param_that_a_stage_reads(repo: Path) -> None:
     params = YAML(typ="safe", pure=True).load(repo / "params.yaml")
     stages = YAML(typ="safe", pure=True).load(repo / "dvc.lock")["stages"]
     assert {path.name for path in (repo / ".scratch/reads").iterdir()} == set(stages)
@@ -82,7 +82,7 @@ def test_dvc_yaml_names_every_file_and_param_that_a_stage_reads(repo: Path) -> N
 
 
 def undeclared(repo: Path, name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[str]:
-    """What a stage read, as ``tests/support/reads`` wrote it down, and does not say in dvc.yaml."""
+    """Files and params that a stage read (recorded by ``tests/support/reads``) but does not declare in dvc.yaml."""
     named = set(stage.get("params", {}).get("params.yaml", {})) | ANYWHERE
     files = [entry["path"] for kind in ("deps", "outs") for entry in stage.get(kind, [])]
     for line in (repo / ".scratch/reads" / name).read_text().splitlines():
@@ -95,7 +95,7 @@ def undeclared(repo: Path, name: str, stage: dict[str, Any], params: dict[str, A
 
 
 def shared_by(key: str, params: dict[str, Any]) -> list[str]:
-    """The shared settings that a training's value may come from: none if the training has a value of its own."""
+    """Shared settings that a training's value may come from; none if the training sets its own value."""
     node: Any = params
     for part in key.split("."):
         node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
@@ -109,15 +109,15 @@ def shared_by(key: str, params: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_results_have_every_row_with_mean_error_and_n(repo: Path, method: str) -> None:
+def test_every_row_of_the_results_has_mean_standard_error_and_n(repo: Path, method: str) -> None:
     summary = json.loads((repo / "results/summary.json").read_text())[method]
     assert summary["order"] == ["base", *CONTROLS[method], "iter1", "iter2"]
     for row in summary["order"]:
         for column in COLUMNS[method]:
             metric = summary["rows"][row]["metrics"][column]
             assert set(metric) == {"mean", "se", "n"}
-            assert metric["n"] >= 8  # test problems; actions, where it is a share of them
-    if method == "agent_r":  # the revision evaluation goes on from the base's own failures, the same for every row
+            assert metric["n"] >= 8  # number of test problems, or of actions for a share of actions
+    if method == "agent_r":  # the revision evaluation starts from the base's own failures, the same for every row
         given = len((repo / "data/agent_r/beginnings.jsonl").read_text().splitlines())
         assert {metrics["metrics"]["revision_score"]["n"] for metrics in summary["rows"].values()} == {given}
         assert given > 0
@@ -149,7 +149,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("method", OTHERS)
-def test_reflect_rl_and_spin_have_their_rows_too_and_one_table_ends_with_all_methods(repo: Path, method: str) -> None:
+def test_reflect_rl_and_spin_have_all_their_rows_and_the_table_ends_with_all_methods(repo: Path, method: str) -> None:
     rows, columns = OTHERS[method]
     summary = json.loads((repo / "results/summary.json").read_text())[method]
     assert summary["order"] == rows
@@ -161,14 +161,14 @@ def test_reflect_rl_and_spin_have_their_rows_too_and_one_table_ends_with_all_met
     assert all(f" {row} " in last for row in rows)
 
 
-def test_and_spin_40_what_must_not_change_is_asserted_in_the_run(repo: Path) -> None:
+def test_reflect_rl_records_its_reflector_s_hash_and_spin_starts_with_a_margin_of_zero(repo: Path) -> None:
     trained = json.loads((repo / "results/reflect_rl/reflect_rl/train.json").read_text())
     assert trained["reflector_hash"]
     first = json.loads((repo / "results/spin/iter0/train.json").read_text())["first"]
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
+def test_every_iteration_of_agent_r_has_judged_revisions_and_good_examples(repo: Path) -> None:
     for row in ("iter1", "iter2"):
         metrics = json.loads((repo / f"results/agent_r/{row}/convert.json").read_text())
         assert metrics["revision_examples"] > 0
@@ -176,7 +176,7 @@ def test_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
         assert metrics["judged"] > 0
 
 
-def test_nothing_reruns_without_a_change_nor_after_one_of_a_docstring_or_of_what_shows_progress(repo: Path) -> None:
+def test_editing_docstrings_or_the_progress_display_reruns_nothing_and_a_summary_its_report(repo: Path) -> None:
     for file, edit in (("envs/taxi/env.py", "# A comment.\n"), ("engines/progress.py", "EDITED = 1\n")):
         path = repo / "selfimprove" / file
         path.write_text(path.read_text().replace('"""', '"""Edited: ', 1) + edit)
@@ -188,7 +188,7 @@ def test_nothing_reruns_without_a_change_nor_after_one_of_a_docstring_or_of_what
     assert ran(run(repo, "dvc", "repro").stdout) == set()  # from the run cache
 
 
-def test_another_version_of_a_package_reruns_stages_and_an_optional_package_does_not(repo: Path) -> None:
+def test_another_version_of_a_package_reruns_stages_but_an_optional_package_does_not(repo: Path) -> None:
     before = hashes(repo)
     for package, rerun in (("bitsandbytes-0.50.2", set()), ("numpy-9.9.9", {"rise-data"})):
         (repo / f".site-{package}/{package}.dist-info").mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_another_version_of_a_package_reruns_stages_and_an_optional_package_does
 
 
 def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: Path) -> None:
-    """With other hash seeds, SPIN without the warm helper, the rest two stages at once: each method's last row."""
+    """Random hash seeds, up to each method's last row; part of SPIN without the warm helper, the rest in two jobs."""
     other = copy_repo(tmp_path / "again")
     cold = ran(run(other, "dvc", "repro", "spin-evaluate@iter0", PYTHONHASHSEED="random").stdout)
     assert {"spin-generate@iter0", "spin-convert@iter0", "spin-finetune@iter0", "spin-evaluate@iter0"} <= cold
@@ -213,7 +213,7 @@ def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: 
 
 @dataclass(frozen=True)
 class Changed:
-    """A run with params changed, and one with the old ones again: what each ran, and the hashes at its end."""
+    """A run with changed params and one after restoring them: the stages executed, and the hashes after each run."""
 
     old: dict[str, str]
     params: list[str]
@@ -225,7 +225,7 @@ class Changed:
 
 @pytest.fixture(scope="module")
 def changed(repo: Path) -> Changed:
-    """A learning rate changed in a control, in a run of reinforcement and in an iteration of each other method."""
+    """Changes the learning rate of a control, of a reinforcement run, and of an iteration of each other method."""
     old, text = hashes(repo), (repo / "params.yaml").read_text()
     params = [
         *(f"{method}.rows.iter2.train.lr" for method in METHODS),
@@ -242,23 +242,23 @@ def changed(repo: Path) -> Changed:
     return Changed(old, params, done, new, again, hashes(repo))
 
 
-def test_a_changed_param_reruns_what_depends_on_it_and_nothing_else(changed: Changed) -> None:
+def test_a_changed_param_reruns_exactly_the_stages_that_depend_on_it(changed: Changed) -> None:
     mine = both("finetune@iter2", "evaluate@iter2", "report") | {"report"}
     control = {"rise-finetune@more_sft", "rise-evaluate@more_sft"}
     others = {"reflect_rl-reinforce@no_reflection", "reflect_rl-evaluate@no_reflection", "spin-finetune@iter1"}
-    # What so small a run of them may leave as it was, to the byte.
+    # In runs this small their inputs may stay byte-identical, so that they are not executed.
     perhaps = {"reflect_rl-report", "spin-evaluate@iter1", "spin-report"}
     assert ran(changed.done.stdout) - perhaps == mine | control | others
     for method in METHODS:
         assert changed.new[f"models/{method}/iter2"] != changed.old[f"models/{method}/iter2"]
 
 
-def test_a_changed_control_is_evaluated_again_and_the_others_are_not(changed: Changed) -> None:
+def test_only_the_changed_control_is_evaluated_again(changed: Changed) -> None:
     evaluated = set(re.findall(r"rise-evaluate@(\w+): ", changed.done.stderr))
     assert evaluated & set(CONTROLS["rise"]) == {"more_sft"}
 
 
-def test_a_param_that_is_changed_back_takes_everything_from_the_run_cache(changed: Changed) -> None:
+def test_after_restoring_a_param_everything_comes_from_the_run_cache(changed: Changed) -> None:
     assert changed.again == set()
     assert changed.last == changed.old
 
@@ -277,7 +277,7 @@ def test_an_added_iteration_runs_its_four_stages_and_a_method_needs_no_controls(
     assert summary["agent_r"]["order"] == ["base", *CONTROLS["agent_r"], "iter1", "iter2", "iter3"]
 
 
-def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> None:
+def test_dvc_shows_experiments_params_plots_and_the_graph(repo: Path) -> None:
     run(repo, "git", "add", "--all")
     run(repo, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "results")
     changed = "agent_r.rows.direct.train.lr"
@@ -307,12 +307,12 @@ def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> Non
         assert stage in graph
 
 
-def test_a_sweep_that_is_killed_goes_on_and_its_experiments_are_compared(repo: Path) -> None:
+def test_a_killed_sweep_resumes_and_its_experiments_are_compared(repo: Path) -> None:
     grid = "agent_r.rows.direct.train.lr=0.0006,0.0007"
     command = [sys.executable, "-m", "selfimprove.pipeline.sweep", grid, "--method", "agent_r", "--jobs", "2"]
     before = run(repo, "git", "status", "--porcelain").stdout
     with subprocess.Popen(command, cwd=repo, env=environment(), start_new_session=True) as sweep:
-        while True:  # until both are in a stage that none has run before
+        while True:  # until both experiments are in a stage that has not run before
             logs = [path.read_text() for path in (repo / ".scratch/sweep").glob("*.log")]
             if len(logs) == 2 and all("Running stage 'agent_r-finetune@direct'" in log for log in logs):
                 break
@@ -326,9 +326,9 @@ def test_a_sweep_that_is_killed_goes_on_and_its_experiments_are_compared(repo: P
     table = run(repo, "python", "-m", "selfimprove.apps.report.compare").stdout
     for lr in ("0.0006", "0.0007"):
         assert f"agent_r.rows.direct.train.lr: 0.001 → {lr}" in table
-    assert run(repo, "git", "status", "--porcelain").stdout == before  # a sweep leaves nothing behind
+    assert run(repo, "git", "status", "--porcelain").stdout == before  # a sweep leaves the working tree unchanged
     assert "2 done, 0 to run" in run(repo, *command).stdout
 
 
-def test_params_start_as_the_default_profile() -> None:
+def test_params_yaml_equals_the_default_profile() -> None:
     assert (ROOT / "params.yaml").read_text() == (ROOT / "profiles/default.yaml").read_text()
