@@ -1,4 +1,4 @@
-"""The examples of docs/environments.md work as they stand there (the table: tests/methods/test_matrix.py)."""
+"""The examples in docs/environments.md work as printed (for its table, see tests/methods/test_matrix.py)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PAGE = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    """The page's examples in a language, in order."""
+    """The page's code blocks in a language, in order."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
 def use(root: Path, overlay: str) -> dict[str, Any]:
-    """What the page says: a profile of one's own, then `make use`; the params."""
+    """Follow the page: write a custom profile, run `make use`, and return the params."""
     (root / "profiles/mine.yaml").write_text(overlay)
     run(root, "git", "checkout", "--quiet", "params.yaml")
     run(root, sys.executable, "-m", "selfimprove.pipeline.profiles", "mine")
@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_repo(tmp_path_factory.mktemp("own") / "repo", "default")
 
 
-def test_own_problems_become_the_splits_and_the_demonstrations(forks: Forks, root: Path) -> None:
+def test_custom_problems_become_the_splits_and_the_demonstrations(forks: Forks, root: Path) -> None:
     data, *_ = blocks("yaml")
     (root / "my").mkdir()
     rows = blocks("json")[0]
@@ -62,7 +62,7 @@ def test_own_problems_become_the_splits_and_the_demonstrations(forks: Forks, roo
     assert "How many nuts are in 3 boxes?" in written
 
 
-def test_an_own_model_is_the_base_and_its_settings_are_not_the_small_model_s(root: Path) -> None:
+def test_a_custom_model_becomes_the_base_without_the_small_model_s_settings(root: Path) -> None:
     _, own, *_ = blocks("yaml")
     make_tiny_model(root / "my-model", hidden=32)
     params = use(root, own.replace("my/model", "my-model"))
@@ -77,17 +77,17 @@ def test_an_own_model_is_the_base_and_its_settings_are_not_the_small_model_s(roo
 
 
 def page_class(name: str) -> Any:
-    """A class of the page."""
+    """A class defined on the page."""
     space: dict[str, Any] = {}
     for block in blocks("python"):
-        exec(compile(block, "docs/environments.md", "exec"), space)  # our own page
+        exec(compile(block, "docs/environments.md", "exec"), space)  # code of our own page
     return space[name]
 
 
 @pytest.mark.parametrize(
     ("number", "most"), [(0, 40), (1, 10), (2, 10), (3, 10)], ids=["from nothing", "act", "answer", "look up"]
 )
-def test_an_example_takes_so_many_lines_as_a_formatter_writes_them(number: int, most: int) -> None:
+def test_examples_are_short_and_formatted_as_by_ruff(number: int, most: int) -> None:
     block = blocks("python")[number]
     assert len([line for line in block.splitlines() if line.strip()]) <= most
     formatted = subprocess.run(
@@ -100,7 +100,7 @@ def test_an_example_takes_so_many_lines_as_a_formatter_writes_them(number: int, 
     assert formatted.stdout == block
 
 
-def test_an_own_environment_keeps_the_promises_of_one() -> None:
+def test_the_counter_example_implements_the_world_interface() -> None:
     world = EmbeddedWorld(page_class("Counter")())
 
     async def play() -> None:
@@ -119,13 +119,13 @@ def test_an_own_environment_keeps_the_promises_of_one() -> None:
     asyncio.run(play())
 
 
-def test_the_environment_from_nothing_keeps_the_contract_of_every_environment() -> None:
+def test_the_from_scratch_example_fulfils_the_contract_of_every_environment() -> None:
     jugs = page_class("Jugs")
     check_acted(jugs(), jugs(), range(0, 90, 15))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_plays_the_environment_from_nothing_to_its_report(
+def test_every_method_runs_on_the_from_scratch_example_up_to_its_report(
     forks: Forks, tmp_path: Path, method: str
 ) -> None:
     (tmp_path / "my").mkdir()
@@ -139,7 +139,7 @@ def test_every_method_plays_the_environment_from_nothing_to_its_report(
     assert "litres" in made
 
 
-def test_the_taxi_of_gymnasium_keeps_the_contract_and_has_its_names() -> None:
+def test_the_gymnasium_taxi_example_fulfils_the_contract_and_has_its_instruction() -> None:
     section = text_env(**YAML(typ="safe", pure=True).load(blocks("yaml")[3])["agent_r"]["env"])
     taxi = section.make()
     assert taxi.instruction.startswith("A taxi in a town.")
@@ -147,14 +147,14 @@ def test_the_taxi_of_gymnasium_keeps_the_contract_and_has_its_names() -> None:
 
 
 def laid(root: Path, overlay: str) -> None:
-    """The page's classes as a module of one's own, and a profile."""
+    """Write the page's classes to a custom module, and use ``overlay`` as a profile."""
     (root / "my").mkdir(exist_ok=True)
     (root / "my/worlds.py").write_text("\n\n".join(blocks("python")))
     use(root, overlay)
 
 
 def seconds(overlay: str, more: dict[str, Any]) -> str:
-    """The page's overlay, and ``more``, on a run of next to nothing: whole methods run in a test."""
+    """The smoke profile under the page's overlay and ``more``: small enough to run a whole method in a test."""
     yaml, out = YAML(typ="safe", pure=True), io.StringIO()
     smoke = yaml.load((ROOT / "profiles/smoke.yaml").read_text())
     yaml.dump(_laid_over(_laid_over(smoke, yaml.load(overlay)), more), out)
@@ -172,7 +172,7 @@ def stage(forks: Forks, root: Path, name: str) -> None:
     assert ran.code == 0, ran.stderr
 
 
-def test_reflect_rl_reflects_on_an_own_environment(forks: Forks, root: Path) -> None:
+def test_reflect_rl_generates_and_converts_trajectories_of_a_custom_environment(forks: Forks, root: Path) -> None:
     _, _, _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
@@ -192,7 +192,7 @@ def test_reflect_rl_reflects_on_an_own_environment(forks: Forks, root: Path) -> 
     assert {one["status"] for one in lost if one["info"] == "positive"} == {"unsolved"}
 
 
-def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Path) -> None:
+def test_agent_r_searches_a_custom_environment_and_trains_on_its_trees(root: Path) -> None:
     _, _, _, _, acted, _, _ = blocks("yaml")
     deep = {"generate": {"max_depth": 16, "dives": 16}}  # the goals of these tasks are a dozen actions away
     laid(root, seconds(acted, {"agent_r": {"iterations": {"iter1": deep}}}))
@@ -207,7 +207,7 @@ def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Pat
     assert (root / "models/agent_r/iter1/model.safetensors").is_file()
 
 
-def test_own_questions_are_asked_by_rise_and_spin(forks: Forks, root: Path) -> None:
+def test_rise_and_spin_use_custom_questions(forks: Forks, root: Path) -> None:
     data, _, _, _, _, graded, looked_up = blocks("yaml")
     laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')
     assert "my.worlds:Backwards" in graded
@@ -237,7 +237,9 @@ def test_own_questions_are_asked_by_rise_and_spin(forks: Forks, root: Path) -> N
         ("counter", "name: 'counter' is unknown; choose encyclopedia, hotpotqa, "),
     ],
 )
-def test_a_class_that_does_not_fit_is_refused_in_one_sentence(root: Path, name: str, said: str) -> None:
+def test_an_unusable_environment_class_is_refused_with_the_reason_and_no_traceback(
+    root: Path, name: str, said: str
+) -> None:
     (root / "my").mkdir(exist_ok=True)
     (root / "my/worlds.py").write_text("\n\n".join(blocks("python")))
     overlay = f"agent_r: {{env: {{name: '{name}'}}, tasks: {{layouts: 1}}}}\n"
