@@ -1,4 +1,4 @@
-"""The pages lead somewhere: their links, their headings and the files of this repository that they name exist."""
+"""The links, anchors and repository files that the pages mention exist."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FOLDERS = (
 )
 FILE = re.compile(rf"(?<![\w/.*{{}}-])(?:{FOLDERS}|pipeline)/[\w/-]+\.(?:py|md|yaml|lock|txt)\b")
 EXAMPLES = {"engines/name.py", "profiles/mine.yaml", "selfimprove/envs/counter.py"}
-"""Files that a reader is to make."""
+"""Files that the reader is meant to create."""
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that a page's headings have on common hosts."""
+    """The anchors that common hosts generate for a page's headings."""
     found = set()
     for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -30,7 +30,7 @@ def headings(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+def test_links_point_to_existing_files_and_headings(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if re.match(r"[a-z]+:", target):
             continue
@@ -41,7 +41,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_mentioned_on_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8").partition("# Modules that moved")[0]
     missing = [
         name
@@ -51,7 +51,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_make_s_menu_has_every_target_that_the_readme_names() -> None:
+def test_make_help_lists_every_target_named_in_the_readme() -> None:
     menu = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     named = set(re.findall(r"^    make ([a-z][\w/-]*)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M))
     assert named
