@@ -1,4 +1,4 @@
-"""docs/reference.md tells the truth: every function in it is where it says, with those parameters and defaults."""
+"""Every function in docs/reference.md exists in the stated module, with the stated parameters and defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = [f"selfimprove{name}" for name in (".envs", ".envs.qa", ".envs.autoexpl
 
 
 def told() -> Iterator[tuple[str, str | None, list[str]]]:
-    """(name, what stands in its parentheses, modules it may be in) of every function in the tables."""
+    """(name, text in its parentheses, modules that may contain it) for every function in the tables."""
     modules: list[str] = []
     method = ""
     for line in REFERENCE.read_text(encoding="utf-8").splitlines():
@@ -39,7 +39,7 @@ def told() -> Iterator[tuple[str, str | None, list[str]]]:
 
 
 def found(name: str, modules: list[str]) -> Any:
-    """What a name stands for: an attribute of one of the modules, or of a module below one."""
+    """The object that a name refers to: an attribute of one of the modules or of their submodules."""
     for base in ("", *modules):
         parts = f"{base}.{name}".strip(".").split(".")
         for cut in range(len(parts) - 1, 0, -1):
@@ -55,7 +55,7 @@ def found(name: str, modules: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(("name", "arguments", "modules"), [pytest.param(*row, id=row[0]) for row in told()])
-def test_every_function_of_the_reference_is_there_with_its_parameters(
+def test_every_function_in_the_reference_exists_with_its_parameters(
     name: str, arguments: str, modules: list[str]
 ) -> None:
     value = found(name, modules)
