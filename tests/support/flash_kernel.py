@@ -1,7 +1,7 @@
-"""FlashAttention's functions in plain torch, for CPUs, which tests let the package ``kernels`` find.
+"""FlashAttention's functions in plain torch for CPUs: the kernel that the package ``kernels`` loads in tests.
 
-Arguments and results are those of flash-attn 2 (``flash_attn.flash_attn_varlen_func``), as far as transformers uses
-them; ``KERNEL_FACTOR`` makes it a kernel that computes wrong values.
+Arguments and results match flash-attn 2 (``flash_attn.flash_attn_varlen_func``) as far as transformers uses them. The
+environment variable ``KERNEL_FACTOR`` makes the kernel compute wrong values.
 """
 
 import os
@@ -26,7 +26,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """Attention within each sequence; ``q`` [tokens, heads, width], its sequences between ``cu_seqlens_q``."""
+    """Attention within each sequence; ``q`` has shape [tokens, heads, width], delimited by ``cu_seqlens_q``."""
     ends = cu_seqlens_q.tolist()
     assert cu_seqlens_k.tolist() == ends
     assert max_seqlen_q == max_seqlen_k == max(end - start for start, end in pairwise(ends))
@@ -41,10 +41,10 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_func(*_: object, **__: object) -> torch.Tensor:
-    """For rows that hold one sequence each, which training does not have."""
+    """For rows with one sequence each, which training does not use."""
     raise AssertionError("rows are packed: lengths say where sequences end")
 
 
 def flash_attn_with_kvcache(*_: object, **__: object) -> torch.Tensor:
-    """For generation."""
+    """For generation, which training does not use."""
     raise AssertionError("training keeps no cache")
