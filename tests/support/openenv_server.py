@@ -1,7 +1,7 @@
-"""A server that speaks OpenEnv's protocol (openenv-core 0.3), with a counting game; it can misbehave.
+"""A server for a counting game that speaks OpenEnv's protocol (openenv-core 0.3) and can be made to misbehave.
 
-It runs in a thread of the tests' process, on a port of its own. ``tests/backends/test_openenv.py`` plays the same game
-on the real package's server.
+It runs in a thread of the test process, on its own port. ``tests/backends/test_openenv.py`` plays the same game on the
+real package's server.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from selfimprove.envs.registry import text_env
 
 ACTIONS = ("add one", "double", "triple")
 GAME: dict[str, Any] = {"action": "word", "field": "text", "listed": "legal", "tasks": 60, "actions": list(ACTIONS)}
-"""The keys of an ``env`` section that plays it."""
+"""Keys of an ``env`` section for this game."""
 FREE = {**GAME, "listed": "", "actions": []}
-"""The game with any text for an action."""
+"""The same game with arbitrary text as actions."""
 
 
 class Counting:
-    """Reach the task's goal exactly. An action that is none raises an error."""
+    """The game: reach the task's goal exactly. An invalid action raises an error."""
 
     def __init__(self) -> None:
         self.goal, self.now = 0, 0
@@ -37,7 +37,7 @@ class Counting:
         return self._told(f"The goal is {self.goal}. You are at 0.")
 
     def step(self, word: str) -> dict[str, Any]:
-        now, self.now = self.now, -1  # an action that fails leaves a state that is none
+        now, self.now = self.now, -1  # an invalid action leaves an invalid state
         self.now = {"add one": now + 1, "double": now * 2, "triple": now * 3}[word]
         return self._told(f"The goal is {self.goal}. You are at {self.now}.")
 
@@ -51,7 +51,7 @@ class Counting:
 
 
 class Refusal(Exception):
-    """An error that the server answers with."""
+    """An error that the server sends as its answer."""
 
     def __init__(self, code: str, said: str, **more: Any) -> None:
         super().__init__(said)
@@ -59,16 +59,16 @@ class Refusal(Exception):
 
 
 class OpenEnvServer:
-    """One server, and what it saw.
+    """A server that records the messages it receives.
 
     Attributes:
-        game: a class that plays.
-        changes: called with each answer of the game and the message; what it returns is told instead: data, a
-            text as it is, or nothing for so many seconds. A ``Refusal`` is told, an ``OSError`` cuts the connection.
-        sessions: at once, at most.
-        seen: the messages of every session, in their order.
-        open, most, made: sessions that are open, were open at once, were ever made.
-        pongs: answers to ``ping``.
+        game: the game's class.
+        changes: called with each answer of the game and the message; its result is sent instead: data, raw text, or
+            nothing for a number of seconds (a float). A ``Refusal`` is sent; an ``OSError`` cuts the connection.
+        sessions: maximum number of concurrent sessions.
+        seen: the messages of every session, in order.
+        open, most, made: number of sessions open now, open at once at most, and opened in total.
+        pongs: number of answers to ``ping``.
     """
 
     def __init__(self) -> None:
@@ -85,19 +85,19 @@ class OpenEnvServer:
 
     @property
     def name(self) -> str:
-        """As ``env.name`` has it."""
+        """The server's name as a value of ``env.name``."""
         return f"openenv:http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
-        """Listen no more, and cut all connections."""
+        """Stop listening, and cut all connections."""
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
 
     def start(self, port: int = 0) -> None:
-        """Listen again."""
+        """Start listening again."""
         asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(20)
 
     def ping(self) -> None:
-        """Ping every session, as servers do that close those which do not answer."""
+        """Ping every session, like servers that close sessions which do not answer."""
 
         async def ping() -> None:
             for socket in self._sockets:
@@ -140,7 +140,7 @@ class OpenEnvServer:
                     self.pongs += 1
                     continue
                 message = json.loads(raw.data)
-                json.dumps(message, ensure_ascii=False).encode()  # a text that is no Unicode breaks a session
+                json.dumps(message, ensure_ascii=False).encode()  # text that is not valid Unicode breaks a session
                 messages.append(message)
                 if message["type"] == "close":
                     break
@@ -179,7 +179,7 @@ class OpenEnvServer:
 
 @cache
 def counting_server() -> OpenEnvServer:
-    """One that behaves, for all tests of a process."""
+    """A well-behaved server, shared by all tests of a process."""
     return OpenEnvServer()
 
 
@@ -190,7 +190,7 @@ def section(server: OpenEnvServer, keys: dict[str, Any] | None = None, **more: A
 
 
 async def walk(world: World, task: int, *actions: str) -> list[Any]:
-    """An episode: what was seen, and each step's score, end and validity."""
+    """Play an episode: the first observation, then each step's observation, reward, end and validity."""
     state, seen = await world.reset(task)
     told: list[Any] = [seen]
     for action in actions:
