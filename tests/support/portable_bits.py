@@ -1,7 +1,7 @@
-"""Prints a digest of what a small training and a small generation with the shipped model compute, to the last bit.
+"""Prints digests of the exact results of a small training and a small generation with the shipped model.
 
-``python -m tests.support.portable_bits FOLDER`` in the environment of ``run.kernels: portable``: on every x86-64
-processor with AVX2 it prints the same.
+``python -m tests.support.portable_bits FOLDER``, in the environment of ``run.kernels: portable``, prints the same on
+every x86-64 processor with AVX2.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from selfimprove.training.launch import finetune
 
 BASE = Path("models/pretrained")
 EXPECTED = "2259cefba319cabf fb0c2c8c04ed5e33"
-"""What it prints, with the locked packages."""
+"""The output with the locked packages."""
 
 
 def dialogue(index: int) -> list[Message]:
-    """A question and its answer, of different lengths."""
+    """A question and its answer; their length varies with ``index``."""
     draw = Random(index)
     numbers = [draw.randint(2, 99) for _ in range(2 + index % 3)]
     asked = f"Mia buys {', then '.join(map(str, numbers))} apples. How many has she?"
