@@ -1,4 +1,4 @@
-"""Processes that tests start, and whether they end."""
+"""Starts processes for tests, and checks whether they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def gone(pid: int, seconds: float = 30.0) -> bool:
-    """Whether a process ends in time."""
+    """Whether a process ends within ``seconds``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -24,11 +24,11 @@ def gone(pid: int, seconds: float = 30.0) -> bool:
 
 
 def child_of(owner: str, end: str) -> int:
-    """The process that an owner started and left behind; the owner ends as ``end`` says.
+    """Run an owner that starts a process, and return that process's id after the owner has ended.
 
     Args:
-        owner: a program that prints the other's number and takes ``end``: it raises, exits (with 3), or waits to be
-            killed, idle or busy.
+        owner: a program that prints the process's id and gets ``end`` as its argument.
+        end: how the owner ends: it ``raises``, ``exits`` (with code 3), or is killed while ``idle`` or ``busy``.
     """
     with subprocess.Popen(
         [sys.executable, "-c", owner, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
