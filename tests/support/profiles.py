@@ -1,4 +1,4 @@
-"""The repository's profiles as plain values, each file read once a session; test_profiles compares with `make use`."""
+"""The repository's profiles as plain values, read once per session; test_profiles compares them with `make use`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = names(PROFILES)
 
 
 def profile(name: str) -> dict[str, Any]:
-    """The params of a profile, for the caller to change."""
+    """The params of a profile, as a copy that the caller may change."""
     params = deepcopy(_read("default"))
     if name != "default":
         merge(params, _read(name))
