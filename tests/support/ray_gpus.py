@@ -1,4 +1,4 @@
-"""What runs in Ray's actors to tell which of the cluster's GPUs, which need not be there, each of them has."""
+"""Code that runs in Ray's actors and reports which of the cluster's GPUs (which need not exist) each actor has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpu_of(actor: Any) -> int:
 
 @dataclass(frozen=True)
 class SlowToLoad:
-    """Makes an engine, and writes when that begins and ends into a file of the actor's GPU."""
+    """Creates an engine slowly, and logs when this begins and ends to a file named after the actor's GPU."""
 
     make: Callable[[], Engine]
     folder: Path
