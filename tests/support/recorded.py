@@ -1,4 +1,4 @@
-"""An engine that keeps what it was asked, so that the bare requests can be timed without episodes."""
+"""An engine that records its requests, so that they can be timed without episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from selfimprove.engines.base import Around, Completion, Request
 
 
 class Recorded(Around):
-    """``asked``: the requests that the engine answered (it refuses a dialogue that outgrows its context)."""
+    """``asked``: the answered requests (a dialogue that exceeds the engine's context is refused)."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
