@@ -1,4 +1,4 @@
-"""A private copy of this repository in which DVC can run, for tests that run stages for real."""
+"""A private copy of this repository in which DVC can run, for tests that run real stages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml
 
 
 def copy_repo(folder: Path, profile: str = "smoke") -> Path:
-    """Copy what stages need to ``folder``, as a git repository with ``params.yaml`` under ``profile``.
+    """Copy everything that stages need to ``folder``, as a git repository with the ``params.yaml`` of ``profile``.
 
-    In an older copy the code is replaced, and what stages made of it stays.
+    In an existing copy, the code is replaced and the stages' outputs are kept.
     """
     for part in PARTS:
         source, target = ROOT / part, folder / part
@@ -37,7 +37,7 @@ def copy_repo(folder: Path, profile: str = "smoke") -> Path:
 
 
 def copy_tiny(folder: Path) -> Path:
-    """A copy under the default profile that has another one, ``tiny``: Reflect-RL, with two of its runs."""
+    """A copy under the default profile with another profile, ``tiny``: smoke with two of Reflect-RL's rows."""
     root = copy_repo(folder, "default")
     small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
     one = small["reflect_rl"]
@@ -49,7 +49,7 @@ def copy_tiny(folder: Path) -> Path:
 
 
 def copy_short(folder: Path) -> Path:
-    """A copy with its Makefile under the smoke profile with SPIN's first iteration alone, for tests that run make."""
+    """A copy with its Makefile, under the smoke profile with only SPIN's first iteration, for tests that run make."""
     root = copy_repo(folder)
     shutil.copy2(ROOT / "Makefile", root)
     params = YAML(typ="safe", pure=True).load(root / "params.yaml")
@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 def run(
     folder: Path, *command: str, check: bool = True, timeout: float = 1200, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command there, with ``more`` in its environment; its output is shown if it fails."""
+    """Run a command in ``folder``, with ``more`` added to its environment; a failure shows its output."""
     env = environment() | more
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     if check and done.returncode:
