@@ -1,4 +1,4 @@
-"""A tiny real model for tests: a random Llama and a trained tokenizer, written as any model folder is."""
+"""A tiny real model for tests: a random Llama and a trained tokenizer in an ordinary model folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = (
 
 
 def train_tokenizer(folder: Path, *, vocab_size: int = 320) -> int:
-    """Write a byte-level tokenizer (single digits) with the ``plain`` template; returns its number of ids."""
+    """Write a byte-level tokenizer (single digits) with the ``plain`` template; returns its vocabulary size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder.mkdir(parents=True, exist_ok=True)
