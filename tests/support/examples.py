@@ -1,4 +1,4 @@
-"""Fixtures: a tiny model folder, made once, and examples and pairs to train it on."""
+"""Fixtures: a tiny model folder, created once, and examples and pairs to train it on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dialogues() -> Callable[..., list[Example]]:
-    """Maker of n seeded examples: one to three attempts at a sum, the last one learnt with one of RISE's weights."""
+    """Factory of n seeded examples: one to three attempts at a sum; only the last is trained, with a weight of RISE."""
 
     def make(n: int, seed: int = 0) -> list[Example]:
         random = rng("dialogues", seed)
@@ -42,7 +42,7 @@ def dialogues() -> Callable[..., list[Example]]:
 
 @pytest.fixture(scope="session")
 def duels() -> Callable[..., list[Pair]]:
-    """Maker of n seeded pairs: an expert that looks the sum up, a policy that guesses, sometimes at length."""
+    """Factory of n seeded pairs: an expert that looks up the sum, and a policy that guesses, sometimes verbosely."""
 
     def make(n: int, seed: int = 0) -> list[Pair]:
         random = rng("duels", seed)
