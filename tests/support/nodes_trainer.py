@@ -1,7 +1,7 @@
-"""A training over two nodes in a process of its own, for tests that kill it or a node; prints each step and the losses.
+"""Trains over two nodes in a separate process, which tests kill, or one of its nodes; prints the steps and losses.
 
-``python -m tests.support.nodes_trainer FOLDER MODEL '{"kind": "slurm"}'``; the examples are ``FOLDER/examples.jsonl``,
-the model that it makes is ``FOLDER/model``. With ``{}`` two processes of this machine train in the same way.
+``python -m tests.support.nodes_trainer FOLDER MODEL '{"kind": "slurm"}'`` reads ``FOLDER/examples.jsonl`` and writes
+the trained model to ``FOLDER/model``. With ``{}`` two processes on this machine train in the same way.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.support.repo_copy import ROOT
 
 
 class Training:
-    """A training in a process of its own, whose steps can be followed.
+    """A training run in a separate process, whose steps can be followed.
 
-    ``folder`` is made, with the examples, unless a killed training has left it; ``more``: of its environment.
+    ``folder`` is created with the examples unless a killed run has left it. ``more`` is added to the environment.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Training:
         )
 
     def beside(self, name: str) -> Path:
-        """A folder with the same examples, for another one."""
+        """A new folder with the same examples, for another run."""
         folder = self.folder.with_name(name)
         folder.mkdir()
         shutil.copy(self.folder / "examples.jsonl", folder)
         return folder
 
     def reach(self, step: int) -> list[int]:
-        """Wait for this step; the steps until then."""
+        """Wait for this step; returns the steps up to it."""
         assert self.process.stdout is not None
         steps: list[int] = []
         while not steps or steps[-1] < step:
@@ -63,19 +63,19 @@ class Training:
         return steps
 
     def end(self) -> tuple[list[int], list[Any], str]:
-        """Wait for its end: the steps that were not waited for, the losses, what it said."""
+        """Wait for the end; returns the steps not yet returned, the losses, and stderr."""
         out, said = self.process.communicate(timeout=800)
         assert self.process.returncode == 0, said
         *lines, losses = out.splitlines()
         return _steps(lines), json.loads(losses), said
 
     def model(self) -> dict[str, bytes]:
-        """The files of what it has made."""
+        """The trained model's files."""
         return {file.name: file.read_bytes() for file in (self.folder / "model").iterdir()}
 
 
 def _steps(lines: Sequence[str]) -> list[int]:
-    """Of what it has printed; Ray may print, too."""
+    """The steps in the printed lines; Ray may print other lines."""
     return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
 
 
