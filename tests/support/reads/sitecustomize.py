@@ -1,8 +1,8 @@
-"""Writes down what every stage reads. Python imports this by itself where its folder is on PYTHONPATH.
+"""Records what every stage reads. Python imports this module automatically if its folder is on PYTHONPATH.
 
-Of a process that DVC started for a stage, ``.scratch/reads/<stage>`` gets a line for each file of the repository that
-is opened to be read, and for each value of params.yaml that is looked at. Files that compiled code opens are missing,
-but a model's folder also has files that Python opens.
+In a process that DVC started for a stage, a line is added to ``.scratch/reads/<stage>`` for each file of the repository
+that is opened for reading, and for each value of params.yaml that is accessed. Files opened by compiled code are
+missing, but a model folder also contains files that Python opens.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = os.getcwd() + os.sep  # DVC and make start stages in the repository
-OURS = ("data/", "models/", "results/")  # files beside the code are part of data/code
+OURS = ("data/", "models/", "results/")  # files next to the code are part of data/code
 PARAMS = "selfimprove.pipeline.params"
 SEEN: set[tuple[str, str]] = set()
 PLACES: dict[int, str] = {}
 KEPT: list[Any] = []
-"""The objects whose ids ``PLACES`` has, so that no other gets them."""
+"""Keeps the objects whose ids are in ``PLACES`` alive, so that no id is reused."""
 
 
 def note(kind: str, what: str) -> None:
-    """A line, once for each stage."""
+    """Write a line, once per stage."""
     stage = os.environ.get("DVC_STAGE", "")
     if not stage or (stage, what) in SEEN:
         return
@@ -47,7 +47,7 @@ def opened(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class Watching(MetaPathFinder, Loader):
-    """Imports ``selfimprove.pipeline.params`` as usual, and then has its ``load_section`` watch what it returns."""
+    """Imports ``selfimprove.pipeline.params`` and makes ``load_section`` record accesses to what it returns."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != PARAMS:
