@@ -1,4 +1,4 @@
-"""Agent-R's search in the original's order: the world is replayed for every step, one sample is asked for at a time."""
+"""Agent-R's search as in the original: every step replays the world, and samples are requested one at a time."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Rebuilt:
 
 
 class OneByOne(Recorded):
-    """An engine that is asked for one sample after another."""
+    """An engine that requests one sample at a time."""
 
     async def generate(self, request: Request) -> list[Completion]:
-        """The samples that one request would give, if the inner engine computes every batch size alike."""
+        """The same samples as a single request, if the inner engine's results do not depend on the batch size."""
         first = request.seed.sample
         singles = [replace(request, n=1, seed=request.seed.at(first + i)) for i in range(request.n)]
         return [(await self.inner.generate(single))[0] for single in singles]
