@@ -1,4 +1,4 @@
-"""Every environment of the registry at its smallest: its keys of an ``env`` section, and the files that it reads."""
+"""Minimal settings for every environment in the registry: keys of an ``env`` section, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.envs.autoexplore.conftest import FILES, plant
 from tests.support.openenv_server import GAME, counting_server
 
 ELSEWHERE = {"sciworld": "needs Java", "mixture": "has tests of its own"}
-"""Environments that the light tests do not play, and why; ``make test-backends-<name>`` does."""
+"""Environments that the light tests skip, and why; ``make test-backends-<name>`` plays them."""
 NAMES = tuple(named(EnvParams))
 HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
 
@@ -26,7 +26,7 @@ TOWNS = [
 
 
 def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any]:
-    """The environment's own keys; files are written to ``folder``. ``attempts``: problems as actions (Agent-R)."""
+    """The environment's keys; its files are written to ``folder``. ``attempts``: attempts as actions (Agent-R)."""
     keys: dict[str, Any] = {"name": name}
     if name == "webshop":
         keys |= {"products": 300}
@@ -49,7 +49,7 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
 
 
 def _questions(path: Path) -> Path:
-    """Questions of two paragraphs, as HotpotQA gives them."""
+    """Questions about two paragraphs each, in HotpotQA's format."""
     rows = []
     for i, town in enumerate(TOWNS):
         poet = f"Poet of {town}"
@@ -69,7 +69,7 @@ def _questions(path: Path) -> Path:
 
 
 def problem_files(folder: Path) -> dict[str, str]:
-    """MATH's problems, for training and to be tested on."""
+    """Files of problems in MATH's format, for training and for testing."""
     rows = [
         {"problem": f"What is ${a}x$ at $x = {b}$?", "solution": f"It is\n$\\boxed{{{a * b}}}$."}
         for a in range(2, 7)
