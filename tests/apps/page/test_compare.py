@@ -1,4 +1,4 @@
-"""Runs beside each other: params that differ, paired differences, tasks that changed sides."""
+"""Comparison of runs: params that differ, paired differences, and tasks whose outcome changed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(run: Path, shown: dict[str, Any], before: Path) -> None:
     assert row[-1] == "yes"
 
 
-def test_another_folder(run: Path, tmp_path: Path) -> None:
+def test_a_run_in_another_folder_is_compared(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (other / "params.yaml").write_text("run: {seed: 1}\nrise: {lr: 0.2}\n")
@@ -65,7 +65,9 @@ def test_another_folder(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_last_commit_is_read_from_the_cache_wherever_that_is(run: Path, tmp_path: Path, shared: bool) -> None:
+def test_the_last_commit_s_outcomes_are_read_from_dvc_s_cache_wherever_it_is(
+    run: Path, tmp_path: Path, shared: bool
+) -> None:
     place = tmp_path / "shared" if shared else run / ".dvc/cache"
     if shared:
         (run / ".dvc").mkdir()
@@ -93,12 +95,12 @@ def test_the_last_commit_is_read_from_the_cache_wherever_that_is(run: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["no-such-run", "--output=/tmp/x", "HEAD"])
-def test_what_is_no_run_is_refused(name: str, run: Path) -> None:
+def test_a_name_that_is_neither_a_folder_of_a_run_nor_a_commit_is_refused(name: str, run: Path) -> None:
     with pytest.raises(UserError, match="is neither the folder of a run nor a commit"):
         compare.others(Run(run), [name])
 
 
-def test_other_tasks_are_compared_without_pairs(run: Path, tmp_path: Path) -> None:
+def test_rows_on_different_tasks_are_compared_without_pairing(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(run, other)
     outcomes = read_jsonl(other / OUTCOMES, Outcome)
