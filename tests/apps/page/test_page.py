@@ -1,4 +1,4 @@
-"""The report's data: what the files hold is what the page shows, whatever the text, and whatever is missing."""
+"""The report's data: the page shows the content of the files, for any text and with any of the files missing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_index_has_every_line_of_every_file(tmp_path: Path) -> None:
+def test_index_and_chunks_contain_every_line_of_every_file(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_rise(run, count=400, examples=400)
     build(run, tmp_path / "out")
@@ -96,7 +96,7 @@ def test_training_examples_carry_their_weights(run: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_chunks_are_cut_by_size_and_say_where_each_begins(tmp_path: Path) -> None:
+def test_chunks_are_split_by_size_and_their_first_positions_are_returned(tmp_path: Path) -> None:
     starts = write_records(tmp_path, "x", ({"n": number, "text": "y" * 100} for number in range(25)), size=1000)
     (tmp_path / "data").mkdir()
     for path in tmp_path.glob("*.js"):
@@ -126,7 +126,7 @@ def test_hostile_text_stays_text(name: str, tmp_path: Path) -> None:
     assert chunk(tmp_path / "out", f"{index['sets'][0]['file']}-0")[0]["m"][1]["p"][0][0] == text
 
 
-def test_every_page_has_a_strict_policy_and_names_no_server(run: Path, tmp_path: Path) -> None:
+def test_every_page_has_a_strict_content_security_policy_and_no_external_urls(run: Path, tmp_path: Path) -> None:
     build(run, tmp_path / "out")
     pages = list((tmp_path / "out").glob("*.html"))
     assert len(pages) == 9
@@ -143,17 +143,17 @@ def test_every_page_has_a_strict_policy_and_names_no_server(run: Path, tmp_path:
         assert all((tmp_path / "out" / link).is_file() for link in links)
 
 
-def test_a_megabyte_in_one_line_is_cut_and_said() -> None:
+def test_a_line_of_a_megabyte_is_truncated_with_a_note() -> None:
     shown = clip("x" * 1_000_000)
     assert len(shown) < CUT + 100
     assert shown.endswith("[truncated: 900,000 more characters]")
 
 
-def test_half_a_character_is_replaced() -> None:
+def test_a_lone_surrogate_is_replaced() -> None:
     assert clip("a\ud800b") == "a?b"
 
 
-def test_damaged_lines_are_named_and_the_others_shown(run: Path, tmp_path: Path) -> None:
+def test_damaged_lines_are_reported_and_the_others_are_shown(run: Path, tmp_path: Path) -> None:
     path = run / "results/rise/iter1/episodes.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     lines[1] = b'{"id": "torn", "turns": [\n'
@@ -177,7 +177,7 @@ def test_damaged_lines_are_named_and_the_others_shown(run: Path, tmp_path: Path)
     [b"", b"{", b"\xff", b"[]", b"null", b'{"a": 1}', b'{"columns": [], "gains": [], "rates": {}, "note": "", "order": '
      b'["a"], "solid": [], "rows": {}, "last": null, "last_minus": {}}'],
 )  # fmt: skip
-def test_a_damaged_summary_leaves_the_rows_that_are_there(content: bytes, run: Path, tmp_path: Path) -> None:
+def test_with_a_damaged_summary_the_existing_rows_are_still_shown(content: bytes, run: Path, tmp_path: Path) -> None:
     (run / "results/summary/rise.json").write_bytes(content)
     build(run, tmp_path / "out")
     text = "".join(read_html(tmp_path / "out/rise.html").text)
@@ -185,13 +185,13 @@ def test_a_damaged_summary_leaves_the_rows_that_are_there(content: bytes, run: P
     assert "This method's report stage has not run yet" in text
 
 
-def test_a_section_run_that_is_no_mapping_is_shown_as_not_set(run: Path, tmp_path: Path) -> None:
+def test_a_run_section_that_is_not_a_mapping_is_shown_as_not_set(run: Path, tmp_path: Path) -> None:
     (run / "params.yaml").write_text("run: 3\n")
     build(run, tmp_path / "out")
     assert "not set" in "".join(read_html(tmp_path / "out/index.html").text)
 
 
-def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> None:
+def test_a_half_finished_run_shows_the_results_that_exist(run: Path, tmp_path: Path) -> None:
     (run / "results/summary/rise.json").unlink()
     (run / "results/rise/iter1/metrics.json").unlink()
     (run / "results/rise/more_sft/episodes.jsonl").unlink()
@@ -202,12 +202,12 @@ def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> N
     assert [one["name"] for one in index["sets"]] == ["base/evaluation", "iter1/evaluation", "iter1/training"]
     found = Run(run).summaries["rise"]
     assert found["order"] == ["base"]
-    (run / "results/spin/start").mkdir(parents=True)  # begun, and no row measured
+    (run / "results/spin/start").mkdir(parents=True)  # started, but no row is evaluated yet
     build(run, tmp_path / "out")
     assert " 1 of 4 methods evaluated" in "".join(read_html(tmp_path / "out/index.html").text)
 
 
-def test_a_run_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_results_is_reported_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     main(tmp_path / "run", tmp_path / "out")
     assert "run/results contains no results yet; run `make repro` first." in capsys.readouterr().err
@@ -215,13 +215,13 @@ def test_a_run_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "No episodes yet." in "".join(read_html(tmp_path / "out/episodes.html").text)
 
 
-def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_user_error_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no such folder"):
         main(tmp_path / "none", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_other_files_of_the_folder_stay(run: Path, tmp_path: Path) -> None:
+def test_other_files_in_the_output_folder_are_kept(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/rise-rows.png").write_bytes(b"png")
     build(run, tmp_path / "out")
@@ -230,7 +230,7 @@ def test_other_files_of_the_folder_stay(run: Path, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
-def test_pages_made_at_once_are_whole_and_a_killed_one_s_remains_go(
+def test_concurrent_builds_are_complete_and_leftovers_of_a_killed_one_are_removed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -242,7 +242,7 @@ def test_pages_made_at_once_are_whole_and_a_killed_one_s_remains_go(
     assert not list((tmp_path / "out").glob(".*"))
 
 
-def test_csv_and_latex_have_the_summary_s_numbers(run: Path) -> None:
+def test_csv_has_the_summary_s_numbers_and_latex_is_escaped(run: Path) -> None:
     summaries = Run(run).summaries
     rows = list(csv.DictReader(tables.as_csv(summaries).splitlines()))
     wanted = summaries["rise"]["rows"]["base"]["metrics"]["m1@t2"]
@@ -290,7 +290,7 @@ def test_a_kitchen_is_read_from_its_transcript() -> None:
     }  # fmt: skip
 
 
-def test_a_kitchen_equals_the_environment_s() -> None:
+def test_the_kitchen_read_from_observations_equals_the_environment_s_state() -> None:
     from selfimprove.envs.alfworld.kitchen import Kitchen
     from selfimprove.envs.alfworld.kitchen_games import make_game
     from selfimprove.envs.alfworld.kitchen_rules import IN_HAND
@@ -315,7 +315,7 @@ def test_a_kitchen_equals_the_environment_s() -> None:
     assert shown is not None
 
 
-def test_an_inventory_equals_the_environment_s(tmp_path: Path) -> None:
+def test_the_inventory_read_from_observations_equals_the_environment_s_state(tmp_path: Path) -> None:
     from selfimprove.envs.registry import text_env
 
     game = text_env(name="textcraft", seed=7).make()
@@ -329,7 +329,7 @@ def test_an_inventory_equals_the_environment_s(tmp_path: Path) -> None:
             assert shown == held
 
 
-def test_a_log_of_reinforcement_is_episodes(tmp_path: Path) -> None:
+def test_a_reinforcement_log_is_shown_as_episodes(tmp_path: Path) -> None:
     write_reinforcement(tmp_path / "run")
     log = tmp_path / "run/results/reflect_rl/reflect_rl/log.jsonl"
     log.write_text(f'{log.read_text()}{{"iter": 5, "log": [{{"batch": 0}}]}}\n')
@@ -350,7 +350,7 @@ def test_a_log_of_reinforcement_is_episodes(tmp_path: Path) -> None:
     assert (said["p"][0][0], said["answer"], said["logprob"], said["togo"]) == ("1", "move east", -0.1, -0.9)
 
 
-def test_a_method_s_page_has_its_curriculum_levels(tmp_path: Path) -> None:
+def test_reflect_rl_s_page_shows_results_by_curriculum_level(tmp_path: Path) -> None:
     write_reinforcement(tmp_path / "run")
     measured, learnt = tables.levels(Run(tmp_path / "run"), "reflect_rl", Run(tmp_path / "run").summaries["reflect_rl"])
     assert [row[1:] for row in measured.rows] == [
@@ -368,7 +368,7 @@ def test_an_unknown_record_is_refused() -> None:
         to_page({"id": "x"})
 
 
-def test_a_tree_has_its_nodes_and_its_revision(tmp_path: Path) -> None:
+def test_a_tree_is_shown_with_its_nodes_and_its_revision(tmp_path: Path) -> None:
     trees = [make_tree(number=number, branches=3 + number) for number in range(3)]
     write_trees(tmp_path / "run", trees)
     build(tmp_path / "run", tmp_path / "out")
@@ -398,7 +398,7 @@ def test_a_tree_has_its_nodes_and_its_revision(tmp_path: Path) -> None:
         ]
 
 
-def test_a_damaged_tree_is_named(tmp_path: Path) -> None:
+def test_a_damaged_tree_is_reported_with_its_line(tmp_path: Path) -> None:
     write_trees(tmp_path / "run", [make_tree(), make_tree(number=1)])
     path = tmp_path / "run/data/agent_r/iter1/trees.jsonl"
     first, second = path.read_text().splitlines()
@@ -421,7 +421,7 @@ def test_pairs_mark_the_words_that_differ(tmp_path: Path) -> None:
     assert second["real"] == [["assistant", [[0, "the same"]]]]
 
 
-def test_every_pair_is_in_the_page(tmp_path: Path) -> None:
+def test_every_pair_is_on_the_page(tmp_path: Path) -> None:
     write_pairs(tmp_path / "run", [(f"finish[{number}]", "finish[]") for number in range(1000)])
     steps = [{"command": "move east", "reflection": "So."}]
     lines = [
@@ -444,11 +444,11 @@ def test_every_pair_is_in_the_page(tmp_path: Path) -> None:
         True,
         True,
         False,
-    ]  # no right trajectory starts as the last one does
+    ]  # no positive trajectory has the start of the last one
 
 
 def finetune(method: str, row: str, file: str, before: str) -> StageShown:
-    """A stage that trains ``row`` on a file, from the model of ``before``."""
+    """A stage that trains ``row`` on a file, starting from the model ``before``."""
     return StageShown(
         f"{method}-finetune@{row}", "", method, "finetune", row, [], [],
         [f"data/{method}/{file}.jsonl", f"models/{method}/{before}"],
@@ -456,8 +456,8 @@ def finetune(method: str, row: str, file: str, before: str) -> StageShown:
     )  # fmt: skip
 
 
-def test_a_file_of_examples_belongs_to_the_row_that_learnt_from_it(tmp_path: Path) -> None:
-    """Reflect-RL's SFT: reflections and actions are learnt by two models, each with log-probabilities of its own."""
+def test_a_file_of_examples_belongs_to_the_row_that_was_trained_on_it(tmp_path: Path) -> None:
+    """In Reflect-RL's SFT, reflections and actions train two models, each with its own log-probabilities."""
     files = {"policy": "sft_policy", "reflector": "sft_reflection", "more_sft": "sft_policy"}
     stages = [finetune("reflect_rl", row, f"base/train/{file}", "start") for row, file in files.items()]
     train = tmp_path / "data/reflect_rl/base/train"
@@ -484,7 +484,7 @@ def test_a_file_of_examples_belongs_to_the_row_that_learnt_from_it(tmp_path: Pat
 
 @pytest.fixture
 def scorers(tmp_path: Path) -> Callable[[Wanted], Scorer]:
-    """Scorers of a run whose row iter1 began with the weights of base; both have a model."""
+    """Factory of scorers for a run whose row iter1 was trained from base; both have a model."""
     for row in ("base", "iter1"):
         make_tiny_model(tmp_path / "models/rise" / row)
         (tmp_path / "results/rise" / row).mkdir(parents=True)
@@ -493,7 +493,7 @@ def scorers(tmp_path: Path) -> Callable[[Wanted], Scorer]:
 
 
 def log_probs(model: Path, prompt: Sequence[Message], ids: Sequence[int]) -> list[float]:
-    """Of ids after a prompt, as an engine reads it."""
+    """Log-probabilities of ids after a prompt, which is encoded as for an engine."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -509,7 +509,7 @@ TRAINED = {
 }
 
 
-def test_log_probabilities_are_the_model_s(scorers: Callable[[Wanted], Scorer], tmp_path: Path) -> None:
+def test_log_probabilities_equal_those_of_the_model(scorers: Callable[[Wanted], Scorer], tmp_path: Path) -> None:
     record = to_page(TRAINED)
     scorers("auto").extend("rise", Source("iter1", "training", tmp_path), 1, TRAINED, record)
     [text, weight, ids, after, before] = record["m"][1]["p"][0]
@@ -528,7 +528,7 @@ def test_log_probabilities_are_the_model_s(scorers: Callable[[Wanted], Scorer], 
     assert len(none["m"][1]["p"][0]) == 3
 
 
-def test_an_episode_s_log_probabilities_follow_the_prompt_of_each_turn(
+def test_an_episode_s_log_probabilities_are_conditioned_on_the_prompt_of_each_turn(
     scorers: Callable[[Wanted], Scorer], tmp_path: Path
 ) -> None:
     said = [Attempt(text=f"try {turn}", reward=0.0, token_ids=[7, 8 + turn], finish="stop") for turn in range(3)]
@@ -548,7 +548,7 @@ def test_an_episode_s_log_probabilities_follow_the_prompt_of_each_turn(
         for message in (Message(role="assistant", content=one.text, token_ids=one.token_ids, finish="stop"),
                         Message(role="user", content=turn.observation))
     ]  # fmt: skip
-    for place, read in enumerate(([], later[:2], later[2:4])):  # the last turn's prompt left out the first one
+    for place, read in enumerate(([], later[:2], later[2:4])):  # the last turn's prompt omitted the first turn
         part = record["m"][1 + 2 * place]["p"][0]
         assert part[2][:2] == said[place].token_ids
         wanted = log_probs(tmp_path / "models/rise/iter1", [*prompt, *read], part[2])
@@ -557,7 +557,7 @@ def test_an_episode_s_log_probabilities_follow_the_prompt_of_each_turn(
 
 
 @pytest.mark.parametrize(("wanted", "scored"), [("no", 0), ("auto", 24), ("yes", 24), ("all", 50)])
-def test_so_many_of_a_file_have_log_probabilities(
+def test_the_option_sets_how_many_records_of_a_file_have_log_probabilities(
     wanted: Wanted, scored: int, scorers: Callable[[Wanted], Scorer], tmp_path: Path
 ) -> None:
     scorer, records = scorers(wanted), [to_page(TRAINED) for _ in range(50)]
