@@ -1,4 +1,4 @@
-"""The live view: what a run is doing, told by its scratch folder, to this machine alone."""
+"""The live view: reports what a run is doing, based on its scratch folder, and only to this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_stage_at_work_is_told(run: Path) -> None:
+def test_a_running_stage_is_reported(run: Path) -> None:
     found = status(run)
     [stage] = found["working"]
     assert stage["stage"] == "rise-finetune@iter1"
@@ -32,7 +32,7 @@ def test_a_stage_at_work_is_told(run: Path) -> None:
     assert [(one["stage"], one["seconds"]) for one in found["ended"]] == [("rise-data", 2.5)]
 
 
-def test_gpus_are_told_as_nvidia_smi_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_reported_as_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H100, 97, 61234, 81559'\necho 'NVIDIA H100, [N/A], 12, 81559'\n")
     tool.chmod(0o755)
@@ -44,7 +44,7 @@ def test_gpus_are_told_as_nvidia_smi_tells_them(tmp_path: Path, monkeypatch: pyt
     assert status(tmp_path)["gpus"] == []
 
 
-def test_a_taken_port_is_one_sentence_before_anything_is_said_or_written(
+def test_a_port_in_use_is_a_user_error_before_anything_is_printed_or_written(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -55,13 +55,13 @@ def test_a_taken_port_is_one_sentence_before_anything_is_said_or_written(
     assert not (run / "out").exists()
 
 
-def test_a_run_that_has_not_begun_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_a_run_that_has_not_started_has_an_empty_status(tmp_path: Path) -> None:
     found = status(tmp_path)
     assert found["working"] == found["ended"] == []
     assert newest(tmp_path) == 0.0
 
 
-def test_the_server_reads_only_and_answers_this_machine_alone(run: Path, tmp_path: Path) -> None:
+def test_the_server_is_read_only_and_answers_only_this_machine(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "live.html").write_text("live")
@@ -71,19 +71,19 @@ def test_the_server_reads_only_and_answers_this_machine_alone(run: Path, tmp_pat
         assert client.get("/status.json").json()["working"][0]["stage"] == "rise-finetune@iter1"
         assert client.get("/status.json", headers={"Host": "evil.example"}).status_code == 400
         assert client.post("/status.json").status_code == 405
-        assert client.get("/rise.html").status_code == 503  # not made yet
+        assert client.get("/rise.html").status_code == 503  # not built yet
         assert client.get("/%2e%2e/secret").status_code == 404
         assert client.get("/..%2fsecret").status_code == 404
 
 
-def test_the_live_view_is_there_before_the_report(tmp_path: Path) -> None:
+def test_the_live_view_is_available_before_the_report(tmp_path: Path) -> None:
     write_live(tmp_path)
     with TestClient(make_app(tmp_path, tmp_path, rebuild=False), base_url="http://127.0.0.1") as client:
         assert "<h1>Live</h1>" in client.get("/").text
         assert client.get("/assets/live.js").status_code == 200
 
 
-def test_a_stage_that_has_just_begun_says_so(run: Path) -> None:
+def test_a_stage_that_has_just_started_is_shown_as_starting(run: Path) -> None:
     with (run / ".scratch/logs/rise-finetune@iter1.log").open("a") as log:
         log.write("--- again\n")
     [stage] = status(run)["working"]
