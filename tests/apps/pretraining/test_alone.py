@@ -1,4 +1,4 @@
-"""One ``make pretrain`` at a time works in a scratch folder."""
+"""Only one ``make pretrain`` at a time can use a scratch folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from selfimprove.apps.pretraining.__main__ import main
 from selfimprove.pipeline.lock import alone
 
 
-def test_a_second_one_is_refused_in_one_sentence_and_touches_nothing(
+def test_a_concurrent_pretraining_is_refused_in_one_sentence_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scratch = tmp_path / "scratch"
