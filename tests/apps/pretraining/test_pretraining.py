@@ -1,4 +1,4 @@
-"""``make pretrain`` makes a base again to the byte, resumes, and every method's base stage takes the folder."""
+"""``make pretrain`` reproduces a base byte for byte, and the methods' base stages accept its folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMOKE = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real recipe, but for sizes."""
+    """The real recipe with smaller sizes."""
     values = YAML(typ="safe", pure=True).load(RECIPE)
     values |= SMOKE
     values["text"] |= {"held_out": 1}
@@ -53,9 +53,11 @@ def made(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_recipe_gives_the_same_bytes_again_also_after_a_kill(made: Path, recipe: Path, tmp_path: Path) -> None:
+def test_a_second_run_in_the_scratch_folder_of_the_first_gives_the_same_bytes(
+    made: Path, recipe: Path, tmp_path: Path
+) -> None:
     kept = shutil.copytree(made / "scratch", tmp_path / "scratch")
-    assert len(list(kept.glob("checkpoints-*/checkpoint-1/whole.json"))) == 2  # each phase goes on from its middle
+    assert len(list(kept.glob("checkpoints-*/checkpoint-1/whole.json"))) == 2  # one in the middle of each phase
     make(recipe, tmp_path / "resumed", kept)
     names = sorted(file.name for file in (made / "model").iterdir())
     assert {"model.safetensors", "tokenizer.json", "README.md", "recipe.yaml", "measures.json"} <= set(names)
@@ -63,7 +65,7 @@ def test_a_recipe_gives_the_same_bytes_again_also_after_a_kill(made: Path, recip
         assert (tmp_path / "resumed" / name).read_bytes() == (made / "model" / name).read_bytes(), name
 
 
-def test_the_base_stage_takes_the_folder_with_either_template(made: Path, tmp_path: Path) -> None:
+def test_the_base_stage_accepts_the_folder_with_either_chat_template(made: Path, tmp_path: Path) -> None:
     root = copy_repo(tmp_path / "repo", "smoke")
     shutil.copytree(made / "model", root / "models/made")
     yaml = YAML(typ="safe", pure=True)
@@ -80,7 +82,7 @@ def test_the_base_stage_takes_the_folder_with_either_template(made: Path, tmp_pa
         assert ChatFormat.load(base).one_text == (method == "spin")
 
 
-def test_the_tokenizer_writes_any_text_and_a_digit_a_token(made: Path) -> None:
+def test_the_tokenizer_round_trips_any_text(made: Path) -> None:
     chat = ChatFormat.load(made / "model")
     for text in ("Mia has 1234 kiwis – naïve…\t?", "a\n\n  b ", *FIXED, *(p.text for p in page_of("taxi", 1))):
         assert chat.token_bytes_known(text), text
@@ -92,7 +94,7 @@ def test_the_tokenizer_writes_any_text_and_a_digit_a_token(made: Path) -> None:
         assert chat.token_bytes_known(text), text
 
 
-def test_a_line_of_ids_is_learnt_where_it_is_written_again(made: Path) -> None:
+def test_a_line_of_ids_is_trained_only_where_it_is_repeated(made: Path) -> None:
     writer = Writer(read_recipe(made / "model/recipe.yaml").text, made / "model")
     end = ChatFormat.load(made / "model").end_id
     for number in range(50):
@@ -106,14 +108,14 @@ def test_a_line_of_ids_is_learnt_where_it_is_written_again(made: Path) -> None:
         assert one.trained == sum(len(line) + 1 for line in said[1::2])  # each with its end, none with its role's token
 
 
-def test_the_base_that_ships_writes_with_a_copy_of_what_it_reads_with(made: Path) -> None:
+def test_the_final_model_s_output_embeddings_are_an_untied_copy_of_the_input_embeddings(made: Path) -> None:
     weights = load_file(made / "model/model.safetensors")
     assert weights["lm_head.weight"].equal(weights["model.embed_tokens.weight"])
     assert json.loads((made / "model/config.json").read_text())["tie_word_embeddings"] is False
     assert "lm_head.weight" not in load_file(made / "scratch/phase-1/model.safetensors")
 
 
-def test_answers_on_pages_are_right() -> None:
+def test_answers_on_pages_are_correct() -> None:
     for number in range(300):
         for passage in page_of("math", 5, number):
             for a, op, b, result in re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", passage.answer):
@@ -133,7 +135,7 @@ def test_answers_on_pages_are_right() -> None:
         }
 
 
-def test_problems_on_pages_are_of_no_split_that_methods_train_or_test_on() -> None:
+def test_problems_on_pages_come_only_from_the_demonstrations_split() -> None:
     asked = [p for i in range(600) for p in page_of("math", 9, i) if p.ability == "solving"]
     assert len(asked) > 300
     assert {split_of(passage.text) for passage in asked} == {"demonstrations"}
@@ -142,7 +144,7 @@ def test_problems_on_pages_are_of_no_split_that_methods_train_or_test_on() -> No
         assert "boxed" in passage.answer
 
 
-def test_crafting_on_pages_is_in_other_books_and_reaches_its_goal() -> None:
+def test_crafting_on_pages_uses_other_recipes_than_textcraft_and_reaches_its_goal() -> None:
     book = RecipeBook.load(None)
     own = {recipe.command for recipes in book.recipes.values() for recipe in recipes}
     goals = {item_name(goal) for goal, _ in book.goals}
@@ -161,7 +163,7 @@ def test_crafting_on_pages_is_in_other_books_and_reaches_its_goal() -> None:
     assert episodes > 40
 
 
-def test_searches_on_pages_end_with_what_was_read(made: Path) -> None:
+def test_searches_on_pages_end_with_an_answer_that_was_read(made: Path) -> None:
     for number in range(60):
         page = page_of("qa", 9, number)
         if page[0].ability != "solving":
@@ -173,24 +175,24 @@ def test_searches_on_pages_end_with_what_was_read(made: Path) -> None:
                 assert finished[1] in ("yes", "no") or finished[1] in f"{read} {passage.text}"
 
 
-def test_no_page_shows_a_method_s_words_or_a_ride(made: Path) -> None:
+def test_pages_contain_no_fixed_texts_of_the_methods_and_no_taxi_actions(made: Path) -> None:
     text = "\n".join(f"{p.text}\n{p.answer}" for world in WORLDS for i in range(200) for p in page_of(world, 9, i))
     assert not any(fixed in text for fixed in FIXED)
     rides = "\n".join(f"{p.text}\n{p.answer}" for i in range(400) for p in page_of("taxi", 9, i))
     assert "Action" not in rides
 
 
-def test_held_out_sequences_are_no_training_sequences(made: Path, recipe: Path) -> None:
+def test_held_out_sequences_are_not_training_sequences(made: Path, recipe: Path) -> None:
     text = read_recipe(recipe).text
     writer = Writer(text, made / "model")
     for world in WORLDS:
         train = {tuple(one.ids) for n in range(40) if (one := writer.sequence(world, 1, "train", n))}
         held = {tuple(one.ids) for n in range(40) if (one := writer.sequence(world, 1, "held out", n))}
         assert len(train) > 30
-        assert len(train & held) <= 1, world  # a short page of sums may come twice
+        assert len(train & held) <= 1, world  # a short page of sums may occur in both
 
 
-def test_card_and_measures_name_the_files_beside_them(made: Path, recipe: Path) -> None:
+def test_card_and_measures_contain_the_hashes_of_the_model_s_files(made: Path, recipe: Path) -> None:
     folder = made / "model"
     measures = json.loads((folder / "measures.json").read_text())
     card = (folder / "README.md").read_text()
