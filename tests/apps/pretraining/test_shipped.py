@@ -1,4 +1,4 @@
-"""models/pretrained, which methods of the default start from, is what its card says and can do what it must."""
+"""models/pretrained, the start of the default profile's methods, matches its card and has the abilities it needs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.profiles import profile
 SHIPPED = Path(__file__).resolve().parents[3] / "models/pretrained"
 
 
-def test_its_recipe_is_the_one_that_make_pretrain_follows() -> None:
+def test_its_recipe_is_the_one_that_make_pretrain_uses() -> None:
     assert (SHIPPED / "recipe.yaml").read_bytes() == RECIPE.read_bytes()
 
 
-def test_its_files_are_those_that_the_card_names_and_small_enough_for_git() -> None:
+def test_its_files_match_the_hashes_on_its_card_and_are_small_enough_for_git() -> None:
     card, measures = (SHIPPED / "README.md").read_text(), json.loads((SHIPPED / "measures.json").read_text())
     for name, key in (("model.safetensors", "weights_sha256"), ("tokenizer.json", "tokenizer_sha256")):
         found = hashlib.sha256((SHIPPED / name).read_bytes()).hexdigest()
@@ -37,7 +37,7 @@ def test_rise_agent_r_and_spin_start_from_it_in_the_default_and_all_four_in_the_
         assert {profile(arena)["base"][method]["model"] for method in METHODS} == {"models/pretrained"}
 
 
-def test_a_recipe_that_cannot_be_used_is_one_sentence_and_exit_code_2(
+def test_an_unusable_recipe_gives_one_sentence_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "recipe.yaml"
@@ -52,7 +52,7 @@ def test_a_recipe_that_cannot_be_used_is_one_sentence_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-def test_it_solves_problems_and_copies_on_any_processor() -> None:
+def test_it_solves_problems_and_copies_text_on_any_processor() -> None:
     text = read_recipe(RECIPE).text.model_copy(update={"held_out": 8})
     answers = measure(text, SHIPPED, 99, threads=1).answers
     for kind in ("math: solving", "qa: solving", "alfworld: copying"):
