@@ -1,4 +1,4 @@
-"""The table that compares methods which share their test tasks, from outputs written by hand."""
+"""The table that compares methods with shared test tasks, built from hand-written outputs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SOLVED = {
     "reflect_rl": ([0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]),
     "spin": ([1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]),
 }
-"""Of base, more SFT and last, whether each of four tasks was solved."""
+"""Whether each of four tasks was solved, for base, more SFT and last."""
 
 
 def write_method(root: Path, method: str, tasks: Sequence[int] = (7, 3, 5, 9), env: str = "textcraft") -> None:
-    """What the method's stages leave, of a small run: 1,000 tokens of warm start, 250 an iteration."""
+    """Write the outputs of a small run of the method: 1,000 tokens of warm start, 250 per iteration."""
     base, *_, last = ROWS[method]
     results, metric = root / "results" / method, METRIC[method]
     attempts = {"m1@t1": 0.0, "p1@t3": 1.0} if method == "rise" else {}
@@ -93,7 +93,7 @@ def estimate(values: Mapping[str, Any]) -> tuple[float, int]:
     return round(values["mean"], 4), values["n"]
 
 
-def test_differences_are_of_the_same_tasks_whatever_order_they_were_played_in(root: Path) -> None:
+def test_differences_are_paired_by_task_whatever_the_order_in_the_files(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "reflect_rl")
     other = root / "results/reflect_rl/reflect_rl/outcomes.jsonl"
@@ -104,12 +104,12 @@ def test_differences_are_of_the_same_tasks_whatever_order_they_were_played_in(ro
         "base": (0.25, 4), "more": (0.5, 4), "last": (0.75, 4)
     }  # fmt: skip
     assert {kind: estimate(value) for kind, value in rise["minus"].items()} == {"base": (0.5, 4), "more": (0.25, 4)}
-    # (1, 1, 1, 0) - (0, 1, 1, 1), task by task: (1, 0, 0, -1), whose error is that of the pairs.
+    # (1, 1, 1, 0) - (0, 1, 1, 1), task by task: (1, 0, 0, -1), with the error of the paired differences.
     assert one["between"]["rise-reflect_rl"] == {"mean": 0.0, "se": pytest.approx((2 / 3 / 4) ** 0.5), "n": 4}
     assert between_of(one)[1][2].startswith("+.000±.408")
 
 
-def test_tokens_episodes_and_seconds_are_of_everything_that_made_the_last_row(root: Path) -> None:
+def test_tokens_episodes_and_seconds_include_everything_that_produced_the_last_row(root: Path) -> None:
     for method in ROWS:
         write_method(root, method)
     methods = found(root)["methods"]
@@ -128,7 +128,7 @@ def test_tokens_episodes_and_seconds_are_of_everything_that_made_the_last_row(ro
     }  # fmt: skip
 
 
-def test_what_the_first_of_several_attempts_is_worth_alone_and_any_of_them_is_said(root: Path) -> None:
+def test_accuracy_of_the_first_attempt_alone_and_of_any_attempt_is_reported(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "spin")
     (said,) = attempts_of(found(root))
@@ -139,7 +139,7 @@ def test_what_the_first_of_several_attempts_is_worth_alone_and_any_of_them_is_sa
     assert said in str(arena_tables(found(root))[0].caption)
 
 
-def test_what_was_restored_has_no_seconds(root: Path) -> None:
+def test_without_a_stage_s_timing_neither_generated_tokens_nor_seconds_are_shown(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "spin")
     (root / TIMING / "spin-convert@iter0.json").unlink()
@@ -147,7 +147,7 @@ def test_what_was_restored_has_no_seconds(root: Path) -> None:
     assert rows == {"RISE": ["4k", "14"], "SPIN": ["-", "-"]}
 
 
-def test_a_method_without_results_and_one_with_other_tasks_say_so_in_a_row(root: Path) -> None:
+def test_methods_without_results_or_with_other_tasks_are_listed_with_the_reason(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "agent_r")
     write_method(root, "reflect_rl", env="taxi")
@@ -164,7 +164,7 @@ def test_a_method_without_results_and_one_with_other_tasks_say_so_in_a_row(root:
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
 
 
-def test_methods_that_share_no_test_tasks_are_not_compared(root: Path) -> None:
+def test_methods_with_different_test_tasks_are_not_compared(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "agent_r", tasks=(7, 3, 5, 8))
     assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
@@ -178,7 +178,7 @@ def test_summaries_without_outcomes_are_not_compared(root: Path) -> None:
     assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
 
 
-def test_the_page_has_the_same_cells_and_says_what_it_cannot_read(root: Path) -> None:
+def test_the_page_has_the_same_cells_and_reports_unreadable_outcomes(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "spin")
     table, between = tables.arena(Run(root), root / TIMING)
@@ -238,7 +238,7 @@ def test_an_arena_s_methods_share_environment_tasks_start_and_tokens(name: str) 
     assert {sum(tokens) for tokens in learnt} == {run["rl"]["max_train_tokens"]}
 
 
-def test_methods_start_alike_from_one_named_model_and_never_from_scratch() -> None:
+def test_methods_have_the_same_start_only_if_it_is_the_same_named_model() -> None:
     params = profile("arena-textcraft")
     assert same_start(params, list(METRIC))
     params["base"]["spin"] |= {"model": None, "chat_template": None}
