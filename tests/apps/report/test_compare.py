@@ -1,4 +1,4 @@
-"""``make compare``: a run a row, headline metrics with errors, and what each run changed."""
+"""``make compare``: one row per run, headline metrics with errors, and the params that each run changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfimprove.methods.summary import headline_metrics
 
 
 def data(lr: float, mean: float, **more: Any) -> dict[str, Any]:
-    """A revision as ``dvc exp show --json`` has it."""
+    """A revision in the format of ``dvc exp show --json``."""
     rise = {"m1@t5": mean, "m1@t5 error": 0.021, "minus more_sft": mean - 0.7, "minus more_sft error": 0.024}
     missing = {"error": {"type": "FileNotFoundError", "msg": "no"}}
     return {
@@ -36,7 +36,7 @@ def printed(workspace: dict[str, Any], width: int = 80) -> str:
     return console.export_text()
 
 
-def test_the_commit_comes_first_then_its_experiments_with_what_they_changed() -> None:
+def test_the_commit_comes_first_then_its_experiments_with_their_changed_params() -> None:
     text = printed(data(1e-3, 0.696))
     lines = text.splitlines()
     assert [line.split()[0] for line in lines if "±" in line and "mean" not in line] == ["main", "chill-maya"]
@@ -44,26 +44,26 @@ def test_the_commit_comes_first_then_its_experiments_with_what_they_changed() ->
     assert "-0.004±0.024" in text
     assert "+0.050±0.024" in text
     assert "chill-maya: rise.iter2.lr: 0.001 → 0.002" in text
-    assert "workspace" not in text  # it is the commit
+    assert "workspace" not in text  # it equals the commit
 
 
-def test_a_workspace_that_differs_is_a_row_and_a_param_that_came_is_told() -> None:
+def test_a_workspace_that_differs_is_a_row_and_its_added_params_are_listed() -> None:
     text = printed(data(1e-3, 0.71, extra={"x": 1}))
     assert "0.710±0.021" in text
     assert "workspace: extra.x: none → 1" in text
 
 
-def test_of_another_profile_s_hundreds_of_params_a_dozen_are_named_and_the_rest_are_counted() -> None:
+def test_of_hundreds_of_changed_params_a_dozen_are_listed_and_the_rest_counted() -> None:
     text = " ".join(printed(data(1e-3, 0.71, extra={f"x{i:03}": 1 for i in range(200)})).split())
     assert "extra.x011: none → 1; and 188 more (see `dvc params diff`)" in text
     assert "x012" not in text
 
 
-def test_it_fits_eighty_columns_whatever_the_number_of_methods() -> None:
+def test_the_table_fits_into_eighty_columns() -> None:
     assert max(map(len, (line.rstrip() for line in printed(data(3e-3, 0.7)).splitlines()))) <= 80
 
 
-def test_a_name_cannot_write_markup() -> None:
+def test_markup_in_a_name_is_printed_literally() -> None:
     run = shown(data(1e-3, 0.696))
     run[1]["experiments"][0]["revs"][0]["name"] = "[red]x[/red]"
     console = Console(width=80, file=StringIO(), record=True)
@@ -71,7 +71,7 @@ def test_a_name_cannot_write_markup() -> None:
     assert "[red]x[/red]" in console.export_text()
 
 
-def test_the_headline_is_the_last_row_and_its_paired_difference_to_more_of_the_same_training() -> None:
+def test_the_headline_is_the_last_row_s_metric_and_its_paired_difference_to_more_sft() -> None:
     metric, gain = {"mean": 0.7, "se": 0.02, "n": 9}, {"mean": -0.1, "se": 0.03, "n": 9}
     summary = {
         "columns": ["em"], "order": ["base", "more_sft", "iter1"], "last": "iter1",
