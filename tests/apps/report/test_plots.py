@@ -1,4 +1,4 @@
-"""The page of `make report` opens without a network, and its plots lie in their frames."""
+"""The page of `make report` opens without a network, and its plots stay within their frames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def renderer(name: str, template: str, x: str, y: str, points: list[dict[str, An
 SCORES = [{"row": row, "iteration": i, "score": 30.0 + i} for row in ("Agent-R", "more_sft") for i in range(3)]
 
 
-def test_the_page_loads_nothing_from_a_server_and_says_its_encoding(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_a_server_and_declares_its_encoding(tmp_path: Path) -> None:
     page = tmp_path / "dvc/index.html"
     page.parent.mkdir()
     render_html([renderer("scores", "rows", "iteration", "score", SCORES)], page, html_template=TEMPLATES / "page.html")
@@ -37,21 +37,21 @@ def test_the_page_loads_nothing_from_a_server_and_says_its_encoding(tmp_path: Pa
     assert '<meta charset="utf-8">' in text.partition("<title>")[0]
     libraries = page.with_name("vega.js").read_text(encoding="utf-8")
     assert all(f"window.{name}=" in libraries.replace(" ", "") for name in ("vega", "vegaLite", "vegaEmbed"))
-    make_offline(page)  # again: the same
+    make_offline(page)  # a second call changes nothing
     assert page.read_text(encoding="utf-8") == text
 
 
-def test_dvc_s_own_page_takes_the_libraries_that_setup_left_where_no_server_answers(tmp_path: Path) -> None:
+def test_dvc_s_own_page_falls_back_to_the_libraries_stored_by_setup(tmp_path: Path) -> None:
     page = tmp_path / "dvc_plots/index.html"  # where `dvc plots show` writes it
     render_html([renderer("scores", "rows", "iteration", "score", SCORES)], page, html_template=TEMPLATES / "page.html")
     first, *remote = re.findall(r'<script src="([^"]*)"', page.read_text(encoding="utf-8"))
     assert (page.parent / first).resolve() == tmp_path / KEPT
-    assert all(one.startswith("https://cdn") for one in remote)  # each is later, and takes its place if it answers
+    assert all(one.startswith("https://cdn") for one in remote)  # loaded later, these replace it if the server answers
     keep_libraries(tmp_path / KEPT)
     assert "window.vegaEmbed=" in (tmp_path / KEPT).read_text(encoding="utf-8").replace(" ", "")
 
 
-def test_a_score_that_counts_to_100_is_drawn_inside_the_frame() -> None:
+def test_scores_on_a_scale_of_100_are_drawn_inside_the_frame() -> None:
     svg = vl_convert.vegalite_to_svg(
         renderer("scores", "rows", "iteration", "score", SCORES).get_filled_template(), vl_version="5.20"
     )
@@ -74,7 +74,7 @@ def test_a_histogram_of_rewards_has_rewards_on_x_and_counts_on_y() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.json")))
-def test_every_template_is_one_that_vega_lite_compiles(name: str) -> None:
+def test_vega_lite_compiles_every_template(name: str) -> None:
     points = [{"row": "a", "x": i, "y": i * i} for i in range(3)]
     spec = renderer("any", name, "x", "y", points).get_filled_template()
     assert vl_convert.vegalite_to_vega(spec, vl_version="5.20")["marks"]
