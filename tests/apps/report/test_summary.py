@@ -1,4 +1,4 @@
-"""The summary: every row in order, its own metrics, and paired differences of the last iteration to each other row."""
+"""The summary: all rows in order, their metrics, and the last iteration's paired differences to every other row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_come_base_first_then_controls_then_iterations_and_say_what_they_are() -> None:
+def test_rows_are_base_controls_and_iterations_in_this_order_with_descriptions() -> None:
     rows = rise_rows(params())
     assert list(rows) == ROWS
     assert rows["iter1"] == "RISE from base, distilled from teacher"
@@ -81,7 +81,7 @@ def test_columns_follow_the_turn_and_sample_counts() -> None:
     assert headline(params(parallel_samples=1)) == ("m1@t1", "m1@t5", "p1@t5")
 
 
-def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(results: Path) -> None:
+def test_the_summary_contains_every_row_s_metrics_and_paired_differences(results: Path) -> None:
     summary = summarise_rise(params(), results)
     assert (summary["order"], summary["columns"], summary["last"]) == (ROWS, COLUMNS, "iter2")
     for number, row in enumerate(ROWS):
@@ -94,19 +94,19 @@ def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(result
         assert summary["last_minus"][row]["m1@t5"] == pytest.approx(mean_and_error(differences))
 
 
-def test_runs_over_different_splits_are_not_compared(results: Path) -> None:
+def test_rows_evaluated_on_different_splits_are_refused(results: Path) -> None:
     write_jsonl(results / "more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
     with pytest.raises(UserError, match="evaluate both on the same split"):
         summarise_rise(params(), results)
 
 
-def test_the_plot_s_table_has_a_line_a_row_and_turn(results: Path) -> None:
+def test_the_plot_s_table_has_one_line_per_row_and_turn(results: Path) -> None:
     table = turn_rows(summarise_rise(params(), results))
     assert [(line["row"], line["turn"]) for line in table] == [(row, t) for row in ROWS for t in range(1, 6)]
     assert table[-1]["accuracy"] == pytest.approx(0.7)
 
 
-def test_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_turn(results: Path, tmp_path: Path) -> None:
+def test_with_an_oracle_tables_and_plots_show_the_share_solved_by_each_turn(results: Path, tmp_path: Path) -> None:
     for row in ROWS:
         file = results / row / "metrics.json"
         metrics = json.loads(file.read_text())
@@ -124,9 +124,7 @@ def test_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_turn(result
     assert (tmp_path / "report" / "rise-solved-by-turn-with-an-oracle.png").is_file()
 
 
-def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_errors(
-    results: Path, tmp_path: Path
-) -> None:
+def test_printed_tables_show_errors_and_mark_differences_beyond_three_of_them(results: Path, tmp_path: Path) -> None:
 
     summary = summarise_rise(params(), results)
     console = Console(width=200, record=True, file=StringIO())
@@ -139,7 +137,7 @@ def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_e
     assert "+.500±.050*" in lines[-1]  # 10 standard errors
 
 
-def test_what_was_blocked_cut_or_left_out_has_a_column_where_there_is_any(results: Path) -> None:
+def test_omissions_have_a_column_only_if_there_are_any(results: Path) -> None:
     def printed() -> str:
         console = Console(width=300, record=True, file=StringIO())
         console.print(results_table("rise", summarise_rise(params(), results)))
@@ -162,7 +160,7 @@ def test_what_was_blocked_cut_or_left_out_has_a_column_where_there_is_any(result
     text = printed()
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
     assert all(f"{stage}:" in text for stage in ("generate", "finetune", "evaluate"))
-    assert "0.1 %" in lines["base"]  # however little it is, it does not read as zero
+    assert "0.1 %" in lines["base"]  # even a tiny share is not shown as zero
     assert "3 %" in lines["iter1"]
     assert "28 %" in lines["iter1"]  # 14 of 50
     assert "%" not in lines["iter2"]
@@ -173,7 +171,7 @@ def test_what_was_blocked_cut_or_left_out_has_a_column_where_there_is_any(result
     assert "100 %" in next(line for line in printed().splitlines() if line.startswith(" iter2"))
 
 
-def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path, tmp_path: Path) -> None:
+def test_a_plot_is_drawn_only_if_it_is_missing_damaged_or_outdated(results: Path, tmp_path: Path) -> None:
     summary, plot = summarise_rise(params(), results), tmp_path / "plots/rise-accuracy-by-turn.png"
 
     def drawn() -> int:
@@ -192,7 +190,7 @@ def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path,
     assert len(plot.read_bytes()) > 1000
 
 
-def test_methods_come_in_the_pipelines_order_as_far_as_they_have_run(results: Path, tmp_path: Path) -> None:
+def test_summaries_of_methods_that_have_run_are_read_in_the_pipeline_s_order(results: Path, tmp_path: Path) -> None:
     summary = json.dumps(summarise_rise(params(), results))
     for method in ("agent_r", "rise", "spin"):
         (tmp_path / f"{method}.json").write_text(summary)
@@ -200,7 +198,7 @@ def test_methods_come_in_the_pipelines_order_as_far_as_they_have_run(results: Pa
     assert read_summaries(["spin", "reflect_rl"], tmp_path) == {"spin": json.loads(summary)}
 
 
-def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_distance_to_the_last(
+def test_the_overview_lists_every_row_of_every_method_with_its_headline_metric(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(results)
@@ -215,7 +213,7 @@ def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_di
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 130, 200])
-def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: int) -> None:
+def test_at_any_width_lines_fit_and_no_cell_is_truncated(results: Path, width: int) -> None:
     summary = summarise_rise(params(), results)
     for table in (results_table("rise", summary), difference_table("rise", summary), overview({"rise": summary})):
         narrow = Console(width=width, file=StringIO(), record=True)
@@ -232,7 +230,7 @@ def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: in
     assert len(fitted(results_table("rise", summary), Console(width=80, file=StringIO()))) == 2
 
 
-def test_a_terminal_narrower_than_a_column_shows_every_character(results: Path) -> None:
+def test_in_a_terminal_narrower_than_a_column_nothing_is_truncated(results: Path) -> None:
     summary = summarise_rise(params(), results)
     narrow = Console(width=16, file=StringIO(), record=True)
     for part in fitted(difference_table("rise", summary), narrow):
@@ -243,7 +241,7 @@ def test_a_terminal_narrower_than_a_column_shows_every_character(results: Path) 
     assert all(f"{row[:4]}" in shown for row in ROWS[:-1])
 
 
-def test_plots_drawn_at_once_are_whole(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_drawn_concurrently_are_complete(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     summaries = {"rise": {**summarise_rise(params(), results)}}
     with ThreadPoolExecutor(4) as pool:
@@ -253,7 +251,7 @@ def test_plots_drawn_at_once_are_whole(results: Path, tmp_path: Path, monkeypatc
     assert all(one.startswith(b"\x89PNG") and one.endswith(b"IEND\xaeB`\x82") for one in drawn)
 
 
-def test_seconds_that_were_damaged_are_left_out_of_the_table(results: Path, tmp_path: Path) -> None:
+def test_damaged_timings_are_left_out_of_the_table(results: Path, tmp_path: Path) -> None:
     (tmp_path / "timing").mkdir()
     for row, text in zip(ROWS, ["", "[]", "{}", '{"seconds": "x"}', "null", '{"seconds": 3.2}'], strict=True):
         (tmp_path / "timing" / f"rise-finetune@{row}.json").write_text(text)
@@ -263,13 +261,13 @@ def test_seconds_that_were_damaged_are_left_out_of_the_table(results: Path, tmp_
 
 
 @pytest.mark.parametrize("text", ["{}", '{"rows": {}}', "[]", "{torn"])
-def test_a_damaged_summary_is_named_with_its_remedy(tmp_path: Path, text: str) -> None:
+def test_the_error_names_a_damaged_summary_and_its_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "rise.json").write_text(text)
     with pytest.raises(UserError, match=r"rise\.json (is|holds) no.*; (run `make repro METHOD=rise`|restore)"):
         read_summaries([], tmp_path)
 
 
-def test_controls_that_match_another_iteration_than_the_last_are_warned_of(results: Path) -> None:
+def test_a_control_that_matches_an_earlier_iteration_gives_a_warning(results: Path) -> None:
     fair = summarise_rise(params(), results)
     assert "unlike_last" not in fair
     assert "WARNING" not in str(results_table("rise", fair).caption)
