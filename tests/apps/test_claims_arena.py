@@ -1,4 +1,4 @@
-"""Published arenas: pooled over seeds, and shown on their page as they were measured."""
+"""Published arenas are pooled over seeds and shown on their page as measured."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def page(tmp_path: Path, *runs: dict[str, Any]) -> str:
 
 
 def test_the_page_shows_the_committed_runs() -> None:
-    """If this fails: `make docs`."""
+    """If this fails, run `make docs`."""
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     assert written_arena(text, ROOT / ARENAS, ROOT / "profiles") == text
 
 
-def test_without_a_run_the_page_says_how_to_make_one(tmp_path: Path) -> None:
+def test_without_published_runs_the_page_shows_the_command_that_creates_them(tmp_path: Path) -> None:
     text = page(tmp_path)
     assert 'No run is published yet: `make claims ARGS="--profile arena-encyclopedia"`' in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
 
 
-def test_one_seed_is_said_to_be_one_and_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_single_seed_and_missing_methods_are_pointed_out(tmp_path: Path) -> None:
     text = " ".join(page(tmp_path, run(17)).split())
     assert "Textcraft, 300 test tasks" in text
     assert "seed 17 on avx2 kernels. This is one seed;" in text
@@ -78,7 +78,7 @@ def test_one_seed_is_said_to_be_one_and_what_is_missing_is_said(tmp_path: Path) 
     assert "Of the last rows RISE is above SPIN." in text
 
 
-def test_what_is_within_three_standard_errors_is_called_so(tmp_path: Path) -> None:
+def test_differences_within_three_standard_errors_are_reported_as_such(tmp_path: Path) -> None:
     one = run(17, 0.45)
     one["arena"]["methods"]["spin"]["minus"]["more"] = estimate(-0.07)
     one["arena"]["between"] = {"rise-spin": estimate(-0.05)}
@@ -90,39 +90,39 @@ def test_what_is_within_three_standard_errors_is_called_so(tmp_path: Path) -> No
     assert "Of the last rows SPIN is above RISE." in " ".join(page(tmp_path, one).split())
 
 
-def test_seeds_are_pooled_and_what_one_lacks_is_not_made_up(tmp_path: Path) -> None:
+def test_seeds_are_pooled_and_a_value_missing_in_one_of_them_stays_missing(tmp_path: Path) -> None:
     one, other = run(17, 0.5), run(18, 0.7)
     other["arena"]["methods"]["spin"]["seconds"] = None
     other["arena"]["methods"]["spin"]["episodes"] = 403
     found = pooled_arena([one, other])
     rise, spin = found["methods"]["rise"], found["methods"]["spin"]
     assert rise["values"]["last"] == {"mean": pytest.approx(0.6), "se": pytest.approx(0.1), "n": 600}
-    assert rise["values"]["base"]["n"] == 600  # equal in both seeds, and pooled all the same
+    assert rise["values"]["base"]["n"] == 600  # equal in both seeds, but still pooled
     assert (rise["tokens"], rise["seconds"], spin["seconds"]) == (600_017.5, 100.0, None)
     assert found["methods"]["agent_r"] == {"missing": "no results yet"}
     text = " ".join(page(tmp_path, one, other).split())
     assert "seeds 17, 18 on avx2 kernels, pooled." in text
-    assert "| 402 | 9k | - |" in text  # of 401.5 episodes; no seconds, since one seed has none
+    assert "| 402 | 9k | - |" in text  # 401.5 episodes, rounded; no seconds, since one seed has none
 
 
-def test_a_seed_in_which_a_method_is_missing_is_not_pooled_with_one_that_has_it() -> None:
+def test_seeds_are_not_pooled_if_a_method_is_missing_in_one_of_them() -> None:
     whole, other = run(17), run(18)
     other["arena"]["methods"]["spin"] = {"missing": "no results yet"}
     with pytest.raises(UserError, match="differ in more than their seeds"):
         pooled_arena([whole, other])
 
 
-def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
+def test_runs_with_different_params_are_not_pooled(tmp_path: Path) -> None:
     publish_arena(run(17), tmp_path)
     publish_arena(run(18, params="q"), tmp_path)
     with pytest.raises(UserError, match="runs on textcraft with different params"):
         read_arenas("textcraft", tmp_path)
 
 
-def test_the_marks_are_needed(tmp_path: Path) -> None:
+def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a page lacks the marks <!-- arena textcraft"):
         written_arena("nothing", tmp_path, ROOT / "profiles")
 
 
-def test_a_run_without_shared_tasks_is_no_arena(tmp_path: Path) -> None:
+def test_a_folder_without_results_gives_no_arena(tmp_path: Path) -> None:
     assert collected_arena(tmp_path, "avx2") is None
