@@ -1,4 +1,4 @@
-"""`make demo` runs a method end to end, draws its picture, and leaves the user's params and results alone."""
+"""`make demo` runs a method end to end, draws its picture, and does not change the user's params and results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     assert not (root / "results/summary").exists()
 
 
-def test_a_second_demo_at_the_same_time_is_refused(tmp_path: Path) -> None:
+def test_a_concurrent_demo_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".rehearsal/demo").mkdir(parents=True)
     with FileLock(tmp_path / ".rehearsal/demo/lock"), pytest.raises(UserError, match="another `make demo`"):
         demo(tmp_path)
 
 
-def test_the_profile_plays_the_same_game_as_the_default_in_a_single_run() -> None:
+def test_the_demo_profile_has_the_default_environment_and_a_single_iteration() -> None:
     params, default = profile("demo"), profile("default")
     assert params["reflect_rl"]["env"] == default["reflect_rl"]["env"]
     assert list(params["reflect_rl"]["iterations"]) == ["reflect_rl"]
