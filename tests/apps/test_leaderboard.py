@@ -1,4 +1,4 @@
-"""The leaderboard without the harness: what is read of its answer, the mean of six, the files, the table, bad input.
+"""The leaderboard without the harness: parsing its output, the mean of six tasks, the files, the table, bad input.
 
 The harness itself runs in tests/backends/test_leaderboard.py.
 """
@@ -55,7 +55,7 @@ def row(text: str, name: str) -> list[str]:
 
 
 def answer(**changes: Any) -> dict[str, Any]:
-    """What the harness returns for GSM8K, as far as it is read."""
+    """The parts of the harness's output for GSM8K that are read."""
     return {
         "results": {"gsm8k": {"exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": 0.012,
                               "exact_match,flexible-extract": 0.5, "exact_match_stderr,flexible-extract": 0.1}},
@@ -66,14 +66,14 @@ def answer(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def test_the_six_tasks_have_the_papers_examples_and_metrics() -> None:
+def test_the_six_tasks_have_the_paper_s_few_shot_examples_and_metrics() -> None:
     assert {task.name: (task.few_shot, task.metric) for task in LEADERBOARD} == {
         "arc_challenge": (25, "acc_norm"), "hellaswag": (10, "acc_norm"), "mmlu": (5, "acc"),
         "truthfulqa_mc2": (0, "acc"), "winogrande": (5, "acc"), "gsm8k": (5, "exact_match"),
     }  # fmt: skip
 
 
-def test_the_mean_of_six_is_the_papers() -> None:
+def test_the_mean_of_the_six_tasks_equals_the_paper_s() -> None:
     means = [sum(metrics) / len(metrics) for metrics in PUBLISHED.values()]
     assert means == pytest.approx([58.14, 63.16], abs=0.006)
     mean = evaluated().mean
@@ -82,7 +82,7 @@ def test_the_mean_of_six_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("task", LEADERBOARD, ids=lambda task: task.name)
-def test_a_missing_task_leaves_no_mean(task: LeaderboardTask) -> None:
+def test_if_a_task_is_missing_there_is_no_mean(task: LeaderboardTask) -> None:
     found = evaluated(without=(task.name,))
     assert found.mean is None
     assert found.missing == [task.name]
@@ -90,20 +90,20 @@ def test_a_missing_task_leaves_no_mean(task: LeaderboardTask) -> None:
     assert cells.count(files.MISSING) == 2, "the task's cell and the mean's"
 
 
-def test_part_of_the_questions_gives_no_mean_and_says_so() -> None:
+def test_a_limited_number_of_questions_gives_no_mean_and_a_note() -> None:
     text = printed(evaluated(limit=20))
     assert evaluated(limit=20).mean is None
     assert "spin--iter3*" in text
     assert "* only the first 20 questions of each task: no result to report" in text
 
 
-def test_gsm8k_counts_strictly_found_answers() -> None:
+def test_gsm8k_uses_the_strict_match_metric() -> None:
     found = files.parse_metric(GSM8K, answer())
     assert (found.value, found.stderr, found.n, found.few_shot) == (0.25, 0.012, 1319, 5)
     assert found.versions == {"gsm8k": 3.0}
 
 
-def test_a_groups_questions_are_counted_in_its_tasks() -> None:
+def test_the_questions_of_a_group_are_summed_over_its_tasks() -> None:
     leaves = {"mmlu_anatomy": 135, "mmlu_virology": 166, "mmlu_law": 10}
     found = files.parse_metric(
         MMLU,
@@ -128,19 +128,21 @@ def test_a_groups_questions_are_counted_in_its_tasks() -> None:
         ({"n-shot": {"gsm8k": 0}}, "with 0 examples where 5 belong"),
     ],
 )
-def test_another_question_than_was_asked_for_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_output_without_the_requested_metric_or_few_shot_examples_is_refused(
+    changes: dict[str, Any], told: str
+) -> None:
     with pytest.raises(UserError) as caught:
         files.parse_metric(GSM8K, answer(**changes))
     assert told in str(caught.value)
     assert "make env-leaderboard" in str(caught.value)
 
 
-def test_an_error_that_the_harness_cannot_give_is_no_number() -> None:
+def test_an_unavailable_standard_error_is_read_as_none() -> None:
     results = {"gsm8k": {"exact_match,strict-match": 1.0, "exact_match_stderr,strict-match": "N/A"}}
     assert files.parse_metric(GSM8K, answer(results=results)).stderr is None
 
 
-def test_files_round_trip_with_the_mean_beside(tmp_path: Path) -> None:
+def test_result_files_round_trip_and_include_the_mean(tmp_path: Path) -> None:
     path = files.write(evaluated(), tmp_path)
     assert path == tmp_path / "spin--iter3.json"
     assert json.loads(path.read_text())["mean"] == pytest.approx(0.63165, abs=1e-6)
@@ -149,7 +151,7 @@ def test_files_round_trip_with_the_mean_beside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"model": "m"}', '{"model": "m", "key": "k", "more": 1}'])
-def test_a_torn_file_is_named(tmp_path: Path, text: str) -> None:
+def test_the_error_names_a_damaged_result_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(UserError, match="not a leaderboard result") as caught:
@@ -157,7 +159,7 @@ def test_a_torn_file_is_named(tmp_path: Path, text: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_the_table_has_every_model_and_the_papers_rows() -> None:
+def test_the_table_has_every_model_and_the_paper_s_rows() -> None:
     local = Results(
         model="org/small@v1", key="k", settings=SETTINGS, tasks={LOCAL[0].name: metric(LOCAL[0], 0.5)}
     )  # fmt: skip
@@ -169,7 +171,7 @@ def test_the_table_has_every_model_and_the_papers_rows() -> None:
     assert "ARC: acc_norm,none, 25 examples" in text
 
 
-def test_a_table_of_local_tasks_shows_nothing_of_the_six() -> None:
+def test_a_table_of_local_tasks_shows_neither_the_mean_of_six_nor_the_paper_s_rows() -> None:
     tasks = {task.name: metric(task, 1.0) for task in LOCAL}
     local = Results(model="small", key="k", settings=SETTINGS, tasks=tasks)
     text = printed(local)
@@ -187,7 +189,7 @@ def test_tasks_are_chosen_by_suite_or_name() -> None:
 @pytest.mark.parametrize(
     ("names", "told"), [("gms8k", "'gsm8k'"), ("gsm8k,", "choose among: auto"), ("lokal", "'local'")]
 )
-def test_an_unknown_task_is_refused_with_the_nearest(names: str, told: str) -> None:
+def test_an_unknown_task_is_refused_with_a_suggestion(names: str, told: str) -> None:
     with pytest.raises(UserError, match="TASKS: there is no task") as caught:
         select(names)
     assert told in str(caught.value)
@@ -200,17 +202,17 @@ def test_an_unknown_task_is_refused_with_the_nearest(names: str, told: str) -> N
         ("org/name", "org--name"), ("org/name@v1.0", "org--name@v1.0"), ("/tmp/a b/m", "tmp--a-b--m"),
     ],
 )  # fmt: skip
-def test_a_models_file_is_named_after_it(model: str, name: str) -> None:
+def test_a_result_file_is_named_after_its_model(model: str, name: str) -> None:
     assert files.label(model) == name
 
 
 @given(st.text(min_size=1).filter(lambda text: "\x00" not in text))
-def test_no_model_name_leaves_the_folder(model: str) -> None:
+def test_no_model_name_leads_out_of_the_results_folder(model: str) -> None:
     assert "/" not in files.label(model)
     assert (Path("results") / f"{files.label(model)}.json").resolve().parent == Path("results").resolve()
 
 
-def test_other_weights_or_settings_are_another_evaluation(tmp_path: Path) -> None:
+def test_other_weights_or_settings_give_another_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"one")
@@ -231,18 +233,18 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["models/spin/nowhere", "../nowhere/", "a/b/c", "no where", "-x", "a@", "./gpt2"])
-def test_a_model_that_is_nowhere_is_named(name: str) -> None:
+def test_the_error_names_a_model_that_does_not_exist(name: str) -> None:
     with pytest.raises(UserError, match="this folder does not exist") as caught:
         files.fingerprint(name)
     assert f"MODEL={name}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "org/name", "org/name-7b.v1@refs/pr/1", "org/name@0e9e39f"])
-def test_a_model_of_the_hub_has_no_files_here(name: str) -> None:
+def test_a_model_on_the_hub_has_no_fingerprint(name: str) -> None:
     assert files.fingerprint(name) is None
 
 
-def test_the_local_data_asks_for_the_right_one_of_four_results(tmp_path: Path) -> None:
+def test_the_local_multiple_choice_questions_have_the_correct_answer_among_four(tmp_path: Path) -> None:
     data = write_local_data(tmp_path)
     assert {task.name for task in LOCAL} == set(data)
     labels = []
@@ -260,7 +262,7 @@ def test_the_local_data_asks_for_the_right_one_of_four_results(tmp_path: Path) -
     assert not shown & asked
 
 
-def test_the_local_data_is_the_same_bytes_every_time(tmp_path: Path) -> None:
+def test_the_local_data_is_byte_identical_every_time(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_local_data(tmp_path / name)
