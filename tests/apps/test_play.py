@@ -1,4 +1,4 @@
-"""``make play``: what a person may type, what experts, chance and models do, in each environment."""
+"""``make play``: what a user may type, and how experts, random play and models act in each environment."""
 
 import io
 import os
@@ -60,7 +60,7 @@ def test_play_the_expert_wins_in_every_environment(name: Any) -> None:
     assert f"success after {outcome.steps} steps" in out.getvalue()
 
 
-def test_play_autoexplore(explore: Any) -> None:
+def test_play_the_expert_wins_in_autoexplore_and_the_cost_is_shown(explore: Any) -> None:
     console, out = screen()
     outcome = play(explore, 0, expert, console)
     assert outcome.success
@@ -68,7 +68,7 @@ def test_play_autoexplore(explore: Any) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_play_chance_does_what_is_possible_and_the_same_again(name: Any) -> None:
+def test_play_random_actions_are_valid_and_reproducible(name: Any) -> None:
     game = make_game(name, PARAMS)
     seen = []
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_play_chance_does_what_is_possible_and_the_same_again(name: Any) -> None
         assert "not understood" not in seen[0][1]
 
 
-def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(taxi: Any) -> None:
+def test_play_a_user_types_labels_or_actions_and_sees_state_actions_and_cost(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "1\npickup passenger\n0\n0. move south\n0.\n move  south \n5\n")
     assert outcome == PlayOutcome(True, True, 7)
     assert out.count("--- Current State ---") == 8
@@ -89,14 +89,14 @@ def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(
     assert "success after 7 steps" in out
 
 
-def test_play_a_wrong_action_ends_as_the_environment_says(taxi: Any) -> None:
+def test_play_a_dangerous_action_ends_the_episode_with_the_environment_s_reason(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "5\n")
     assert outcome == PlayOutcome(True, False, 1)
     assert "failure after 1 steps" in out
     assert "The episode is over: that action changed nothing, which is dangerous." in out
 
 
-def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(taxi: Any) -> None:
+def test_play_the_taxi_shows_its_rules_and_reports_when_the_actions_are_used_up(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "1\n0\n" * 20)
     shown = " ".join(out.replace("│", " ").split())
     assert "Between two neighbours of a row, a | is a wall" in shown
@@ -107,7 +107,7 @@ def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(tax
     assert "The episode is over: 15 actions were not enough." in shown
 
 
-def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi: Any) -> None:
+def test_play_an_invalid_action_is_asked_again_and_costs_nothing(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "\n\n9\nfly\n00\n-1\n" + "x" * 10_000 + "\n1\n")
     assert outcome == PlayOutcome(False, False, 1)
     assert out.count("No such action") == 5
@@ -115,13 +115,13 @@ def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi: Any) -> N
 
 
 @pytest.mark.parametrize("text", ["", ":q\n", ":quit\n1\n", "\x04", "nonsense"])
-def test_play_the_end_of_the_input_leaves(taxi: Any, text: str) -> None:
+def test_play_quit_and_the_end_of_the_input_stop_the_game(taxi: Any, text: str) -> None:
     outcome, out = typed(taxi, START, text)
     assert outcome == PlayOutcome(False, False, 0)
     assert "stopped after 0 steps" in out
 
 
-def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi: Any) -> None:
+def test_play_a_user_can_request_the_expert_s_action_all_actions_and_help(taxi: Any) -> None:
     _, out = typed(taxi, START, ":h\n:a\n:?\n:nothing\n")
     assert "1  move north" in out
     assert out.count("5  drop off passenger") == 1
@@ -131,15 +131,15 @@ def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi: Any) -> None
     assert "\\boxed{" in out
 
 
-def test_play_text_environments_take_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_play_text_environments_accept_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     game = make_game("textcraft", PARAMS)
     outcome, out = typed(game, game.tasks()[0], "inventory\ndance on the [bold red]table[/]\n")
     assert outcome == PlayOutcome(False, False, 2)
-    assert "dance on the [bold red]table[/]" in out  # no markup is read in it
+    assert "dance on the [bold red]table[/]" in out  # not interpreted as markup
     assert "(not understood)" in out
 
 
-def test_play_questions_may_be_answered_again(tmp_path: Path) -> None:
+def test_play_a_wrong_answer_can_be_corrected(tmp_path: Path) -> None:
     game = make_game("arithmetic", PARAMS)
     game.begin(0)
     gold = game._problems[0].gold  # type: ignore[attr-defined]
@@ -178,14 +178,14 @@ def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi: Any
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
-def test_play_anything_may_be_typed(text: str) -> None:
+def test_play_accepts_any_input(text: str) -> None:
     game = LabelledGame("taxi", listed_env().make())
     outcome, _ = typed(game, START, text)
     assert outcome.steps <= text.count("\n") + 1
     assert all(char in "\n\t" or (ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0) for char in plain(text))
 
 
-def test_play_models_are_asked_as_their_methods_ask(taxi: Any) -> None:
+def test_play_models_get_the_prompts_of_their_methods(taxi: Any) -> None:
     asked = []
 
     def answer(request: Any, index: Any) -> Any:
@@ -216,7 +216,7 @@ def test_play_models_are_asked_as_their_methods_ask(taxi: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["taxi", "textcraft", "arithmetic"])
-def test_play_a_trained_model_from_its_folder(tmp_path: Path, name: str) -> None:
+def test_play_loads_a_trained_model_from_its_folder(tmp_path: Path, name: str) -> None:
     make_tiny_model(tmp_path / "model", context=2048)
     policy = make_policy(f"model:{tmp_path / 'model'}", screen()[0], io.StringIO(), 0, 1.0)
     game = make_game(name, PARAMS)
@@ -224,7 +224,7 @@ def test_play_a_trained_model_from_its_folder(tmp_path: Path, name: str) -> None
     assert play(game, game.tasks()[0], policy, console, steps=2).steps >= 1
 
 
-def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> None:
+def test_play_unknown_policies_models_and_tasks_are_user_errors(taxi: Any, tmp_path: Path) -> None:
     console = screen()[0]
     for name, said in (
         ("pilot", "POLICY='pilot'"),
@@ -264,7 +264,9 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
         (["--env", ""], 2, "ENV='' is unknown; choose one of textcraft"),
     ],
 )
-def test_play_the_command_line_reads_a_pipe_of_any_bytes(arguments: Any, code: int, said: str) -> None:
+def test_play_the_command_line_accepts_any_bytes_on_a_pipe_and_reports_bad_arguments(
+    arguments: Any, code: int, said: str
+) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "DATA_MIRROR"}
     done = subprocess.run(
         [sys.executable, "-m", "selfimprove.apps.play", *arguments],
