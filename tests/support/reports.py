@@ -29,7 +29,7 @@ HOSTILE = {
     "chunk end": '");window.hacked=1;chunk("x',
     "link": "javascript:window.hacked=1",
 }
-"""Texts that a model may write to break out of the page."""
+"""Texts with which a model's output might break out of the page."""
 
 ROWS = ("base", "more_sft", "iter1")
 
@@ -49,7 +49,7 @@ def rise_episode(number: int, solved: bool, text: str = "1 + 1 = 2", turns: int 
 
 
 def rise_row(number: int, *, solved: bool) -> str:
-    """A line of an episodes file, made fast."""
+    """A line of an episodes file, built quickly."""
     words = f"How many apples are {number} apples?"
     said = f'{{"text": "1 + 1 = 2 apples.", "reward": {float(solved)}, "token_ids": [1, 2, 3, 4], "finish": "stop"}}'
     turn = f'{{"model": "student", "attempts": [{said}], "chosen": 0, "observation": "Well."}}'
@@ -64,10 +64,10 @@ def write_rise(
     root: Path, count: int = 12, texts: Mapping[int, str] | None = None, rows: Sequence[str] = ROWS, query: str = "",
     examples: int = 5,
 ) -> None:  # fmt: skip
-    """Rows that solve a third, a half and two thirds of ``count`` problems; their summary, and training examples.
+    """Write rows that solve a third, a half and two thirds of ``count`` problems, their summary, and training examples.
 
     The third row does not solve problem 3, which the others solve; the last problem is blocked in every row.
-    ``texts``: what the model says of a problem; ``query`` stands before every problem.
+    ``texts``: the model's answer to each problem; ``query``: text prepended to every problem.
     """
     said = texts or {}
     outcomes: dict[str, list[Outcome]] = {}
@@ -130,7 +130,7 @@ def rl_state(level: str, place: int) -> str:
 
 
 def write_reinforcement(root: Path, iterations: int = 4) -> None:
-    """Reflect-RL's last row: evaluated and reinforced at two levels, two logged episodes an iteration."""
+    """Write Reflect-RL's last row, evaluated and reinforced at two levels, with two logged episodes per iteration."""
     folder = root / "results" / "reflect_rl" / "reflect_rl"
     folder.mkdir(parents=True)
     estimate = {"mean": 0.5, "se": 0.1, "n": 4}
@@ -148,7 +148,7 @@ def write_reinforcement(root: Path, iterations: int = 4) -> None:
 
 
 def make_tree(branches: int = 3, depth: int = 4, number: int = 0, text: str = "get 1 oak log") -> Tree:
-    """``branches`` paths of ``depth`` steps that part at the root; only the last one is rewarded."""
+    """A tree of ``branches`` paths of ``depth`` steps that split at the root; only the last path is rewarded."""
     nodes = [Node(visits=branches, value=1.0)]
     for branch in range(branches):
         parent, reward = 0, float(branch == branches - 1)
@@ -172,7 +172,7 @@ def make_tree(branches: int = 3, depth: int = 4, number: int = 0, text: str = "g
 
 
 def write_trees(root: Path, trees: Sequence[Tree]) -> None:
-    """Trees of iteration 1, each with one revision trajectory: the first branch, cut after two steps, and the last."""
+    """Write trees of iteration 1 with a revision trajectory each: two steps of the first branch, then the last one."""
     folder = root / "data" / "agent_r" / "iter1"
     (folder / "train").mkdir(parents=True)
     (root / "results" / "agent_r" / "iter1").mkdir(parents=True)
@@ -189,7 +189,7 @@ def write_trees(root: Path, trees: Sequence[Tree]) -> None:
 
 
 def write_pairs(root: Path, sides: Sequence[tuple[str, str]]) -> None:
-    """SPIN's pairs of iteration 1: (real, generated)."""
+    """Write SPIN's pairs of iteration 1 from (real, generated) texts."""
     folder = root / "data" / "spin" / "iter1" / "train"
     folder.mkdir(parents=True)
     (root / "results" / "spin" / "iter1").mkdir(parents=True)
@@ -205,7 +205,7 @@ def write_pairs(root: Path, sides: Sequence[tuple[str, str]]) -> None:
 
 
 def write_scratch(root: Path) -> None:
-    """The scratch of a run in which one stage, run by this process, is at work."""
+    """Write the scratch folder of a run in which one stage is running, in this process."""
     scratch = root / ".scratch"
     for name in ("locks", "logs", "timing", "stages/rise-finetune-iter1/key"):
         (scratch / name).mkdir(parents=True)
