@@ -1,4 +1,4 @@
-"""Published runs: what they hold, which claims they bear out, what `make verify` says, and the pages made of them."""
+"""Published runs: their content, the claims they support, the output of `make verify`, the pages built from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(kernels: str, seed: int, gain: float = 0.1, **more: Any) -> dict[str, An
 
 
 def everywhere(**gains: float) -> list[dict[str, Any]]:
-    """Three seeds on two kinds of kernels; ``avx2_18=…`` is that run's gain."""
+    """Runs of three seeds on two kinds of kernels; ``avx2_18=…`` sets that run's gain."""
     return [run(kind, seed, gains.get(f"{kind}_{seed}", 0.1)) for kind in ("avx2", "default") for seed in (17, 18, 19)]
 
 
@@ -73,21 +73,21 @@ def test_a_claim_is_made_only_if_it_holds_in_every_run_of_three_seeds_on_two_kin
     assert not is_made([run(kind, 17) for kind in ("default", "avx2", "avx512")])
 
 
-def test_a_kind_of_kernels_with_fewer_seeds_must_hold_and_settles_nothing() -> None:
+def test_kernels_with_fewer_seeds_can_refute_a_claim_but_not_support_it() -> None:
     wide = run("portable", 17, 0.001)  # far within its standard error
     assert is_made([*everywhere(), wide])
     assert not is_made([*everywhere(), run("portable", 17, -0.001)])
     assert not is_made([*everywhere()[:3], run("portable", 17)])
 
 
-def test_a_claim_is_made_only_beyond_three_standard_errors_pooled_on_every_kind_of_kernels() -> None:
+def test_a_claim_must_exceed_three_pooled_standard_errors_on_every_kind_of_kernels() -> None:
     small = {f"default_{seed}": 0.017 for seed in (17, 18, 19)}  # pooled error of the tasks: .01 / √3 = .0058
     assert not is_made(everywhere(**small))
     assert is_made(everywhere(**dict.fromkeys(small, 0.018)))
     assert not is_made(everywhere(avx2_17=0.5))  # seeds that disagree widen the error
 
 
-def test_where_fewer_is_better_a_claim_holds_below_zero() -> None:
+def test_if_fewer_is_better_a_claim_holds_below_zero() -> None:
     fewer = Claim("spin", "em", "more_sft", fewer=True)
     assert fewer.text == "em below more_sft"
     (verdict,) = verdicts(everywhere(), [fewer])
@@ -96,7 +96,7 @@ def test_where_fewer_is_better_a_claim_holds_below_zero() -> None:
     assert (verdict.held, verdict.made) == (6, True)
 
 
-def test_shares_of_actions_are_compared_as_those_of_independent_rows() -> None:
+def test_differences_of_shares_of_actions_have_the_error_of_independent_rows() -> None:
     runs = everywhere()
     for one in runs:
         one["results"]["rows"]["iter1"]["metrics"]["finished"] = estimate(0.96, 0.005)
@@ -107,18 +107,18 @@ def test_shares_of_actions_are_compared_as_those_of_independent_rows() -> None:
     assert (verdict.held, verdict.made) == (6, True)
 
 
-def test_the_pooled_error_is_that_of_the_tasks_or_that_of_the_seeds() -> None:
+def test_the_pooled_error_is_the_larger_of_the_tasks_and_the_seeds_error() -> None:
     assert pooled([estimate(0.1, 0.03), estimate(0.1, 0.04)]) == {"mean": 0.1, "se": 0.025, "n": 200}
     assert pooled([estimate(0.0), estimate(0.2)])["se"] == pytest.approx(0.1)
 
 
-def test_the_claims_are_about_rows_and_metrics_of_the_default_profile() -> None:
+def test_the_claims_are_about_rows_of_the_default_profile() -> None:
     params = profile("default")
     for claim in CLAIMS:
         assert claim.row is None or claim.row in params[claim.method]["rows"], claim
 
 
-def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
+def test_verify_counts_equal_outputs_and_reports_which_claims_hold_here() -> None:
     published = everywhere()
     mine = run("avx512", 17, -0.1, outputs={"a": "1", "b": "other"})
     lines = told([mine], published)
@@ -133,14 +133,14 @@ def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
     ]
 
 
-def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
+def test_runs_with_different_params_are_not_pooled(tmp_path: Path) -> None:
     for one in (run("avx2", 17), run("avx2", 18, params="q")):
         publish(one, tmp_path)
     with pytest.raises(UserError, match=r"runs with different params: avx2-17 \(p\), avx2-18 \(q\)"):
         read_published(tmp_path)
 
 
-def test_what_a_base_with_weights_of_its_own_does_not_read_names_no_run() -> None:
+def test_the_digest_ignores_the_architecture_of_a_base_with_existing_weights() -> None:
     # RISE starts from the model that ships, Reflect-RL from scratch
     for method, read in {"rise": False, "reflect_rl": True}.items():
         params = profile("default")
@@ -152,8 +152,8 @@ def test_what_a_base_with_weights_of_its_own_does_not_read_names_no_run() -> Non
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_results_are_those_of_the_committed_runs(page: str) -> None:
-    """If this fails: `make docs`."""
+def test_results_on_the_pages_equal_those_of_the_committed_runs(page: str) -> None:
+    """If this fails, run `make docs`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert written(text, PAGES[page], ROOT / "results/published", ROOT / "profiles") == text
 
@@ -169,7 +169,7 @@ def test_a_page_changes_with_the_runs_and_only_between_its_marks(method: str | N
         with_results("no marks", method, everywhere(), {"spin": "p"})
 
 
-def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
+def test_a_page_reports_omissions_single_seeds_changed_defaults_and_missing_runs() -> None:
     single = run("avx2", 17)
     page = f"{BEGIN}{END}"
     assert "one seed on one kind of kernels" in with_results(page, "spin", [single], {"spin": "p"}).replace("\n", " ")
@@ -183,7 +183,7 @@ def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
     assert "No run of RISE is published yet" in with_results(page, "rise", [single], {"spin": "p"})
 
 
-def test_a_method_s_page_shows_another_profile_s_runs_between_marks_of_its_own(tmp_path: Path) -> None:
+def test_a_method_s_page_shows_another_profile_s_runs_between_separate_marks(tmp_path: Path) -> None:
     for kernels in ("avx2", "default"):
         publish(run(kernels, 17), folder_of("rise-long", tmp_path))
     mark = "<!-- results of rise-long: `make docs` -->\n"
@@ -201,7 +201,7 @@ def test_a_method_s_page_shows_another_profile_s_runs_between_marks_of_its_own(t
         written(page.replace("rise-long:", "rise-lnog:"), "spin", tmp_path, ROOT / "profiles")
 
 
-def test_verify_compares_a_run_with_the_published_ones_of_its_own_params(tmp_path: Path) -> None:
+def test_verify_compares_a_run_with_published_runs_of_the_same_params(tmp_path: Path) -> None:
     publish(run("avx2", 17), tmp_path)
     publish(run("avx2", 17, -0.1, params="q", outputs={"a": "3"}), folder_of("rise-long", tmp_path))
     lines = told([run("avx2", 17, params="q", outputs={"a": "3"})], read_all_published(tmp_path))
@@ -209,7 +209,7 @@ def test_verify_compares_a_run_with_the_published_ones_of_its_own_params(tmp_pat
     assert "  em above more_sft: +0.100 ± 0.010 (not claimed; in 0 of 1 runs)" in lines
 
 
-def test_the_first_page_names_each_method_s_claims_that_are_made_and_those_that_are_not() -> None:
+def test_the_first_page_lists_each_method_s_claims_made_and_not_made() -> None:
     page = f"{BEGIN}{END}"
     assert "| SPIN | em above more_sft | none |" in with_results(page, None, everywhere(), {"spin": "p"})
     assert "| SPIN | none | em above more_sft (5 of 6) |" in with_results(
@@ -227,13 +227,13 @@ def test_the_first_page_names_each_method_s_claims_that_are_made_and_those_that_
     assert "3 claims are tested with the default; 3 are made" in text
 
 
-def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_kernels_that_this_machine_lacks_are_refused(tmp_path: Path) -> None:
     assert kernels_here() in kinds_here()
     with pytest.raises(UserError, match="this machine has no neon kernels; choose among default"):
         run_all(tmp_path, ["neon"], [17])
 
 
-def test_portable_runs_name_their_kernels_in_the_params_and_others_in_the_environment(
+def test_portable_kernels_are_set_in_the_params_and_others_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, asked = copy_tiny(tmp_path / "repo"), []
@@ -249,7 +249,7 @@ def test_portable_runs_name_their_kernels_in_the_params_and_others_in_the_enviro
     assert asked == [(kernels_here(), "default"), ("portable", None)]
 
 
-def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_were(
+def test_claims_run_the_pipeline_in_separate_folders_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = copy_tiny(tmp_path / "repo")
