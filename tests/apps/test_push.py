@@ -1,4 +1,4 @@
-"""``make push``: the card says what a row is, nothing is sent unasked, and a local hub gets exactly the row's files."""
+"""``make push``: the card describes the row, uploads need confirmation, a local hub gets exactly the row's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKEN = "hf_a_secret_of_the_test"
 
 @dataclass
 class Hub:
-    """A stand-in for the hub: the calls that creating a repository and committing files make."""
+    """A stand-in for the hub that handles the calls for creating a repository and committing files."""
 
     url: str = ""
     token: str = TOKEN
@@ -91,7 +91,7 @@ def hub() -> Iterator[Hub]:
         do_PUT = do_POST
 
         def log_message(self, *_: object) -> None:
-            """Nothing on the terminal."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
@@ -103,7 +103,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout in which ``rise/iter1`` is an adapter of a base from the hub, ``rise/iter2`` one of another row."""
+    """A checkout in which ``rise/iter1`` is an adapter of a base from the hub, and ``rise/iter2`` of another row."""
     folder = tmp_path_factory.mktemp("checkout")
     base = make_tiny_model(folder / "models" / "rise" / "start", hidden=32)
     for name in ("iter1", "iter2"):
@@ -139,7 +139,7 @@ def push(folder: Path, *arguments: str, hub: Hub | None = None, token: str | Non
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_nothing_is_sent_unasked_and_the_card_says_what_the_row_is(checkout: Path, hub: Hub) -> None:
+def test_without_confirmation_nothing_is_uploaded_and_the_card_describes_the_row(checkout: Path, hub: Hub) -> None:
     done = push(checkout, "models/rise/iter1", "--to", "owner/name", hub=hub, token=None)
     assert done.returncode == 0, done.stderr
     assert "Nothing was uploaded. CONFIRM=yes uploads these files to owner/name" in done.stdout
@@ -156,7 +156,7 @@ def test_nothing_is_sent_unasked_and_the_card_says_what_the_row_is(checkout: Pat
     assert str(checkout) not in card
 
 
-def test_a_confirmed_push_sends_an_adapter_with_its_public_base_and_no_secret(checkout: Path, hub: Hub) -> None:
+def test_a_confirmed_push_uploads_an_adapter_with_its_public_base_and_no_secret(checkout: Path, hub: Hub) -> None:
     done = push(checkout, "models/rise/iter1/", "--to", "owner/name", "--confirm", hub=hub)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"pushed: {hub.url}/owner/name/commit/{COMMIT}"
@@ -173,7 +173,7 @@ def test_a_confirmed_push_sends_an_adapter_with_its_public_base_and_no_secret(ch
     assert not [name for name, content in hub.files.items() if TOKEN.encode() in content]
 
 
-def test_an_adapter_of_a_base_that_nobody_else_has_is_pushed_with_full_weights(checkout: Path, hub: Hub) -> None:
+def test_an_adapter_of_an_unpublished_base_is_pushed_as_full_weights(checkout: Path, hub: Hub) -> None:
     done = push(checkout, "models/rise/iter2", "--to", "owner/name", "--confirm", "--public", hub=hub)
     assert done.returncode == 0, done.stderr
     assert hub.created.get("private") is not True
@@ -202,7 +202,7 @@ def test_an_adapter_of_a_base_that_nobody_else_has_is_pushed_with_full_weights(c
         (("", "--to", ""), None, "push: MODEL and TO are required"),
     ],
 )
-def test_what_cannot_be_pushed_is_one_sentence(
+def test_a_push_that_is_invalid_or_refused_gives_one_sentence(
     checkout: Path, hub: Hub, arguments: tuple[str, ...], token: str | None, sentence: str
 ) -> None:
     done = push(checkout, *arguments, hub=hub, token=token)
@@ -212,7 +212,7 @@ def test_what_cannot_be_pushed_is_one_sentence(
     assert not hub.files
 
 
-def test_a_base_with_markdown_in_its_name_is_no_link(checkout: Path) -> None:
+def test_markdown_in_the_name_of_a_base_does_not_become_a_link(checkout: Path) -> None:
     write_params(checkout, {"base": {"rise": {"model": "x](http://evil)/<b>", "revision": COMMIT}}})
     assert push(checkout, "models/rise/iter1", "--to", "owner/name").returncode == 0
     card = (checkout / ".scratch/push/owner--name/README.md").read_text()
@@ -220,6 +220,6 @@ def test_a_base_with_markdown_in_its_name_is_no_link(checkout: Path) -> None:
     assert "evil" not in card
 
 
-def test_text_of_others_is_shown_and_never_acted_on() -> None:
+def test_untrusted_text_is_escaped_and_fenced() -> None:
     assert escaped("a|b <script>\n`x` [l](u)\x1b[31m") == r"a\|b \<script\> \`x\` \[l\]\(u\) \[31m"
     assert fenced("a: ```\nb\x1b: 1", "yaml") == "````yaml\na: ```\nb: 1\n````"
