@@ -124,7 +124,7 @@ def test_with_an_oracle_tables_and_plots_show_the_share_solved_by_each_turn(resu
     assert (tmp_path / "report" / "rise-solved-by-turn-with-an-oracle.png").is_file()
 
 
-def test_printed_tables_show_errors_and_mark_differences_beyond_three_of_them(results: Path, tmp_path: Path) -> None:
+def test_tables_show_standard_errors_and_mark_differences_beyond_three_of_them(results: Path, tmp_path: Path) -> None:
 
     summary = summarise_rise(params(), results)
     console = Console(width=200, record=True, file=StringIO())
