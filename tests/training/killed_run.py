@@ -1,11 +1,11 @@
-"""Runs finetune (or finetune_pairs) several times, each in a fork of its own that may kill itself; for test_resume.
+"""Runs finetune (or finetune_pairs) several times for test_resume, each in a fork that may kill itself.
 
-Imports once and forks before any thread is started, so that a run costs a fraction of a second. Reads a JSON list of
-runs from the file named on the command line; each names what ``finetune`` gets and where to die:
-``kill_at_step`` (after that step, before its checkpoint; with launcher ``fork``, whose processes meanwhile go on, at
-any moment after it), ``kill_at_seal`` (checkpoint written but not yet whole) or, for pairs, ``kill_at_score`` (after
-the opponent has scored so many). ``then_truncate``, ``then_flip`` and ``then_zero`` name a file that is damaged
-afterwards. The next run starts when every process of the last one has ended.
+Imports once and forks before any thread starts, so that a run takes a fraction of a second. Reads a JSON list of runs
+from the file given on the command line. Each run specifies the arguments of ``finetune`` and when to die:
+``kill_at_step`` (after that step, before its checkpoint; with launcher ``fork`` the other processes continue meanwhile
+and die at any moment after it), ``kill_at_seal`` (checkpoint written but not yet sealed) or, for pairs,
+``kill_at_score`` (after the opponent has scored this many). ``then_truncate``, ``then_flip`` and ``then_zero`` name a
+file to damage afterwards. The next run starts when all processes of the previous one have ended.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ORPHAN_SECONDS = 60
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "truncate": lambda content: content[:-100],
     "flip": lambda content: content[:-200] + bytes([content[-200] ^ 4]) + content[-199:],
-    "zero": lambda content: bytes(len(content)),  # what a power loss leaves
+    "zero": lambda content: bytes(len(content)),  # as after a power loss
 }
-"""What ``then_…`` does to a file once the run has ended."""
+"""What ``then_…`` does to a file after the run has ended."""
 
 
 def main(runs_file: Path) -> None:
-    """Do the runs in turn; write each one's report or signal to ``<runs_file>.results``."""
+    """Execute the runs in order; write each one's signal, exit code and steps to ``<runs_file>.results``."""
     import deepspeed  # noqa: F401  (accelerate would import it in every fork)
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
@@ -43,14 +43,14 @@ def main(runs_file: Path) -> None:
     )
     from selfimprove.training import fork, loop, trainer  # noqa: F401
 
-    gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
+    gc.freeze()  # a garbage collection in a fork would touch, and thus copy, all this memory
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
         steps = runs_file.with_suffix(f".{number}.steps")
         alive, held = os.pipe()
         child = os.fork()
         if child == 0:
-            os.close(alive)  # it and its own forks hold the other end as long as they live
+            os.close(alive)  # it and its own forks hold the other end open while they live
             _run_or_die(run, steps)
         os.close(held)
         status = os.waitpid(child, 0)[1]
@@ -80,11 +80,11 @@ def _run_or_die(run: dict[str, Any], steps: Path) -> None:
 
     def die() -> None:
         os.kill(stage, signal.SIGKILL)
-        time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
+        time.sleep(ORPHAN_SECONDS)  # in a fork of the stage, which must end on its own
 
     def progress(done: int, *_: Any) -> None:
         if not done:
-            return  # the opponent is at work
+            return  # the opponent is still scoring
         with steps.open("a") as file:
             file.write(f"{done}\n")
         if done == run.get("kill_at_step"):
