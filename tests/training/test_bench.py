@@ -1,4 +1,4 @@
-"""The training benchmarks measure equal work, and our padding keeps to the limit of 5 %."""
+"""The training benchmarks compare equal work, and our padding is at most 5 %."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench import pairs
 from bench.training import measure, show
 
 
-def test_both_trainers_do_the_same_work_and_ours_fills_at_most_five_percent() -> None:
+def test_both_trainers_do_the_same_work_and_ours_pads_at_most_five_percent() -> None:
     result = measure(examples=64, repeats=1)
     assert result["valid"]
     assert 0 <= result["padding"]["packed"] <= 0.05 < result["padding"]["padded"]
@@ -17,7 +17,7 @@ def test_both_trainers_do_the_same_work_and_ours_fills_at_most_five_percent() ->
     show(result)
 
 
-def test_self_play_does_the_same_work_whoever_scores_the_opponent_and_when() -> None:
+def test_self_play_does_the_same_work_with_precomputed_and_with_published_scoring() -> None:
     result = pairs.measure(pairs=24, repeats=1, batch_size=8)
     assert result["valid"]
     assert result["padding"]["precomputed"] == 0 < result["padding"]["published"] < 1
