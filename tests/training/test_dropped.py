@@ -1,4 +1,4 @@
-"""A user whose data do not fit into max_length reads it before training, in one loud sentence."""
+"""If examples or pairs do not fit into max_length, a one-sentence warning reports it before training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 
 
-def test_many_dropped_examples_are_said_loudly_and_few_are_not(
+def test_dropped_examples_give_a_warning_and_without_any_nothing_is_printed(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = [one.model_copy(update={"messages": one.messages[:1] + one.messages[-1:]}) for one in dialogues(40)]
@@ -32,7 +32,7 @@ def test_many_dropped_examples_are_said_loudly_and_few_are_not(
             )
 
 
-def test_dropped_pairs_are_said_as_loudly(
+def test_dropped_pairs_give_the_same_warning_as_examples(
     tiny: Path, duels: Callable[..., list[Pair]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cfg = PairParams(epochs=0, max_length=60, max_prompt_length=30)
