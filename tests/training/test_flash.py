@@ -1,6 +1,6 @@
-"""FlashAttention comes without compiling or not at all; what runs is settled before rows are packed, and told.
+"""FlashAttention comes from a pre-built kernel or is replaced; this is settled before rows are packed, and reported.
 
-The package ``kernels`` is a stand-in here, and so is the kernel that it fetches: one for CPUs, in plain torch.
+Both the package ``kernels`` and the kernel that it fetches are stand-ins here; the kernel is plain torch for CPUs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from selfimprove.training.trainer import SftJob
 
 ROOT = Path(__file__).resolve().parents[2]
 REVISION = "5f1c0ffee"
-# What transformers imports of kernels 0.17, and a hub that has one kernel.
+# The parts of kernels 0.17 that transformers imports, and a hub with one kernel.
 KERNELS = f"""
 import os, types
 from enum import IntFlag
@@ -55,7 +55,7 @@ def get_kernel(name, revision=None, version=None, user_agent=None, trust_remote_
 def get_loaded_kernels():
     return loaded
 """
-# Loss and its gradients of packed examples: by the kernel, and by the attention for CPUs that needs no mask either.
+# Loss and gradients of packed examples: with the kernel, and with the attention for CPUs that also needs no mask.
 # Then the same kernel with a fault.
 COMPARED = """
 import json, os, sys
@@ -90,7 +90,7 @@ FLASH = FinetuneParams(attention="flash_attention_2", device="cuda", dtype="bflo
 
 @pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The stand-in, installed for processes that start from here on."""
+    """The stand-in, installed for processes that start from now on."""
     site = tmp_path / "site"
     for name, text in {
         "kernels/__init__.py": KERNELS,
@@ -104,12 +104,14 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-def test_with_the_kernel_nothing_changes_and_nothing_is_said(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_the_kernel_nothing_changes_and_nothing_is_printed(
+    kernels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert flash.settle(FLASH) == FLASH
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_kernel_one_sentence_says_what_runs_instead(
+def test_without_a_kernel_one_sentence_names_the_attention_that_runs_instead(
     kernels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HUB_ERROR", "No route to host. Set trust_remote_code=True")
@@ -121,7 +123,7 @@ def test_without_a_kernel_one_sentence_says_what_runs_instead(
 def test_without_the_package_rows_are_planned_for_sdpa(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a GPU machine whose environment is not the locked one; only the GPU is pretended."""
+    """As on a GPU machine without the locked environment; only the GPU is simulated."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     folders: list[Path] = []
 
@@ -134,10 +136,10 @@ def test_without_the_package_rows_are_planned_for_sdpa(
         job = SftJob(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=params, seed=0, threads=1)
         launch(job, tmp_path, [EncodedExample([1, 2], [0.0, 1.0])], train, TrainReport, None)
     assert "(the package kernels, which provides it, is not installed)" in capsys.readouterr().err
-    assert folders[0] == folders[1]  # the same run from here on: a checkpoint of the one continues the other
+    assert folders[0] == folders[1]  # the same run from here on: each can resume from the other's checkpoint
 
 
-def test_packed_rows_have_the_loss_of_attention_within_each_example_and_a_faulty_kernel_is_found(
+def test_packed_rows_have_the_loss_of_separate_examples_and_a_faulty_kernel_is_detected(
     kernels: Path, tiny: Path, tmp_path: Path, dialogues: Callable[[int], list[Example]]
 ) -> None:
     examples, _ = encode_examples(dialogues(5), ChatFormat.load(tiny), 300)
