@@ -1,4 +1,4 @@
-"""Several processes, for real: DDP, ZeRO-2 and ZeRO-3 on CPU give the single process's losses."""
+"""Real training processes on CPU: forks, DDP, ZeRO-2 and ZeRO-3 give the losses of a single process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Maker = Callable[..., list[Example]]
 
 
 def params(**launcher: Any) -> FinetuneParams:
-    """Several micro-batches a step, and a last step with fewer examples than processes."""
+    """Several micro-batches per step, and a last step with fewer examples than processes."""
     return FinetuneParams(
         batch_size=8,
         micro_batch_tokens=300,
@@ -73,7 +73,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def other_nodes(folder: Path, launcher: LauncherConfig) -> Iterator[None]:
-    """Start the launcher's second node, if it has one, as sbatch and ``ssh -n`` do: by hand, without an input."""
+    """Start the launcher's second node, if any, by hand and without standard input, as sbatch and ``ssh -n`` do."""
     if launcher.nodes == 1:
         yield
         return
@@ -130,14 +130,14 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     one, two = weights(tmp_path / "alone" / "model"), weights(tmp_path / "together" / "model")
     start = weights(tiny)
     for name, tensor in one.items():
-        # Adam's first steps move by the sign of tiny gradients: compare with how far the weights went.
+        # Adam's first steps follow the sign of tiny gradients: compare with the distance that the weights moved.
         assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm()
     assert {f.name for f in (tmp_path / "together" / "model").iterdir()} == {
         f.name for f in (tmp_path / "alone" / "model").iterdir()
     }
 
 
-def test_a_workers_own_words_reach_the_user(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_a_worker_s_error_message_reaches_the_user(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     launcher = {"kind": "torchrun", "processes": 1}
     cfg = params(**launcher).model_copy(update={"tf32": True})
     with pytest.raises(UserError, match=r"torchrun: the training processes failed with exit code .*tf32") as error:
@@ -149,7 +149,7 @@ def test_a_workers_own_words_reach_the_user(tiny: Path, dialogues: Maker, tmp_pa
 FORK = {"kind": "fork", "processes": 2}
 
 
-def test_a_forked_processs_error_is_the_callers_and_the_others_end(
+def test_an_error_in_a_forked_process_is_raised_in_the_caller_and_the_others_end(
     tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = WeightedTrainer.micro_batches
@@ -186,7 +186,7 @@ def test_a_forked_processs_error_is_the_callers_and_the_others_end(
     assert run(tiny, dialogues(25), tmp_path, params(**FORK)).steps == 4
 
 
-def test_a_process_whose_torch_threads_run_can_fork_others_with_threads(
+def test_a_process_with_running_torch_threads_can_fork_processes_with_threads(
     tiny: Path, dialogues: Maker, tmp_path: Path
 ) -> None:
     threads = torch.get_num_threads()
@@ -218,7 +218,7 @@ time.sleep(600)
 """
 
 
-def test_a_launcher_killed_at_once_takes_torchruns_workers_along(tmp_path: Path) -> None:
+def test_torchrun_s_workers_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
     (tmp_path / "watching.py").write_text(WATCHING)
     stage = """
 import os, sys
@@ -241,7 +241,7 @@ watch(command, {**os.environ, "PYTHONPATH": sys.argv[1]}, Path("log"), lambda do
     assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
-def test_a_worker_without_a_launcher_works_on_until_its_parent_is_gone() -> None:
+def test_a_worker_without_a_launcher_runs_until_its_parent_has_ended() -> None:
     agent = """
 import os, subprocess, sys, time
 worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.DEVNULL)
@@ -257,13 +257,13 @@ time.sleep(600)
     worker.wait(timeout=30)
 
 
-def test_encoded_examples_survive_the_way_to_the_workers(tmp_path: Path) -> None:
+def test_encoded_examples_reach_the_workers_unchanged(tmp_path: Path) -> None:
     examples = [EncodedExample([5, 6, 7], [0.0, 12.182493960703473, 0.1]), EncodedExample([1], [0.0])]
     save_encoded(tmp_path / "e.npz", examples)
     assert load_encoded(tmp_path / "e.npz") == examples
 
 
-def test_several_nodes_meet_at_the_rendezvous_and_one_stays_local() -> None:
+def test_several_nodes_use_the_rendezvous_and_a_single_node_a_local_address() -> None:
     many = worker_command(
         Path("/s/checkpoints-ab/job.json"),
         LauncherConfig(kind="deepspeed", processes=8, nodes=4, rendezvous="n0:29400"),
@@ -279,7 +279,7 @@ def test_several_nodes_meet_at_the_rendezvous_and_one_stays_local() -> None:
 
 
 def test_a_process_trains_on_one_gpu_however_many_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the Trainer cuts packed rows in two and hands their halves to two GPUs."""
+    """Otherwise the Trainer would split packed rows between GPUs."""
     monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 4))
     job = RunJob(
         model_dir=tmp_path,
@@ -304,7 +304,7 @@ def test_zero_configuration_follows_the_params() -> None:
     assert two["gradient_accumulation_steps"] == "auto"
 
 
-def test_the_module_is_light_until_training_starts() -> None:
+def test_the_module_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, selfimprove.training.launch; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
 
@@ -317,15 +317,15 @@ def test_the_module_is_light_until_training_starts() -> None:
         ({"attention": "flash_attention_2"}, "needs device: cuda"),
     ],
 )
-def test_settings_that_this_machine_cannot_run_are_refused_in_a_sentence(settings: dict, said: str) -> None:
+def test_settings_that_this_machine_does_not_support_are_refused(settings: dict, said: str) -> None:
     if settings.get("device") == "cuda" and torch.cuda.is_available():
-        settings = {"tf32": True}  # this machine has a GPU: the other refusal
+        settings = {"tf32": True}  # this machine has a GPU: test the other refusal
         said = "only GPUs support it"
     with pytest.raises(UserError, match=said):
         check_hardware(FinetuneParams(**settings))
 
 
-def test_a_lock_that_torch_would_wait_for_goes_when_it_is_older_than_the_run_and_stays_when_it_is_not(
+def test_a_lock_that_torch_would_wait_for_is_deleted_only_if_it_is_older_than_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
@@ -363,8 +363,8 @@ print(load("tiny", [sys.argv[2]]).__name__)
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 @pytest.mark.timeout(240)
-def test_a_run_that_is_killed_while_torch_compiles_does_not_make_the_next_one_wait(tmp_path: Path) -> None:
-    """What DeepSpeed compiles, torch compiles for it in the same way."""
+def test_a_run_killed_while_torch_compiles_does_not_block_the_next_one(tmp_path: Path) -> None:
+    """torch compiles DeepSpeed's extensions in the same way."""
     source = tmp_path / "tiny.cpp"
     source.write_text(EXTENSION)
     command = [sys.executable, "-c", BUILD, str(tmp_path), str(source)]
@@ -374,7 +374,7 @@ def test_a_run_that_is_killed_while_torch_compiles_does_not_make_the_next_one_wa
             time.sleep(0.001)
         os.killpg(building.pid, signal.SIGKILL)
     assert locks[0].exists()
-    time.sleep(1.1)  # start times of processes are known to the second
+    time.sleep(1.1)  # start times of processes have a resolution of one second
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "tiny/lock: deleted; it was left by a run that was killed during compilation." in done.stdout
     assert done.stdout.endswith("tiny\n")
