@@ -21,7 +21,7 @@ BATCH = [example(3, 2, RIGHT), example(1, 5, 1.0), example(2, 1, WRONG)]
 
 
 def by_definition(nll: list[list[float]]) -> float:
-    """mean over the batch of w_i times the mean token NLL of example i."""
+    """Mean over the batch of w_i times the mean token NLL of example i."""
     total = 0.0
     for one, losses in zip(BATCH, nll, strict=True):
         learnt = [loss for loss, weight in zip(losses, one.token_weights, strict=True) if weight]
@@ -69,7 +69,7 @@ def test_normalised_weights_keep_their_ratios_and_average_one() -> None:
     assert total(normal, logits) == pytest.approx(by_definition(nll) * 3 / (RIGHT + 1 + WRONG), rel=1e-6)
 
 
-def test_token_mean_is_the_mean_over_learnt_tokens() -> None:
+def test_token_mean_is_the_mean_over_trained_tokens() -> None:
     logits, nll = losses_by_hand()
     weighted = sum(
         w * loss
