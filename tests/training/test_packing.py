@@ -1,4 +1,4 @@
-"""The plan: every example once an epoch, nothing cut, little padding, equal work for processes, exact token counts."""
+"""The plan: every example once per epoch, nothing cut, little padding, equal work per process, exact token counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drawn(plan: PackingPlan) -> list[int]:
 
 
 @given(LENGTHS, LAYOUT, st.sampled_from([0.0, 0.3, 1.0, 2.0, 2.5]))
-def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str, Any], epochs: float) -> None:
+def test_every_example_occurs_once_per_epoch(lengths: list[int], layout: dict[str, Any], epochs: float) -> None:
     plan = make_plan(lengths, epochs=epochs, **layout)
     order = drawn(plan)
     assert len(order) == plan.examples == round(epochs * len(lengths))
@@ -42,9 +42,7 @@ def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str,
 
 
 @given(LENGTHS, LAYOUT)
-def test_rows_laid_end_to_end_hold_the_same_examples_and_nothing_else(
-    lengths: list[int], layout: dict[str, Any]
-) -> None:
+def test_rows_laid_end_to_end_contain_every_example_and_no_padding(lengths: list[int], layout: dict[str, Any]) -> None:
     plan = make_plan(lengths, filled=False, **layout)
     assert plan.examples == len(lengths)
     empty = sum(not micro for step in plan.steps for share in step.shares for micro in share)
@@ -57,7 +55,9 @@ def test_rows_laid_end_to_end_hold_the_same_examples_and_nothing_else(
 
 
 @given(LENGTHS, LAYOUT, st.sampled_from([1.0, 2.5]))
-def test_with_whole_epochs_no_step_crosses_one(lengths: list[int], layout: dict[str, Any], epochs: float) -> None:
+def test_with_whole_epochs_no_step_crosses_an_epoch_boundary(
+    lengths: list[int], layout: dict[str, Any], epochs: float
+) -> None:
     plan = make_plan(lengths, epochs=epochs, whole_epochs=True, **layout)
     n, size = len(lengths), layout["batch_size"]
     full = int(epochs)
@@ -68,7 +68,7 @@ def test_with_whole_epochs_no_step_crosses_one(lengths: list[int], layout: dict[
 
 
 @given(LENGTHS, LAYOUT)
-def test_rows_hold_the_steps_examples_whole_and_keep_to_their_limits(
+def test_rows_contain_a_step_s_examples_uncut_and_respect_the_limits(
     lengths: list[int], layout: dict[str, Any]
 ) -> None:
     plan = make_plan(lengths, **layout)
@@ -88,7 +88,7 @@ def test_rows_hold_the_steps_examples_whole_and_keep_to_their_limits(
 
 
 @given(LENGTHS, LAYOUT)
-def test_processes_get_equally_many_micro_batches(lengths: list[int], layout: dict[str, Any]) -> None:
+def test_all_processes_get_the_same_number_of_micro_batches(lengths: list[int], layout: dict[str, Any]) -> None:
     for step in make_plan(lengths, **layout).steps:
         assert len(step.shares) == layout["world_size"]
         assert len({len(share) for share in step.shares}) == 1
@@ -96,7 +96,7 @@ def test_processes_get_equally_many_micro_batches(lengths: list[int], layout: di
             assert sum(bool(share[0]) for share in step.shares) == layout["world_size"]
 
 
-def test_processes_compute_nearly_equally_much() -> None:
+def test_processes_compute_nearly_the_same_number_of_tokens() -> None:
     random = rng("lengths", "shares")
     lengths = [random.randint(60, 140) for _ in range(1600)]
     for world_size in (2, 4):
@@ -108,7 +108,9 @@ def test_processes_compute_nearly_equally_much() -> None:
 
 
 @given(LENGTHS, LAYOUT, st.integers(1, 20_000))
-def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layout: dict[str, Any], limit: int) -> None:
+def test_training_ends_with_the_step_that_reaches_max_tokens(
+    lengths: list[int], layout: dict[str, Any], limit: int
+) -> None:
     plan = make_plan(lengths, max_tokens=limit, **layout)
     last = sum(lengths[i] for i in plan.steps[-1].examples)
     assert plan.real_tokens >= limit > plan.real_tokens - last
@@ -117,7 +119,7 @@ def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layou
 
 
 @given(LENGTHS, LAYOUT)
-def test_layout_and_number_of_processes_do_not_change_what_a_step_reads(
+def test_layout_and_number_of_processes_do_not_change_a_step_s_examples(
     lengths: list[int], layout: dict[str, Any]
 ) -> None:
     plan = make_plan(lengths, epochs=2, **layout)
@@ -136,14 +138,14 @@ def test_padding_is_at_most_five_percent(low: int, high: int, row_tokens: int) -
         assert 0 < plan.padding <= 0.05
 
 
-def test_each_epoch_and_each_seed_draws_its_own_order() -> None:
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
     shape: dict[str, Any] = {"batch_size": 50, "row_tokens": 50, "micro_batch_tokens": 500, "epochs": 2}
     two, other = (make_plan([5] * 50, seed=seed, **shape) for seed in (0, 1))
     first, second = (step.examples for step in two.steps)
     assert len({first, second, other.steps[0].examples, tuple(range(50))}) == 4
 
 
-def test_grouping_by_length_fills_less_and_draws_the_order_of_steps_anew() -> None:
+def test_grouping_by_length_needs_fewer_micro_batches_and_shuffles_the_steps() -> None:
     lengths = [rng("lengths", i).choice([40, 60, 80, 130, 180]) for i in range(2000)]
     settings: dict[str, Any] = {
         "batch_size": 16,
