@@ -1,4 +1,4 @@
-"""A killed training run, called again, ends as an unbroken one does, and takes no other run's checkpoint."""
+"""A killed training run, started again, ends like an uninterrupted one, and never uses another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -54,17 +54,19 @@ class Runs:
         return report
 
 
-def test_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
+def test_a_run_killed_at_any_moment_resumes_to_the_same_bytes_and_losses(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path
 ) -> None:
     runs = Runs(tmp_path, tiny, dialogues(20))
     runs.add("unbroken", PARAMS)
     runs.add("killed", PARAMS, kill_at_step=2)  # nothing saved yet
     runs.add("killed", PARAMS, kill_at_step=3)  # just before the first checkpoint
-    runs.add("killed", PARAMS, kill_at_seal=3)  # within it: written, not whole
+    runs.add("killed", PARAMS, kill_at_seal=3)  # during it: written, not sealed
     runs.add("killed", PARAMS, kill_at_step=5)
-    runs.add("killed", PARAMS, kill_at_step=8, then_truncate="checkpoint-6/optimizer.pt")  # a whole one torn later
-    # Sizes stay, contents do not: bits that changed, and what a power loss leaves.
+    runs.add(
+        "killed", PARAMS, kill_at_step=8, then_truncate="checkpoint-6/optimizer.pt"
+    )  # a complete one, truncated later
+    # Same sizes, other contents: flipped bits, and zeros as after a power loss.
     runs.add("killed", PARAMS, kill_at_step=7, then_flip="checkpoint-6/optimizer.pt")
     runs.add("killed", PARAMS, kill_at_step=8, then_flip="checkpoint-6/model.safetensors")
     runs.add("killed", PARAMS, kill_at_step=8, then_zero="checkpoint-6/scheduler.pt")
@@ -76,11 +78,11 @@ def test_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
     runs.add("unbroken-lora", LORA)  # dropout: the state of the random generator matters too
     runs.add("killed-lora", LORA, kill_at_step=5)
     runs.add("killed-lora", LORA)
-    # Another learning rate in the same scratch folder: nobody else's checkpoint is taken.
+    # Another learning rate in the same scratch folder: the other run's checkpoints are not used.
     runs.add("killed", {**PARAMS, "lr": 2e-3}, kill_at_step=1, out=str(tmp_path / "elsewhere"))
     results = runs.go()
     assert [r["signal"] == signal.SIGKILL for r in results] == [False] + [True] * 12 + [False, False, True, False, True]
-    # Each run starts one past the newest checkpoint that was whole: 6 is lost to each damage, 9 to the kill within it.
+    # Each run starts one step after the newest intact checkpoint: damage costs 6, and 9 was killed before its seal.
     starts = [result["steps"][0] for result in results]
     assert starts == [1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 1, 7, 7, 10, 1, 1, 4, 1]
     for whole, broken in (("unbroken", "killed"), ("unbroken-lora", "killed-lora")):
@@ -88,13 +90,13 @@ def test_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
         assert runs.report(broken) == runs.report(whole)
 
 
-def test_forked_processes_die_with_their_stage_and_resume_to_the_same_bytes(
+def test_forked_processes_end_with_their_stage_and_resume_to_the_same_bytes(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path
 ) -> None:
     runs = Runs(tmp_path, tiny, dialogues(20))
     runs.add("unbroken", FORK)
-    runs.add("killed", FORK, kill_at_seal=3)  # the first process is within writing its checkpoint
-    runs.add("killed", FORK, kill_at_step=4)  # each is wherever it is by then
+    runs.add("killed", FORK, kill_at_seal=3)  # while the first process writes its checkpoint
+    runs.add("killed", FORK, kill_at_step=4)  # with every process at an arbitrary point
     runs.add("killed", FORK, kill_at_seal=9)
     runs.add("killed", FORK)
     results = runs.go()  # fails if a process outlives its stage
@@ -105,7 +107,7 @@ def test_forked_processes_die_with_their_stage_and_resume_to_the_same_bytes(
     assert runs.report("killed") == runs.report("unbroken")
 
 
-def test_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_nothing_is_scored_twice(
+def test_self_play_killed_at_any_moment_resumes_to_the_same_bytes_and_reuses_scores(
     tiny: Path, duels: Callable[..., list[Pair]], tmp_path: Path
 ) -> None:
     params = {**PARAMS, "validation": 0.2, "optimizer": "adamw"}
@@ -116,7 +118,7 @@ def test_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_nothing_is_
     runs.add("killed", params, kill_at_score=7)
     runs.add("killed", params, kill_at_step=2)  # nothing saved yet
     runs.add("killed", params, kill_at_seal=3)
-    runs.add("killed", params, kill_at_step=5)  # an epoch has been measured
+    runs.add("killed", params, kill_at_step=5)  # after an epoch's evaluation
     runs.add("killed", params, kill_at_step=7, then_truncate="checkpoint-6/optimizer.pt")
     runs.add("killed", params, kill_at_step=8)  # trained, model not yet written
     runs.add("killed", params)
@@ -129,12 +131,12 @@ def test_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_nothing_is_
     for whole, broken in (("unbroken", "killed"), ("unbroken-lora", "killed-lora")):
         assert runs.model(broken) == runs.model(whole)
         assert runs.report(broken) == runs.report(whole)
-    for name in ("killed", "killed-lora"):  # a line each: what was there was not scored again
+    for name in ("killed", "killed-lora"):  # one line per pair: existing scores were reused
         [journal] = (tmp_path / name / "scratch" / "opponent").glob("*/0.jsonl")
         assert len(journal.read_text().splitlines()) == 20
 
 
-def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_seal_or_with_a_truncated_file_is_ignored(tmp_path: Path) -> None:
     for step in (3, 20, 100):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -148,7 +150,7 @@ def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_p
     assert newest_whole(tmp_path) is None
 
 
-def test_a_checkpoint_that_is_not_what_was_sealed_is_dropped_in_a_sentence(
+def test_a_checkpoint_that_changed_after_sealing_is_deleted_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (3, 20, 100):
