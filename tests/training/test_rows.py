@@ -1,4 +1,4 @@
-"""What the model is given of packed rows: FlashAttention's lengths, prepared with the batch."""
+"""The model's inputs for packed rows: the lengths that FlashAttention needs are prepared with the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MICRO: MicroBatch = ((1,), (0, 2))
 
 
 class _Recorder:
-    """Attends by the given lengths alone, as FlashAttention's kernel for sequences of various lengths does."""
+    """Attends based only on the given lengths, like FlashAttention's kernel for sequences of varying lengths."""
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class _Recorder:
 
 @pytest.fixture
 def recorder() -> _Recorder:
-    """An attention of the name ``recorder``."""
+    """An attention registered as ``recorder``."""
     one = _Recorder()
     AttentionInterface.register("recorder", one)
     return one
@@ -63,7 +63,7 @@ def logits(model: Any, attention: str, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_layer_gets_the_lengths_of_the_examples_and_attends_by_them(name: str, recorder: _Recorder) -> None:
+def test_every_layer_gets_the_examples_lengths_and_attends_only_within_examples(name: str, recorder: _Recorder) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     scales = dict.fromkeys(range(3), 1.0)
@@ -82,7 +82,7 @@ def test_every_layer_gets_the_lengths_of_the_examples_and_attends_by_them(name: 
     assert torch.allclose(together[0], apart.flatten(0, 1), atol=1e-5)
 
 
-def test_a_process_without_examples_has_one_sequence_of_padding(recorder: _Recorder) -> None:
+def test_a_process_without_examples_gets_one_token_of_padding(recorder: _Recorder) -> None:
     empty = render((), EXAMPLES, {}, 0, "flash_attention_2")
     assert empty["cu_seq_lens_q"].tolist() == [0, 1]
     assert logits(MODELS["llama"]().eval(), "recorder", empty).shape == (1, 1, 50)
