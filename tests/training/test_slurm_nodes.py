@@ -1,6 +1,6 @@
-"""Training over the nodes of a Slurm job: the command line, with a stand-in for srun that runs the tasks here.
+"""Training over the nodes of a Slurm job, with a stand-in for srun that runs the tasks on this machine.
 
-``make test-backends-slurm`` runs the same on a real Slurm.
+``make test-backends-slurm`` runs the same on a real Slurm cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def task_one(training: Training) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_srun_trains_over_two_nodes_and_a_killed_stage_and_a_lost_node_change_no_byte(
+def test_srun_trains_over_two_nodes_and_neither_a_kill_nor_a_lost_node_changes_a_byte(
     tiny: Path, dialogues: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -53,18 +53,20 @@ def test_srun_trains_over_two_nodes_and_a_killed_stage_and_a_lost_node_change_no
     assert psutil.wait_procs(processes, timeout=60)[1] == []
 
     cut = Training(tmp_path / "there", tiny, examples, job, kind="slurm")
-    assert cut.reach(6)[0] > 1  # it goes on
+    assert cut.reach(6)[0] > 1  # it resumes
     for process in task_one(cut):
         process.kill()
     steps, found, said = cut.end()
     assert "finetune: restart 1 of 1" in said
     assert steps[-1] == STEPS
-    assert 1 not in steps  # it did not begin anew
+    assert 1 not in steps  # it did not start over
     assert found == losses
     assert cut.model() == here.model()
 
 
-def test_without_a_job_of_so_many_nodes_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_slurm_job_with_enough_nodes_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cfg = FinetuneParams(launcher=LauncherConfig(kind="torchrun", nodes=3))
     (tmp_path / "srun").symlink_to(SRUN)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
