@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the clock: checkpoints that change no result, and a sentence when a run goes on from one."""
+"""Checkpoints on SIGTERM and by the clock do not change results; a run that resumes from one reports its step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def checkpoints(folder: Path) -> list[str]:
     ],
     ids=lambda launcher: launcher["kind"],
 )
-def test_asked_to_end_training_saves_first_and_goes_on_from_there_to_the_same_bytes(
+def test_on_sigterm_training_saves_a_checkpoint_and_resumes_to_the_same_bytes(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = dialogues(20)
@@ -72,10 +72,10 @@ def test_asked_to_end_training_saves_first_and_goes_on_from_there_to_the_same_by
 
 
 def _quick(kind: str) -> str:
-    return "single" if kind == "torchrun" else kind  # of one process: the same bytes
+    return "single" if kind == "torchrun" else kind  # with one process both give the same bytes
 
 
-def test_checkpoints_by_the_clock_change_no_byte(
+def test_checkpoints_by_the_clock_do_not_change_a_byte(
     tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = dialogues(20)
@@ -89,7 +89,9 @@ def test_checkpoints_by_the_clock_change_no_byte(
     assert model(tmp_path / "saving") == model(tmp_path / "plain")
 
 
-def test_the_clock_asks_after_minutes_and_seldom_where_checkpoints_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_requests_checkpoints_every_five_minutes_and_less_often_if_they_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now[0]))
     clock = stopping.SaveClock()
