@@ -1,4 +1,4 @@
-"""Sums over processes are added up in order of rank, so they have the same bits in each process and each run."""
+"""Sums over processes are computed in order of rank, so they are bitwise identical in every process and run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROCESSES = 3
 
 
 def numbers(rank: int, size: int) -> torch.Tensor:
-    """Of sizes so unlike that the order of adding shows in the last bits."""
+    """Numbers of such different magnitudes that the order of addition affects the low-order bits."""
     generator = torch.Generator().manual_seed(1000 * rank + size)
     return torch.randn(size, generator=generator) * 10.0 ** (3 * rank)
 
@@ -28,7 +28,7 @@ def in_order(size: int) -> torch.Tensor:
 
 
 def each_process(work: Any, folder: Path) -> Any:
-    """``work(rank)`` of every process, by the group's own gathering."""
+    """The result of ``work(rank)`` in every process, collected by the group's own ``gather``."""
 
     def run(_: Any) -> Any:
         return Group().gather(work(Group().rank))
@@ -36,7 +36,7 @@ def each_process(work: Any, folder: Path) -> Any:
     return run_forked(run, processes=PROCESSES, threads=1, folder=folder)
 
 
-def test_a_group_adds_up_numbers_and_gradients_and_one_process_is_a_group_too(tmp_path: Path) -> None:
+def test_a_group_sums_numbers_and_gradients_and_may_have_a_single_process(tmp_path: Path) -> None:
     def work(rank: int) -> Any:
         group = Group()
         layer = torch.nn.Linear(2, 2)
@@ -51,11 +51,11 @@ def test_a_group_adds_up_numbers_and_gradients_and_one_process_is_a_group_too(tm
     assert (Group().world, Group().total(0.1), Group().gather("x")) == (1, 0.1, ["x"])
 
 
-def test_a_trainings_gradients_are_averaged_in_order_of_rank(tmp_path: Path) -> None:
+def test_gradients_in_training_are_averaged_in_order_of_rank(tmp_path: Path) -> None:
     def work(rank: int) -> Any:
         mean = _mean_in_order(numbers(rank, 1000)).wait()
         return bool(torch.equal(mean, in_order(1000) / PROCESSES))
 
     assert each_process(work, tmp_path) == [True] * PROCESSES
     backwards = sum((numbers(rank, 1000) for rank in (1, 0)), start=numbers(2, 1000))
-    assert not torch.equal(in_order(1000), backwards)  # or nothing above showed the order
+    assert not torch.equal(in_order(1000), backwards)  # otherwise the assertion above could not detect another order
