@@ -1,4 +1,4 @@
-"""Packed rows train as single sequences do, and finetune writes what it promises."""
+"""Packed rows train like single sequences, and finetune writes the documented model and report."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_packed_loss_and_gradients_equal_the_padded_ones(tiny: Path, dialogues: 
     micros = [tuple(rows[:2]), tuple(rows[2:]), ()]
     packed = [render(micro, examples, scales, chat.pad_id, attention) for micro in micros]
     if attention == "flash_attention_2":
-        # No GPU here: the same inputs (one row, positions that restart, no mask) through sdpa, which finds the
+        # Without a GPU: the same inputs (one row, positions that restart, no mask) through sdpa, which finds the
         # examples in the positions as FlashAttention does.
         assert [p["input_ids"].shape[0] for p in packed] == [1, 1, 1]
         assert all("attention_mask" not in p for p in packed)
@@ -96,7 +96,7 @@ def test_packed_loss_and_gradients_equal_the_padded_ones(tiny: Path, dialogues: 
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
 
 
-def test_segments_attend_alone_with_fewer_key_heads_too_and_refuse_what_they_cannot() -> None:
+def test_segments_attend_separately_with_fewer_key_heads_and_refuse_unsupported_attention() -> None:
     rng = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 8, generator=rng) for heads in (4, 2, 2))
     module = torch.nn.Linear(1, 1)
@@ -113,7 +113,7 @@ def test_segments_attend_alone_with_fewer_key_heads_too_and_refuse_what_they_can
             attend(module, query, key, value, None, **odd)
 
 
-def test_segments_give_the_losses_of_masked_rows_without_filling(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_segments_give_the_losses_of_masked_rows_without_padding(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     examples = dialogues(20)
     masked = run(tiny, examples, tmp_path / "masked", PARAMS)
     apart = run(tiny, examples, tmp_path / "apart", tuned(attention="segments"))
@@ -130,7 +130,9 @@ def test_micro_batches_and_rows_do_not_change_the_losses(tiny: Path, dialogues: 
     assert wide.steps == len(wide.loss) == 5
 
 
-def test_the_first_loss_is_the_definition_on_the_untrained_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_the_first_loss_equals_the_definition_on_the_untrained_model(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
     examples = dialogues(8)
     report = run(tiny, examples, tmp_path, tuned(epochs=1))
     encoded, _ = encode_examples(examples, ChatFormat.load(tiny), 300)
@@ -171,7 +173,7 @@ def test_training_lowers_the_loss(tiny: Path, dialogues: Maker, tmp_path: Path) 
     assert report.loss[-1][1] < 0.5 * report.loss[0][1]
 
 
-def test_batch_normalised_training_has_mean_weight_one(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_weights_normalised_by_batch_have_mean_one(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     plain = run(tiny, dialogues(16), tmp_path / "plain", PARAMS)
     normal = run(tiny, dialogues(16), tmp_path / "normal", PARAMS, weight_normalization="batch")
     assert normal.mean_weight == pytest.approx(1.0)
@@ -179,7 +181,9 @@ def test_batch_normalised_training_has_mean_weight_one(tiny: Path, dialogues: Ma
     assert normal.loss != plain.loss
 
 
-def test_max_tokens_overrides_epochs_and_is_met_by_the_last_step(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_max_tokens_overrides_epochs_and_is_reached_in_the_last_step(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
     examples = dialogues(10)
     total = sum(len(one.ids) for one in encode_examples(examples, ChatFormat.load(tiny), 300)[0])
     report = run(tiny, examples, tmp_path, tuned(epochs=0, max_train_tokens=7), max_train_tokens=3 * total)
@@ -209,7 +213,7 @@ KNOBS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", KNOBS, ids=str)
-def test_every_knob_changes_the_losses(
+def test_every_setting_changes_the_losses(
     tiny: Path, dialogues: Maker, tmp_path: Path, plain_losses: list[float], changes: dict[str, Any]
 ) -> None:
     report = run(tiny, dialogues(16), tmp_path, tuned(**changes))
@@ -218,7 +222,7 @@ def test_every_knob_changes_the_losses(
     assert dtype == changes.get("dtype", "float32")
 
 
-def test_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_gradient_checkpointing_does_not_change_the_losses(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     examples = dialogues(8)
     plain = run(tiny, examples, tmp_path / "plain", PARAMS)
     saving = run(tiny, examples, tmp_path / "saving", tuned(gradient_checkpointing=True))
@@ -229,7 +233,7 @@ def test_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues: Maker, 
 def test_gradient_checkpointing_computes_each_layer_a_second_time(
     tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """That is how it saves memory: a layer's activations are dropped, and computed again in the backward pass."""
+    """It saves memory by dropping a layer's activations and recomputing them in the backward pass."""
     passes: dict[bool, int] = {}
     for saving in (False, True):
         seen: list[object] = []
@@ -244,7 +248,7 @@ def test_gradient_checkpointing_computes_each_layer_a_second_time(
     assert passes[True] == 2 * passes[False] > 0
 
 
-def test_lora_moves_its_targets_by_its_rank(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_lora_changes_its_targets_by_at_most_its_rank(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     params = tuned(lora=LoraConfig(rank=4, alpha=8, dropout=0.1).model_dump(), lr=1e-2, epochs=4)
     report = run(tiny, dialogues(16), tmp_path, params)
     before, after = load(tiny).state_dict(), load(full_weights(tmp_path / "model")).state_dict()
@@ -255,7 +259,9 @@ def test_lora_moves_its_targets_by_its_rank(tiny: Path, dialogues: Maker, tmp_pa
     assert report.loss[-1][1] < report.loss[0][1]
 
 
-def test_rope_is_scaled_linearly_where_length_exceeds_the_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_rope_is_scaled_linearly_if_the_length_exceeds_the_model_s(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
     assert (rope_factor(512, 512), rope_factor(513, 512), rope_factor(2048, 512)) == (None, 2, 4)
     report = run(tiny, dialogues(8), tmp_path, tuned(max_length=1000, epochs=1))
     rope = json.loads((tmp_path / "model" / "config.json").read_text())["rope_parameters"]
@@ -268,7 +274,7 @@ def test_rope_is_scaled_linearly_where_length_exceeds_the_model(tiny: Path, dial
     assert again.rope_factor == 2.0
 
 
-def test_no_epochs_copies_the_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_zero_epochs_copy_the_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     report = run(tiny, dialogues(4), tmp_path, tuned(epochs=0))
     assert report.steps == report.real_tokens == 0
     assert report.counters.examples == 4
@@ -282,7 +288,7 @@ def test_counters_reach_the_report(tiny: Path, dialogues: Maker, tmp_path: Path)
     assert (report.counters.examples, report.counters.dropped_empty) == (4, 1)
 
 
-def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_bad_input_is_a_user_error_and_no_model_is_written(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     silent = Example(id="s", messages=[Message(role="user", content="q"), Message(role="assistant", content="a")])
     with pytest.raises(UserError, match="no examples remain to train on"):
         run(tiny, [silent], tmp_path, PARAMS)
@@ -299,7 +305,7 @@ def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path)
     assert not (tmp_path / "model").exists()
 
 
-def test_weights_that_are_not_there_are_not_made_up(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_missing_and_misshapen_weights_are_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model-without")
     state = load_file(model / "model.safetensors")
     for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"):
@@ -328,14 +334,16 @@ def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
     assert not (tmp_path / "model").exists()
 
 
-def test_weights_that_the_last_step_overflows_are_not_written(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_a_model_whose_weights_overflow_in_the_last_step_is_not_written(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
     cfg = tuned(schedule="constant", warmup_ratio=0.0, epochs=1, batch_size=64).model_copy(update={"lr": 1e39})
     with pytest.raises(UserError, match=r"^after the last step, model\..* holds numbers that are not finite"):
         run(tiny, dialogues(20), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
 
 
-def test_examples_held_out_are_measured_after_each_epoch_and_never_learnt(
+def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
     tiny: Path, dialogues: Maker, tmp_path: Path
 ) -> None:
     examples = dialogues(20)
@@ -348,7 +356,7 @@ def test_examples_held_out_are_measured_after_each_epoch_and_never_learnt(
     keys = [json.dumps([one.ids, one.token_weights]) for one in encoded]
     held = sorted(drawn_out(keys, 0.2, seed=3))
     apart = [one for index, one in enumerate(examples) if index not in held]
-    # What is measured is the objective on those examples; the model is that of the others alone.
+    # The measured loss is the objective on those examples; the model is that of the other examples alone.
     batch = [encoded[index] for index in held]
     scales = dict(enumerate(example_scales(batch, "example_mean", "none")))
     inputs = render(tuple((index,) for index in range(len(batch))), batch, scales, chat.pad_id)
@@ -359,7 +367,7 @@ def test_examples_held_out_are_measured_after_each_epoch_and_never_learnt(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_who_is_held_out_depends_on_the_seed_and_the_content_alone() -> None:
+def test_which_examples_are_held_out_depends_only_on_seed_and_content() -> None:
     keys = [f"example {number}" for number in range(40)]
     chosen = {keys[index] for index in drawn_out(keys, 0.25, seed=1)}
     assert len(chosen) == 10
@@ -368,12 +376,12 @@ def test_who_is_held_out_depends_on_the_seed_and_the_content_alone() -> None:
     assert drawn_out(keys, 0.0, seed=1) == set()
 
 
-def test_holding_everything_out_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_holding_out_all_examples_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.validation: 0\.9 holds out all 2 examples; lower it"):
         run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
 
 
-def test_warm_up_is_a_share_of_the_steps_or_so_many(tiny: Path, tmp_path: Path) -> None:
+def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(tiny: Path, tmp_path: Path) -> None:
     job = SftJob(
         model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=tuned(warmup_ratio=0.1), seed=3, threads=1
     )
