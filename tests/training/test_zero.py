@@ -62,7 +62,7 @@ def half(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_a_model_is_loaded_in_no_more_memory_than_its_launcher_needs(
+def test_a_model_is_loaded_in_half_precision_if_its_launcher_allows_it(
     tiny: Path, changes: dict[str, Any], dtype: torch.dtype
 ) -> None:
     model, _ = load_base(tiny, params(**changes))
@@ -108,7 +108,7 @@ def test_zero_in_bfloat16_keeps_coefficients_and_master_weights_in_float32_and_r
 
 
 class MakesAFolder:
-    """A pickle that makes a folder when it is read."""
+    """Its pickle creates a folder when it is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,7 +119,7 @@ class MakesAFolder:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_tensors(
+def test_a_resumed_run_deletes_stale_compiler_locks_and_loads_only_tensors(
     half: Path, dialogues: Maker, tmp_path: Path
 ) -> None:
     def train(folder: Path, progress: Any = None) -> Any:
@@ -135,7 +135,7 @@ def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_ten
     lock = saved.parent / f"extensions-{socket.gethostname()}" / "py311_cpu" / "fused_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
-    os.utime(lock, (time.time() - 2,) * 2)  # start times of processes are known to the second
+    os.utime(lock, (time.time() - 2,) * 2)  # start times of processes have a resolution of one second
     [state] = saved.rglob("*optim_states.pt")
     whole = state.read_bytes()
     torch.save({"optimizer_state_dict": MakesAFolder(tmp_path / "ran")}, state)
@@ -152,7 +152,7 @@ def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_ten
 
 
 class Called:
-    """Pickled as a call of ``getattr``, as Python before 3.11.4 pickles an enumeration's members."""
+    """Pickled as a call of ``getattr``, like members of an enumeration in Python before 3.11.4."""
 
     def __init__(self, kind: type, name: str) -> None:
         self.arguments = (kind, name)
@@ -161,15 +161,13 @@ class Called:
         return getattr, self.arguments
 
 
-def test_a_checkpoint_may_name_a_zero_stage_by_getattr_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_may_use_getattr_only_for_a_zero_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
-    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")  # restored behind the test
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")  # restored after the test
     before = torch.serialization.get_safe_globals()
-    read_tensors_only()  # overrules what DeepSpeed asks for, weights_only=False
+    read_tensors_only()  # overrides weights_only=False, which DeepSpeed passes
     try:
         added = set(torch.serialization.get_safe_globals()) - set(before)
         assert not any(isinstance(one, tuple) for one in added), "torch 2.5, XTuner's on GPUs, takes no pairs"
