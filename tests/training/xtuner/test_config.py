@@ -1,6 +1,6 @@
-"""The xtuner backend before XTuner: its configuration, its order of work, the model in 4.48's words, what is refused.
+"""The xtuner backend up to XTuner: its configuration, order of examples, model in 4.48's format, and refusals.
 
-Training itself is in tests/backends/test_xtuner.py.
+tests/backends/test_xtuner.py tests the training itself.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def settings_of(text: str) -> dict[str, Any]:
     return {ast.unparse(node.targets[0]): value(node.value) for node in body if isinstance(node, ast.Assign)}
 
 
-def test_its_launcher_is_given_no_option_that_torch_2_5_lacks() -> None:
-    """The GPU environment's torch is older than ours: its torchrun ends at an option that it does not know."""
+def test_the_command_uses_no_option_that_torch_2_5_lacks() -> None:
+    """The GPU environment's torch is older than ours, and its torchrun rejects unknown options."""
     command = xtuner._command(Path("/x/python"), run_of(FinetuneParams.model_validate(PAPER, strict=False)))
     assert command[:4] == ["/x/python", "-m", "torch.distributed.run", "--nproc-per-node=8"]
     assert command[-3:] == ["-m", xtuner.LAUNCHER, "/s/run/run.json"]
     assert not any("shutdown-timeout" in part for part in command)
 
 
-def test_the_papers_recipe_is_what_the_config_says() -> None:
+def test_the_config_contains_the_paper_s_recipe() -> None:
     config = settings_of(config_text(run_of(FinetuneParams.model_validate(PAPER, strict=False))))
     assert config["optim_wrapper"] == {
         "type": "AmpOptimWrapper",
@@ -101,7 +101,7 @@ def test_the_papers_recipe_is_what_the_config_says() -> None:
     assert config["randomness"] == {"seed": 7, "deterministic": False}
 
 
-def test_zero_2_in_half_precision_on_many_gpus() -> None:
+def test_the_zero_2_config_has_the_precision_of_the_params() -> None:
     zero = json.loads(zero2_text(FinetuneParams.model_validate(PAPER, strict=False)))
     assert zero["zero_optimization"]["stage"] == 2
     assert zero["zero_optimization"]["overlap_comm"] is True
@@ -112,7 +112,7 @@ def test_zero_2_in_half_precision_on_many_gpus() -> None:
     assert (brain["fp16"]["enabled"], brain["bf16"]["enabled"]) == (False, True)
 
 
-def test_precision_adapters_and_paths_are_literals() -> None:
+def test_precision_adapters_and_paths_are_written_as_literals() -> None:
     cfg = params(device="cuda", dtype="bfloat16", lora={"rank": 4, "alpha": 8, "targets": ["q_proj"]})
     config = settings_of(config_text(run_of(cfg, folder='/s/it\'s "here"\\x')))
     wrapper = config["optim_wrapper"]
@@ -155,25 +155,25 @@ def test_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) -> None:
         ({"warmup_steps": 100}, "warmup_steps"),
     ],
 )
-def test_what_the_backend_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+def test_settings_that_the_backend_does_not_support_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError, match="or use backend trainer") as refusal:
         params(**changes)
     assert f"backend 'xtuner' does not support {named}" in str(refusal.value)
     params(**changes, backend="trainer")
 
 
-def test_float16_is_for_xtuner_alone() -> None:
+def test_float16_is_refused_with_the_trainer_backend() -> None:
     with pytest.raises(ValidationError, match="'float16' works only with backend xtuner"):
         params(backend="trainer", device="cuda", dtype="float16")
 
 
-def test_without_its_environment_the_remedy_is_named(
+def test_without_its_environment_the_error_names_the_make_target_that_installs_it(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xtuner, "ENVIRONMENT", tmp_path / "venv")
     started = tmp_path / "venv" / "bin" / "python"
     for half_made in (False, True):
-        if half_made:  # an installation that was broken off: no stamp
+        if half_made:  # an interrupted installation: no stamp
             started.parent.mkdir(parents=True)
             started.touch()
         with pytest.raises(UserError, match="make env-xtuner"):
@@ -200,7 +200,7 @@ def weighted_examples(draw: st.DrawFn) -> list[EncodedExample]:
     st.sampled_from(["example_mean", "token_mean"]),
     st.sampled_from(["none", "batch"]),
 )
-def test_the_mean_over_micro_batches_is_our_objective(
+def test_the_mean_over_micro_batches_equals_our_objective(
     examples: list[EncodedExample], batch_size: int, processes: int, reduction: Any, normalization: Any
 ) -> None:
     launcher = {"kind": "deepspeed", "zero_stage": 2, "processes": processes}
@@ -216,7 +216,7 @@ def test_the_mean_over_micro_batches_is_our_objective(
     layout = xtuner.lay_out(plan, examples, job)
     width = layout.accumulation * processes
     assert len(layout.order) == len(layout.divisors) == width * len(plan.steps)
-    losses = [[0.5 + 0.1 * token for token in example.ids] for example in examples]  # any will do
+    losses = [[0.5 + 0.1 * token for token in example.ids] for example in examples]  # arbitrary values
     for number, step in enumerate(plan.steps):
         micros = range(number * width, (number + 1) * width)
         assert sorted(layout.order[m] for m in micros if layout.order[m] >= 0) == sorted(step.examples)
@@ -235,7 +235,7 @@ def test_the_mean_over_micro_batches_is_our_objective(
         assert math.isclose(mean, objective, rel_tol=1e-9)
 
 
-def test_messages_learnt_with_different_weights_are_refused() -> None:
+def test_messages_with_different_weights_are_refused() -> None:
     mixed = [EncodedExample([1, 2, 3], [0.0, 1.0, 0.2])]
     job = SftJob(model_dir=Path(), out_dir=Path(), checkpoints=Path(), params=params(), seed=1, threads=1)
     plan = make_plan([3], batch_size=1, row_tokens=1, micro_batch_tokens=1, seed=1)
@@ -243,7 +243,7 @@ def test_messages_learnt_with_different_weights_are_refused() -> None:
         xtuner.lay_out(plan, mixed, job)
 
 
-def test_a_model_in_the_words_of_transformers_448() -> None:
+def test_model_and_tokenizer_configs_are_converted_for_transformers_448() -> None:
     new = {
         "dtype": "float32",
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
@@ -264,7 +264,7 @@ def test_a_model_in_the_words_of_transformers_448() -> None:
     }
 
 
-def test_the_start_links_the_weights_and_leaves_the_model_alone(tiny: Path, tmp_path: Path) -> None:
+def test_the_start_folder_links_the_weights_and_does_not_change_the_model(tiny: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in tiny.iterdir()}
     write_start(tiny, tmp_path / "start", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
     assert {file.name for file in (tmp_path / "start").iterdir()} == set(before)
@@ -280,7 +280,7 @@ def test_the_start_links_the_weights_and_leaves_the_model_alone(tiny: Path, tmp_
         write_start(tmp_path / "odd", tmp_path / "start", None)
 
 
-def test_trained_weights_of_another_shape_are_refused(tiny: Path, tmp_path: Path) -> None:
+def test_trained_weights_that_do_not_match_the_model_are_refused(tiny: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from selfimprove.training.loading import load_config
@@ -307,7 +307,7 @@ import selfimprove.training.xtuner.launch
 """
 
 
-def test_the_launcher_imports_no_package_that_xtuners_environment_lacks() -> None:
+def test_the_launcher_imports_no_package_that_xtuner_s_environment_lacks() -> None:
     lock = Path("requirements/xtuner-cpu.lock").read_text(encoding="utf-8")
     there = re.findall(r"(?m)^([^\s=]+)==", lock)
     names = [name.replace("-", "_") for name in there] + ["selfimprove"]
