@@ -62,7 +62,7 @@ def half(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_a_model_is_loaded_in_half_precision_if_its_launcher_allows_it(
+def test_a_bfloat16_model_is_loaded_in_float32_only_if_its_loaded_weights_are_trained(
     tiny: Path, changes: dict[str, Any], dtype: torch.dtype
 ) -> None:
     model, _ = load_base(tiny, params(**changes))
