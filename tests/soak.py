@@ -6,8 +6,8 @@ checkpoints, manifests, locks), and then runs it to the end. The published bytes
 run. Meanwhile the stage may refuse to run with one sentence (exit code 2), but never with a traceback and never
 permanently.
 
-About a third of the rounds of a stage that can use an endpoint give it one that fails 30 % of the calls and runs out
-of quota half-way. The stage must refuse, and resume once there is quota again. No answer may be paid for twice, except
+In about a third of its rounds, a stage that can use an endpoint gets one that fails 30 % of the calls and runs out of
+quota half-way. The stage must refuse, and resume once there is quota again. No answer may be paid for twice, except
 those that were in flight when the stage was killed.
 
     python -m tests.soak --minutes 10 --seed 1

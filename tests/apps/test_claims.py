@@ -141,7 +141,7 @@ def test_runs_with_different_params_are_not_pooled(tmp_path: Path) -> None:
 
 
 def test_the_digest_ignores_the_architecture_of_a_base_with_existing_weights() -> None:
-    # RISE starts from the model that ships, Reflect-RL from scratch
+    # RISE starts from the shipped model, Reflect-RL from scratch
     for method, read in {"rise": False, "reflect_rl": True}.items():
         params = profile("default")
         name = params_digest(params, [method])
@@ -216,7 +216,7 @@ def test_the_first_page_lists_each_method_s_claims_made_and_not_made() -> None:
         page, None, everywhere(avx2_18=-0.01), {"spin": "p"}
     )
     runs = [*everywhere(), *(one | {"method": "rise"} for one in everywhere())]
-    for one in runs[6:]:  # of RISE, two claims on a metric
+    for one in runs[6:]:  # RISE: two claims on one metric
         rows, minus = one["results"]["rows"], {"m1@t5": estimate(0.1), "em": estimate(0.1)}
         one["results"] = one["results"] | {
             "last_minus": {"base": minus, "more_sft": minus},

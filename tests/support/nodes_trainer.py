@@ -1,4 +1,4 @@
-"""Trains over two nodes in a separate process, which tests kill, or one of its nodes; prints the steps and losses.
+"""Trains over two nodes in a separate process, for tests that kill it or a node; prints the steps and losses.
 
 ``python -m tests.support.nodes_trainer FOLDER MODEL '{"kind": "slurm"}'`` reads ``FOLDER/examples.jsonl`` and writes
 the trained model to ``FOLDER/model``. With ``{}`` two processes on this machine train in the same way.

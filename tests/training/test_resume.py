@@ -63,9 +63,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_bytes_and_losses(
     runs.add("killed", PARAMS, kill_at_step=3)  # just before the first checkpoint
     runs.add("killed", PARAMS, kill_at_seal=3)  # during it: written, not sealed
     runs.add("killed", PARAMS, kill_at_step=5)
-    runs.add(
-        "killed", PARAMS, kill_at_step=8, then_truncate="checkpoint-6/optimizer.pt"
-    )  # a complete one, truncated later
+    runs.add("killed", PARAMS, kill_at_step=8, then_truncate="checkpoint-6/optimizer.pt")  # truncated after sealing
     # Same sizes, other contents: flipped bits, and zeros as after a power loss.
     runs.add("killed", PARAMS, kill_at_step=7, then_flip="checkpoint-6/optimizer.pt")
     runs.add("killed", PARAMS, kill_at_step=8, then_flip="checkpoint-6/model.safetensors")
