@@ -1,6 +1,6 @@
-"""What every method's stages do with bad input: one sentence with a remedy, exit code 2, nothing published or lost.
+"""How every method's stages handle bad input: one sentence with a remedy, exit code 2, nothing published or lost.
 
-(A method's own ways to go wrong: test_bad_input.py in tests and in tests/methods.)
+(Method-specific errors: test_bad_input.py in tests and in tests/methods.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def bench_of(place: Place, request: pytest.FixtureRequest) -> Workbench:
 
 
 def copied(bench: Workbench, target: Path) -> Path:
-    """With what Agent-R's evaluation of an iteration needs."""
+    """A copy of the bench, with the model that Agent-R's evaluation of an iteration needs."""
     folder = bench.copy(target)
     if (folder / "models/agent_r/base").exists():
         shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter1")
@@ -82,7 +82,7 @@ def lines_of(path: Path) -> list[bytes]:
         (SPIN, PLAYED, 2, lambda raw: b"\xff" + raw, "not UTF-8"),
     ],
 )
-def test_a_torn_or_foreign_line_is_named_by_file_and_line(
+def test_a_malformed_line_is_reported_with_its_file_and_line_number(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     place: Place,
@@ -101,7 +101,7 @@ def test_a_torn_or_foreign_line_is_named_by_file_and_line(
     sentence = bench.refused(folder, *place)
     assert f"{file}, line {line}: " in sentence
     assert said in sentence
-    assert "; " in sentence  # and the remedy
+    assert "; " in sentence  # a remedy follows
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
@@ -136,7 +136,7 @@ def test_an_empty_data_set_is_refused(
         (SPIN, PLAYED),
     ],
 )
-def test_a_missing_input_is_named_with_the_command_that_makes_it(
+def test_a_missing_input_is_reported_with_the_command_that_creates_it(
     request: pytest.FixtureRequest, tmp_path: Path, place: Place, missing: str
 ) -> None:
     bench = bench_of(place, request)
@@ -152,7 +152,7 @@ def test_an_iteration_that_is_not_in_the_params_is_refused(
 ) -> None:
     bench = bench_of((stage, ""), request)
     folder = bench.copy(tmp_path / "bench")
-    there = "base, " if stage.endswith("finetune") else ""  # every row is trained
+    there = "base, " if stage.endswith("finetune") else ""  # the base is trained, too
     said = bench.refused(folder, stage, "iter7")
     assert f"params.yaml has no entry 'iter7' for this stage; it has: {there}" in said
     assert "iter1, iter2" in said
