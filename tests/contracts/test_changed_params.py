@@ -1,4 +1,4 @@
-"""A stage that DVC runs again because a param has changed does the work again, not only what it did before."""
+"""A stage that DVC reruns after a param change regenerates its outputs instead of reusing earlier ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STAGES = ("data", "generate", "convert")
 
 
 def examples(folder: Path, about: str) -> str:
-    """What Reflect-RL's policy is to learn in a game that ``about`` describes."""
+    """Training examples of Reflect-RL's policy for a game that ``about`` describes."""
     env = {
         "name": "gymnasium:FrozenLake-v1", "options": {"is_slippery": False}, "about": about, "tasks": 60,
         "actions": ["left", "down", "right", "up"], "max_turns": 16,
@@ -23,7 +23,7 @@ def examples(folder: Path, about: str) -> str:
     return (folder / "data/reflect_rl/base/train/sft_policy.jsonl").read_text(encoding="utf-8")
 
 
-def test_examples_have_the_words_in_which_the_environment_is_described_now(tmp_path: Path) -> None:
+def test_examples_use_the_current_description_of_the_environment(tmp_path: Path) -> None:
     folder = copy_code(tmp_path)
     assert "A frozen lake." in examples(folder, "A frozen lake.")
     later = examples(folder, "A lake of ice.")
