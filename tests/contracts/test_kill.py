@@ -1,10 +1,10 @@
-"""Stages of every method, killed anywhere and started again: the same bytes, and nothing finished is done twice.
+"""Stages of every method, killed at any point and restarted: same bytes, and no finished work is repeated.
 
-What a run's log counts: ``computed`` completions of the engine, ``journaled`` entries, ``step`` steps of training. An
-entry is one answer of a model (RISE, Agent-R's search and judge, SPIN's self-play, Reflect-RL's evaluation) or of a
-teacher's endpoint (Reflect-RL's questions and trajectories), or a pair that SPIN's opponent has scored. Training has
-six steps and saves every second one. (Specification: RISE 21, 22, 37; Agent-R 12, 30; Reflect-RL 8, 50; SPIN 34, 41,
-51. Reflect-RL's learning by several processes: test_learn.)
+A run's log counts ``computed`` completions of the engine, ``journaled`` entries and ``step`` training steps. An entry
+is one answer of a model (RISE, Agent-R's search and judge, SPIN's self-play, Reflect-RL's evaluation) or of a teacher's
+endpoint (Reflect-RL's questions and trajectories), or a pair that SPIN's opponent has scored. Training has six steps
+and saves a checkpoint every second step. (Specification: RISE 21, 22, 37; Agent-R 12, 30; Reflect-RL 8, 50; SPIN 34,
+41, 51. Reflect-RL's training in several processes: test_learn.)
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BENCHES = {"rise": "bench", "agent_r": "agent_bench", "reflect_rl": "reflect_ben
 
 @dataclass(frozen=True)
 class Case:
-    """A stage that is killed.
+    """A stage to be killed.
 
     Attributes:
-        outputs: what the bench already holds of the stage's outputs, removed first.
-        journals: where its entries are, in its scratch folder.
-        told: how often training tells of itself before its first step (``step`` counts that too).
-        saves_first: whether a step's checkpoint is written before the step is told.
+        outputs: outputs of the stage that the bench already contains; they are removed first.
+        journals: the glob pattern of its journals in its scratch folder.
+        told: the number of progress reports before the first training step (``step`` counts them too).
+        saves_first: whether a step's checkpoint is written before the step is reported.
     """
 
     method: str
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def place(self) -> tuple[str, str]:
-        """As ``Forks.run`` takes it."""
+        """Arguments of ``Forks.run``: script and item."""
         return f"{self.method}.{self.stage}", self.item
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Case:
 
 
 def sft(method: str) -> Case:
-    """The base model's SFT, which the bench has trained."""
+    """The base model's SFT, which the bench has already run."""
     return Case(method, "finetune", "base", (f"models/{method}/base", f"results/{method}/base"))
 
 
@@ -83,7 +83,7 @@ TRAINED = [RISE_SFT, AGENT_R_SFT, SPIN, RL]
 
 
 def teacher(seen: Seen) -> Reply:
-    """A chat model that always says the same to the same: questions, labels, analyses."""
+    """A chat model whose reply (question, label or analysis) depends only on the prompt."""
     said = seen.body["messages"][-1]["content"]
     number = crc32(said.encode())
     if "QUERY" in said:
@@ -92,14 +92,14 @@ def teacher(seen: Seen) -> Reply:
 
 
 class Runner:
-    """Runs the cases in folders of their own, and each of them once unbroken."""
+    """Runs cases in separate folders, and each case once without interruption."""
 
     def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory, chat: Endpoint) -> None:
         self._request, self._folders, self.chat = request, folders, chat
         self._wholes: dict[Case, Unbroken] = {}
 
     def bench(self, case: Case) -> Workbench:
-        """Where the method's first stages have run."""
+        """The workbench in which the method's first stages have run."""
         found: Workbench = self._request.getfixturevalue(BENCHES[case.method])
         return found
 
@@ -118,14 +118,14 @@ class Runner:
         return ran
 
     def killed(self, case: Case, folder: Path, **more: Any) -> Ran:
-        """Run the stage, which is killed on its way and publishes nothing by half."""
+        """Run the stage, which is killed before it publishes anything."""
         before = published(folder)
         ran = killed(self.bench(case), folder, case.place, **more)
         assert published(folder) == before
         return ran
 
     def whole(self, case: Case) -> Unbroken:
-        """How the stage goes and ends if nobody kills it."""
+        """The stage's uninterrupted run."""
         if case not in self._wholes:
             folder, asked = self.folder(case), len(self.chat.seen)
             ran = self.run(case, folder)
@@ -146,22 +146,22 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Of all methods; the teacher answers at an endpoint."""
+    """Runs cases of all methods; the teacher is an HTTP endpoint."""
     with endpoint(then=teacher) as chat:
         yield Runner(request, tmp_path_factory, chat)
 
 
 def fewer(done: int, kept: int) -> int:
-    """What is left of a kind of unit, if the stage does that kind at all."""
+    """Units of a kind that remain to be done; 0 if the stage does none of that kind."""
     return done - kept if done else 0
 
 
 @pytest.mark.parametrize("case", JOURNALED, ids=str)
 @pytest.mark.parametrize(("place", "when"), [(1, "torn"), (3, "after"), (-2, "before"), (-1, "after")])
-def test_killed_at_an_entry_a_stage_loses_at_most_that_one_and_ends_with_the_same_bytes(
+def test_a_stage_killed_while_journaling_loses_at_most_one_entry_and_gives_the_same_bytes(
     runner: Runner, case: Case, place: int, when: str
 ) -> None:
-    """``place``: the entry at which it dies; negative: from the last one."""
+    """``place``: the entry at which the stage is killed; negative values count from the last one."""
     whole, folder = runner.whole(case), runner.folder(case)
     count = place if place > 0 else whole.count("journaled") + 1 + place
     first = runner.killed(case, folder, kill={"at": "journal", "count": count, "when": when})
@@ -178,10 +178,10 @@ def test_killed_at_an_entry_a_stage_loses_at_most_that_one_and_ends_with_the_sam
 
 @pytest.mark.parametrize("case", TRAINED, ids=str)
 @pytest.mark.parametrize("step", [1, 3, 4, 6])
-def test_killed_at_a_step_training_redoes_at_most_one_save_interval_and_ends_with_the_same_bytes(
+def test_training_killed_at_a_step_repeats_at_most_one_save_interval_and_gives_the_same_bytes(
     runner: Runner, case: Case, step: int
 ) -> None:
-    """It dies when the step is done and not yet told."""
+    """The stage is killed after the step, before it reports the step."""
     whole, folder = runner.whole(case), runner.folder(case)
     assert whole.count("step") == case.told + STEPS
     first = runner.killed(case, folder, kill={"at": "step", "count": case.told + step, "when": "before"})
@@ -190,7 +190,7 @@ def test_killed_at_a_step_training_redoes_at_most_one_save_interval_and_ends_wit
     done = step if case.saves_first and step < STEPS else step - 1
     steps = STEPS - done // SAVE_STEPS * SAVE_STEPS
     assert again.log.count("step") == steps
-    assert "journaled" not in again.log  # nor is SPIN's opponent asked again
+    assert "journaled" not in again.log  # SPIN's opponent does not score again, either
     assert first.log.count("step") - case.told + 1 + steps <= STEPS + SAVE_STEPS
 
 
@@ -204,10 +204,10 @@ def test_killed_at_a_step_training_redoes_at_most_one_save_interval_and_ends_wit
     ],
     ids=str,
 )
-def test_killed_while_publishing_a_stage_asks_nothing_again_and_trains_at_most_its_last_interval(
+def test_a_stage_killed_while_publishing_generates_nothing_and_repeats_at_most_one_interval(
     runner: Runner, case: Case, back: int, steps: int
 ) -> None:
-    """``back``: how many files it would still have moved after the one at which it dies."""
+    """``back``: the number of files left to move after the one at which the stage is killed."""
     whole, folder = runner.whole(case), runner.folder(case)
     kill = {"at": "replace", "count": whole.count("replaced") - back, "when": "before"}
     killed(runner.bench(case), folder, case.place, kill=kill)
@@ -218,7 +218,7 @@ def test_killed_while_publishing_a_stage_asks_nothing_again_and_trains_at_most_i
     assert (again.log.count("computed"), again.log.count("step"), len(runner.chat.seen)) == (0, steps, asked)
 
 
-def test_killed_three_times_in_a_row_every_run_gets_further(runner: Runner) -> None:
+def test_a_stage_killed_three_times_in_a_row_makes_progress_in_every_run(runner: Runner) -> None:
     folder = runner.folder(COLLECT)
     for kept in (2, 4, 6):
         runner.killed(COLLECT, folder, kill={"at": "journal", "count": 2, "when": "after"})
@@ -227,12 +227,12 @@ def test_killed_three_times_in_a_row_every_run_gets_further(runner: Runner) -> N
     assert published(folder) == runner.whole(COLLECT).files
 
 
-# What the killed runs do is what the stages are for
+# The killed stages do real work
 
 
 @pytest.fixture
 def rows(runner: Runner, tmp_path: Path) -> Callable[..., list[Any]]:
-    """Records of a file that a case has published."""
+    """Reads the records of a file that a case has published."""
 
     def read(case: Case, path: str, record: type) -> list[Any]:
         file = tmp_path / Path(path).name
@@ -243,7 +243,7 @@ def rows(runner: Runner, tmp_path: Path) -> Callable[..., list[Any]]:
 
 
 @pytest.mark.parametrize("case", JOURNALED, ids=str)
-def test_each_stage_has_entries_enough_to_be_killed_at(runner: Runner, case: Case) -> None:
+def test_each_stage_journals_at_least_six_entries(runner: Runner, case: Case) -> None:
     whole = runner.whole(case)
     assert whole.count("journaled") >= 6
     if case in (ASK, TEACH):
@@ -252,7 +252,7 @@ def test_each_stage_has_entries_enough_to_be_killed_at(runner: Runner, case: Cas
         assert whole.count("computed") == whole.count("journaled")
 
 
-def test_the_search_has_trees_and_the_judge_pairs(runner: Runner, rows: Callable[..., list[Any]]) -> None:
+def test_the_search_builds_trees_and_the_judge_keeps_pairs(runner: Runner, rows: Callable[..., list[Any]]) -> None:
     trees = rows(SEARCH, "data/agent_r/iter1/trees.jsonl", Tree)
     assert len(trees) == 3
     expanded = sum(bool(node.children) for tree in trees for node in tree.nodes)
@@ -262,7 +262,7 @@ def test_the_search_has_trees_and_the_judge_pairs(runner: Runner, rows: Callable
     assert stats["judged"] == runner.whole(JUDGE).count("computed")
 
 
-def test_self_play_has_episodes_and_pairs_to_train_on(runner: Runner, rows: Callable[..., list[Any]]) -> None:
+def test_self_play_yields_episodes_and_pairs_that_training_uses(runner: Runner, rows: Callable[..., list[Any]]) -> None:
     episodes = rows(SELF_PLAY, "data/spin/iter0/episodes.jsonl", SpinEpisode)
     pairs = rows(SPIN, "data/spin/iter0/train/pairs.jsonl", Pair)
     assert len(episodes) == len(pairs) == runner.whole(SPIN).count("journaled")
@@ -282,7 +282,7 @@ def test_a_teachers_questions_become_tasks_and_are_counted(runner: Runner) -> No
     assert (row["name"], row["files"]) == ("eventlib", 6)
 
 
-def test_a_chat_teachers_words_are_what_is_trained_on(rows: Callable[..., list[Any]]) -> None:
+def test_trajectories_contain_the_reflections_of_a_chat_teacher(rows: Callable[..., list[Any]]) -> None:
     made = rows(TEACH, "data/reflect_rl/trajectories.jsonl", TeacherTrajectory)
     assert [one.info for one in made] == ["positive"] * 4 + ["negative0"] * 3
     assert {one.teacher for one in made} == {"m"}
