@@ -1,6 +1,6 @@
-"""A stage that runs again after other params, deleted outputs, a full disk, or beside another run of itself.
+"""Rerunning a stage after a param change, deleted outputs or a full disk, or during another run of the same stage.
 
-(Killed: test_kill.)
+(Killed stages: test_kill.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def unbroken(bench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """All files after an unbroken generate and an unbroken first SFT."""
+    """All files after an uninterrupted generate and an uninterrupted first SFT."""
     folder = bench.copy(tmp_path_factory.mktemp("unbroken") / "bench")
     ran = bench.forks.run(folder, "rise.generate", "iter1")
     assert (ran.code, ran.log.count("computed"), ran.log.count("journaled")) == (0, 6, 6)
@@ -31,13 +31,13 @@ def unbroken(bench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def journal_of(folder: Path, name: str = "completions.journal") -> list[str]:
-    """Keys of the whole entries of the stage's journal."""
+    """Keys of the complete entries in the stage's journal."""
     files = list(folder.glob(f".scratch/stages/rise-generate-iter1/*/{name}"))
     lines = [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
     return [entry_key(line) for line in lines if line.endswith(b"\n")]
 
 
-def test_a_journal_of_other_params_is_not_taken(bench: Workbench, tmp_path: Path) -> None:
+def test_a_journal_written_under_other_params_is_not_used(bench: Workbench, tmp_path: Path) -> None:
     folder = bench.copy(tmp_path / "bench")
     bench.forks.run(folder, "rise.generate", "iter1", kill={"at": "journal", "count": 4, "when": "after"})
     bench.copy(folder, {"rise": {"iterations": {"iter1": {"generate": {"temperature": 0.5}}}}})
@@ -45,7 +45,7 @@ def test_a_journal_of_other_params_is_not_taken(bench: Workbench, tmp_path: Path
     assert (other.code, other.log.count("computed")) == (0, 6)
 
 
-def test_outputs_that_dvc_deleted_come_back_without_work(
+def test_outputs_that_dvc_deleted_are_restored_without_recomputation(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes]
 ) -> None:
     folder = bench.copy(tmp_path / "bench")
@@ -53,21 +53,23 @@ def test_outputs_that_dvc_deleted_come_back_without_work(
     (folder / "data/rise/iter1/episodes.jsonl").unlink()
     again = bench.forks.run(folder, "rise.generate", "iter1")
     assert (again.code, again.log.count("computed"), published(folder)) == (0, 0, unbroken)
-    # Edited since: bytes that are no longer ours are not published again.
+    # Edited through its hard link: the changed bytes are not published again.
     (folder / "data/rise/iter1/episodes.jsonl").write_text("{}\n")
     third = bench.forks.run(folder, "rise.generate", "iter1")
     assert (third.code, published(folder)) == (0, unbroken)
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(1000, range(1, 6)), (3000, [6])])  # in the journal, in the outputs
-def test_disk_full_while_journaling_or_writing_says_so_and_goes_on_afterwards(
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(1000, range(1, 6)), (3000, [6])]
+)  # reached in the journal, in the outputs
+def test_a_full_disk_while_writing_journal_or_outputs_is_reported_and_the_next_run_resumes(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes], limit: int, kept: Container[int]
 ) -> None:
     folder = bench.copy(tmp_path / "bench")
     before = published(folder)
     full = bench.forks.run(folder, "rise.generate", "iter1", file_limit=limit)
     assert full.code == 2, full.stderr
-    [said] = [line for line in full.lines if "6/6 in" not in line]  # the episodes were finished
+    [said] = [line for line in full.lines if "6/6 in" not in line]  # printed if all episodes were finished
     assert "cannot write" in said
     assert "free some space and run again" in said
     assert published(folder) == before
@@ -78,25 +80,25 @@ def test_disk_full_while_journaling_or_writing_says_so_and_goes_on_afterwards(
 
 
 @pytest.mark.parametrize("limit", [900, 60_000, 150_000])
-def test_disk_full_while_saving_a_model_says_so_and_goes_on_afterwards(
+def test_a_full_disk_while_saving_a_model_is_reported_and_the_next_run_succeeds(
     bench: Workbench, tmp_path: Path, limit: int
 ) -> None:
     folder, whole = bench.copy(tmp_path / "bench"), published(bench.folder)
     full = bench.forks.run(folder, "rise.finetune", "base", file_limit=limit)
     assert (full.code, len(full.lines)) == (2, 1), full.stderr
     assert "free some space and run again" in full.stderr
-    assert published(folder) == whole  # the outputs of an earlier run are still there
+    assert published(folder) == whole  # the outputs of the earlier run still exist
     (folder / "results/rise/base/train.json").unlink()
     assert bench.forks.run(folder, "rise.finetune", "base").code == 0
     assert published(folder) == whole
 
 
 class Started:
-    """``python -m stages.rise.generate iter1`` under a shell, which stands where dvc does."""
+    """``python -m stages.rise.generate iter1``, started by a shell in the role of dvc."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.said = folder / f".said-{name}"
-        # `; exit` keeps the shell from becoming the stage.
+        # `; exit` keeps the shell from replacing itself with the stage.
         self.shell = subprocess.Popen(
             ["sh", "-c", f"{sys.executable} -m stages.rise.generate iter1; exit $?"],
             cwd=folder, stderr=self.said.open("w"), env={**os.environ, "PYTHONPATH": str(folder)},
@@ -107,14 +109,14 @@ class Started:
 
 
 def until(condition: Callable[[], object], seconds: float = 240) -> None:
-    """Wait for something that has to come; the limit is only there to end a broken test."""
+    """Wait until a condition holds; the time limit only ends a broken test."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
 
 
-def test_two_runs_at_once_are_refused_and_an_orphan_is_waited_for_and_taken_over(
+def test_a_concurrent_run_is_refused_but_an_orphaned_run_is_awaited_and_its_outputs_are_used(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes]
 ) -> None:
     folder = bench.copy(tmp_path / "bench")
@@ -122,7 +124,7 @@ def test_two_runs_at_once_are_refused_and_an_orphan_is_waited_for_and_taken_over
     first = Started(folder, "first")
     until(owner.exists)
     orphan = psutil.Process(json.loads(owner.read_text())["pid"])
-    orphan.suspend()  # so that the rest does not depend on who is faster
+    orphan.suspend()  # makes the rest independent of timing
     try:
         second = Started(folder, "second")
         assert second.shell.wait() == 2
@@ -130,7 +132,7 @@ def test_two_runs_at_once_are_refused_and_an_orphan_is_waited_for_and_taken_over
             f"rise-generate@iter1: stage rise-generate-iter1 is already running (process {orphan.pid}); wait for it, "
             "or end that process."
         ]
-        first.shell.kill()  # kill -9 of dvc: its stage lives on
+        first.shell.kill()  # kill -9 of dvc: its stage keeps running
         first.shell.wait()
         assert orphan.is_running()
         third = Started(folder, "third")
@@ -141,6 +143,6 @@ def test_two_runs_at_once_are_refused_and_an_orphan_is_waited_for_and_taken_over
     assert third.shell.wait() == 0
     until(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
     assert published(folder) == unbroken
-    # The third computed nothing: its timing file, written last, knows of no engine.
+    # The third run computed nothing: its timing file, written last, lists no engine.
     timing = json.loads((folder / ".scratch/timing/rise-generate@iter1.json").read_text())
     assert set(timing) == {"own_seconds", "seconds"}
