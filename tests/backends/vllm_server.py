@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server on a CPU, in a process that ends with its ``with``."""
+"""vLLM's OpenAI-compatible server on a CPU, in a process that ends with its ``with`` block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Server:
     log: Path
 
     def wait(self) -> str:
-        """The address once it answers."""
+        """Wait until the server responds; return its address."""
         import httpx
 
         deadline = time.monotonic() + 240
@@ -40,7 +40,7 @@ class Server:
 
 @contextmanager
 def starting(model_dir: Path, log: Path, context: int) -> Iterator[Server]:
-    """The server of a model, as ``tiny``; it may not answer yet."""
+    """A server of a model under the name ``tiny``; it may not respond yet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
