@@ -1,4 +1,4 @@
-"""Inspect reads what ``make inspect`` writes. Runs in the environment of ``make test-backends-inspect``."""
+"""inspect_ai reads the logs of ``make inspect``. Runs in the environment of ``make test-backends-inspect``."""
 
 from __future__ import annotations
 
