@@ -1,7 +1,7 @@
-"""Results travel: publish from one clone of the smoke profile, fetch in another, over S3's protocol on localhost.
+"""One clone of the smoke profile publishes its results and another fetches them, over S3's protocol on localhost.
 
-Runs in the environment of ``make test-backends-remote``: DVC's own S3 client against moto's server. Commands are those
-that a person types (make).
+Runs in the environment of ``make test-backends-remote``: DVC's own S3 client and moto's server. The commands are the
+make targets that users run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ METHOD = "METHOD=spin"
 
 
 def make(folder: Path, *words: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run make there, with credentials unless told otherwise."""
+    """Run make in the folder, with credentials unless ``more`` overrides them."""
     keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "MAKEFLAGS": "", "AWS_MAX_ATTEMPTS": "1"}
     return run(folder, "make", "--no-print-directory", *words, check=check, timeout=600, **keys | more)
 
 
 def refused(folder: Path, *words: str, **more: str) -> str:
-    """What a make that fails says: one sentence, no traceback."""
+    """The message of a make that fails: one sentence, no traceback."""
     done = make(folder, *words, check=False, **more)
     assert done.returncode
     said = [line for line in done.stderr.splitlines() if not re.match(r"make(\[\d+\])?: \*\*\*", line)]
@@ -51,7 +51,7 @@ def ran(output: str) -> set[str]:
 
 
 def settle(folder: Path) -> Path:
-    """Lend a copy or clone this repository's environments, which must be newer than its locks."""
+    """Link this repository's environments into a copy or clone, and make its locks older than them."""
     for name in (".venv", ".venvs"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
@@ -96,7 +96,7 @@ def s3(endpoint: str) -> Any:
 
 @pytest.fixture(scope="module")
 def publisher(tmp_path_factory: pytest.TempPathFactory, endpoint: str, s3: Any) -> Path:
-    """A clone that has run SPIN, and SPIN's data under another seed before that, and has published both."""
+    """A copy that has run SPIN's data stage under another seed, then SPIN, and has published both."""
     folder = settle(copy_short(tmp_path_factory.mktemp("publisher") / "repo"))
     seeded(folder, 18)
     dvc(folder, "repro", "spin-data")
@@ -117,36 +117,36 @@ def fetched(publisher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_another_clone_fetches_and_has_nothing_to_run_and_shows_the_report_and_the_page(fetched: Path) -> None:
+def test_a_clone_that_has_fetched_runs_no_stage_and_shows_the_comparison_report_and_page(fetched: Path) -> None:
     done = make(fetched, "repro", METHOD)
     assert ran(done.stdout) == set()
     assert "iter0" in done.stdout
-    assert run(fetched, "git", "status", "--porcelain").stdout == ""  # dvc.lock too is the publisher's
+    assert run(fetched, "git", "status", "--porcelain").stdout == ""  # dvc.lock is unchanged, too
     run(fetched, str(ROOT / ".venv/bin/python"), "-m", "selfimprove.pipeline.verify")
-    compared = make(fetched, "compare").stdout  # by the main environment's DVC, which cannot speak to S3
+    compared = make(fetched, "compare").stdout  # by the main environment's DVC, which lacks S3 support
     assert "±" in compared
-    assert "workspace" not in compared  # it is as the commit
+    assert "workspace" not in compared  # no uncommitted changes
     make(fetched, "report")
     make(fetched, "page")
     assert "iter0" in (fetched / "report/index.html").read_text()
     assert (fetched / "report/dvc/index.html").is_file()
 
 
-def test_a_run_that_another_person_published_is_taken_from_the_run_cache(fetched: Path) -> None:
+def test_a_run_published_under_another_seed_is_restored_from_the_run_cache(fetched: Path) -> None:
     seeded(fetched, 18)
     assert ran(dvc(fetched, "repro", "spin-data")) == set()
     seeded(fetched, 19)
-    assert ran(dvc(fetched, "repro", "spin-data")) == {"spin-data"}  # nobody's
+    assert ran(dvc(fetched, "repro", "spin-data")) == {"spin-data"}  # not published
     run(fetched, "git", "checkout", "--quiet", "params.yaml", "dvc.lock")
 
 
-def test_what_is_published_again_is_not_sent_again(publisher: Path) -> None:
+def test_publishing_again_uploads_nothing(publisher: Path) -> None:
     assert re.search(
         r": uploaded 0 objects and 0 runs; [1-9]\d* objects were already there", make(publisher, "publish").stdout
     )
 
 
-def test_no_credential_is_in_any_file(publisher: Path, fetched: Path) -> None:
+def test_no_file_contains_a_credential(publisher: Path, fetched: Path) -> None:
     for folder in (publisher, fetched):
         make(folder, "remote", f"URL={URL}", "ENDPOINT=http://person:word@127.0.0.1:1", check=False)
         files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
@@ -155,7 +155,7 @@ def test_no_credential_is_in_any_file(publisher: Path, fetched: Path) -> None:
         assert [file for file in files if any(word in file.read_bytes() for word in words)] == []
 
 
-def test_a_damaged_object_is_named_and_not_taken_and_a_run_makes_it_again(
+def test_a_damaged_object_is_reported_and_not_fetched_and_a_run_recreates_it(
     publisher: Path, s3: Any, tmp_path: Path
 ) -> None:
     path = "results/summary/spin.json"
@@ -168,7 +168,7 @@ def test_a_damaged_object_is_named_and_not_taken_and_a_run_makes_it_again(
     said = refused(folder, "fetch")
     assert f"s3://{BUCKET}/{key} (of {path}) is damaged; delete it there" in said
     assert not (folder / path).exists()
-    assert (folder / "results/spin/iter0/metrics.json").is_file()  # the rest is there
+    assert (folder / "results/spin/iter0/metrics.json").is_file()  # everything else is fetched
     assert ran(make(folder, "repro", METHOD).stdout) == {"spin-report"}
     assert (folder / path).read_bytes() == whole
     s3.delete_object(Bucket=BUCKET, Key=key)
@@ -192,7 +192,9 @@ def test_a_damaged_file_is_not_published(publisher: Path, endpoint: str, s3: Any
     assert s3.list_objects_v2(Bucket="other")["KeyCount"] == 0
 
 
-def test_a_remote_without_permission_is_one_sentence(publisher: Path, endpoint: str, s3: Any, tmp_path: Path) -> None:
+def test_missing_permissions_on_a_remote_are_reported_in_one_sentence(
+    publisher: Path, endpoint: str, s3: Any, tmp_path: Path
+) -> None:
     s3.create_bucket(Bucket="readonly")
     iam = boto3.client(
         "iam", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
@@ -204,7 +206,7 @@ def test_a_remote_without_permission_is_one_sentence(publisher: Path, endpoint: 
     iam.put_user_policy(UserName="reader", PolicyName="read", PolicyDocument=policy)
     reader = {"AWS_ACCESS_KEY_ID": made["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": made["SecretAccessKey"]}
     folder = clone(publisher, tmp_path / "repo")
-    requests.post(f"{endpoint}/moto-api/reset-auth", data=b"0", timeout=10)  # from here on it asks who is calling
+    requests.post(f"{endpoint}/moto-api/reset-auth", data=b"0", timeout=10)  # from here on, it checks credentials
     try:
         make(folder, "fetch", **reader)
         make(folder, "remote", "URL=s3://readonly/x", f"ENDPOINT={endpoint}")
@@ -213,12 +215,12 @@ def test_a_remote_without_permission_is_one_sentence(publisher: Path, endpoint: 
         shutil.rmtree(folder / ".dvc/cache")
         assert f"{URL}: these credentials may not read from it" in refused(
             folder, "fetch"
-        )  # a key that it does not know
+        )  # with a key unknown to the server
     finally:
         requests.post(f"{endpoint}/moto-api/reset-auth", data=b"1000000000", timeout=10)
 
 
-def test_what_is_wrong_with_a_remote_is_one_sentence(publisher: Path, tmp_path: Path) -> None:
+def test_remote_configuration_errors_are_reported_in_one_sentence(publisher: Path, tmp_path: Path) -> None:
     folder = clone(publisher, tmp_path / "repo")
     none = {
         "AWS_ACCESS_KEY_ID": "",
@@ -246,7 +248,7 @@ def test_what_is_wrong_with_a_remote_is_one_sentence(publisher: Path, tmp_path: 
     assert "no remote is set; run `make remote" in refused(folder, "fetch")
 
 
-def test_a_bucket_that_is_not_there_is_named_and_a_shared_folder_needs_no_server(
+def test_a_missing_bucket_is_reported_and_a_shared_folder_needs_no_server(
     publisher: Path, fetched: Path, endpoint: str, tmp_path: Path
 ) -> None:
     make(fetched, "remote", "URL=s3://nobody/x", f"ENDPOINT={endpoint}")
