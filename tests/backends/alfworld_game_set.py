@@ -1,4 +1,4 @@
-"""A folder of games that is laid out as ALFWorld's downloaded ones are, and what to tell by that it was left alone."""
+"""A folder of games in the layout of ALFWorld's download, and hashes to check that it stays unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from selfimprove.envs.alfworld.kitchen_things import KINDS
 
 
 def game_set(folder: Path, tasks: list[int]) -> Path:
-    """Generated games, laid out as the downloaded ones are, with a grammar that must not be run."""
+    """Generated games in the layout of the download, with a grammar that must not be executed."""
     games = make_games(None, 0, KINDS, None, None)
     names = {kind: name for name, kind in TYPES.items()}
     for task in tasks:
