@@ -1,6 +1,6 @@
-"""Reflect-RL with what its GPU profile uses, on a CPU: vLLM for the frozen reflector, LoRA on 8-bit weights of a GPT-2.
+"""Reflect-RL with its GPU profile's components, on a CPU: vLLM as the frozen reflector, LoRA on an 8-bit GPT-2.
 
-Runs in the optional environment .venvs/vllm (``make test-backends-vllm``), which has vLLM and bitsandbytes.
+Runs in the optional environment .venvs/vllm (``make test-backends-vllm``), which contains vLLM and bitsandbytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 of two layers: its layers are Conv1D, its head is its embedding."""
+    """A GPT-2 with two layers; it uses Conv1D layers and ties its head to its embedding."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder = make_tiny_model(tmp_path_factory.mktemp("gpt2") / "model")
@@ -56,7 +56,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_reflector_through_vllm_says_what_it_says_through_our_engine(llama: Path, tmp_path: Path) -> None:
+def test_training_with_the_reflector_in_vllm_equals_training_with_it_in_our_engine(llama: Path, tmp_path: Path) -> None:
     own = make_job(llama, tmp_path / "own", params(**GREEDY), reflector=True)
     other = make_job(llama, tmp_path / "vllm", params(**GREEDY), reflector=True, reflector_engine=VLLM)
     reports = [learn(own), learn(other)]
@@ -68,7 +68,7 @@ def test_the_reflector_through_vllm_says_what_it_says_through_our_engine(llama: 
     assert (own.out_dir / "model.safetensors").read_bytes() == (other.out_dir / "model.safetensors").read_bytes()
 
 
-def test_the_policy_is_evaluated_through_vllm_as_through_our_engine(llama: Path) -> None:
+def test_the_policy_makes_the_same_decisions_in_vllm_as_in_our_engine(llama: Path) -> None:
     from selfimprove.engines.factory import make_engine
 
     cfg = EvaluateParams(mask_invalid=True)
@@ -90,10 +90,10 @@ def test_the_policy_is_evaluated_through_vllm_as_through_our_engine(llama: Path)
             assert one.entropy == pytest.approx(two.entropy, abs=1e-4)
 
 
-def test_adapters_on_8_bit_weights_learn_and_play_in_bfloat16(
+def test_adapters_on_8_bit_weights_train_and_play_in_bfloat16(
     gpt2: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not 4-bit: on a CPU bitsandbytes packs those for inference when they are first read, and they learn no more."""
+    """Not 4-bit: on a CPU, bitsandbytes repacks 4-bit weights for inference on first use, which prevents training."""
     lora = {"rank": 4, "alpha": 8, "quantize": "8bit"}
     changes = {"lora": lora, "dtype": "bfloat16", "gradient_checkpointing": True, "max_steps": 2}
     run = Run(make_job(gpt2, tmp_path, params(**changes)), 1, None)
@@ -109,7 +109,8 @@ def test_adapters_on_8_bit_weights_learn_and_play_in_bfloat16(
     with torch.no_grad():
         values, _ = run._policy.evaluate((tuple(range(len(some))),), some, [example(one) for one in some])
     acted = torch.tensor([some[index].logprob for index in order((tuple(range(len(some))),))])
-    # bfloat16 keeps eight bits: other orders of a sum differ by 1/128 and more, by how much depends on the processor
+    # bfloat16 has eight significant bits: another summation order changes values by 1/128 or more, which depends on
+    # the processor
     off = (values - acted).abs()
     assert off.mean() < 0.03
     assert off.max() < 0.1
