@@ -1,7 +1,7 @@
-"""Slurm for real: munge, a controller and slurmd on this machine; sbatch runs the smoke profile to its table.
+"""A real Slurm on this machine (munge, slurmctld, slurmd): sbatch runs the smoke profile up to its results table.
 
-Needs Debian's slurm-wlm and munge. Of three nodes one does not see the repository: its slurmd has a file system of its
-own.
+Needs Debian's slurm-wlm and munge. One of the three nodes does not see the repository: its slurmd runs in a separate
+mount namespace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [
     ),
 ]
 
-# A job that is put back into the queue starts when the credentials of its first run have expired (cred_expire).
+# A requeued job starts only after the credentials of its first run have expired (cred_expire).
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -83,7 +83,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[dict[str, str]]:
-    """The environment in which Slurm's commands find the cluster."""
+    """The environment variables with which Slurm's commands find the cluster."""
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("state", "spool-n1", "spool-n2", "spool-n3"):
         (folder / name).mkdir()
@@ -119,7 +119,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[dict
 
 
 def until(true: object, daemon: str, folder: Path, seconds: float = 60.0) -> None:
-    """Wait; shows a daemon's log if it takes too long."""
+    """Wait until a condition holds; on timeout, fail with a daemon's log."""
     assert callable(true)
     deadline = time.monotonic() + seconds
     while not true():
@@ -134,13 +134,13 @@ def ask(env: dict[str, str], *command: str, folder: Path | None = None, check: b
 
 
 def submit(env: dict[str, str], repo: Path, log: Path, *words: str, wait: bool = True) -> str:
-    """The job's number."""
+    """Submit a job; return its id."""
     flags = ["--wait"] if wait else []
     said = ask(env, "sbatch", *flags, "--parsable", f"--output={log}", *words, folder=repo)
     return said.split(";")[0].strip()
 
 
-def test_sbatch_runs_the_smoke_profile_to_its_table_and_a_requeued_job_goes_on_where_it_was(
+def test_sbatch_runs_the_smoke_profile_up_to_its_table_and_a_requeued_job_resumes(
     slurm: dict[str, str], repo: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "job.log"
@@ -153,19 +153,23 @@ def test_sbatch_runs_the_smoke_profile_to_its_table_and_a_requeued_job_goes_on_w
     assert re.search(r"^ ?spin\b", text, re.M), text
     assert "iter0" in text.rsplit("Running stage", 1)[1]
     again = {stage for stage, times in Counter(ran(text)).items() if times > 1}
-    assert "inputs" in again, text  # it runs in each of the two jobs
-    assert len(again - {"inputs"}) <= 1, again  # the stage that the signal met; what had finished is not redone
+    assert "inputs" in again, text  # it runs both before and after requeueing
+    assert len(again - {"inputs"}) <= 1, again  # the interrupted stage; finished stages are not rerun
     assert (repo / "results/summary/spin.json").is_file()
     answered = re.findall(r"requests answered: (\d+) on \S+, (\d+) on \S+\n", text)
-    assert len(answered) == text.count("requests answered") >= 2  # Ray's cluster is both nodes, and both work
+    assert (
+        len(answered) == text.count("requests answered") >= 2
+    )  # Ray's cluster spans both nodes, and both answer requests
     assert all(int(one) and int(other) for one, other in answered), answered
     logs = {path.name for path in (repo / ".scratch/logs").glob("ray-*.log")}
-    assert len(logs) == 2  # of the head, and of another node
+    assert len(logs) == 2  # one from the head, one from the other node
     shown = (log, *(repo / ".scratch/logs").glob("*"))
-    assert not [path for path in shown if re.search(r"RAY_AUTH_TOKEN=|\b[0-9a-f]{64}\b", path.read_text())]  # tokens
+    assert not [
+        path for path in shown if re.search(r"RAY_AUTH_TOKEN=|\b[0-9a-f]{64}\b", path.read_text())
+    ]  # no tokens in logs
 
 
-def test_srun_trains_over_two_nodes_and_a_lost_one_changes_no_byte(
+def test_srun_trains_on_two_nodes_and_losing_one_changes_no_byte(
     slurm: dict[str, str], tiny: Path, dialogues: Callable[[int], list[Any]], tmp_path: Path
 ) -> None:
     examples, steps = dialogues(40), [*range(1, 11)]
@@ -183,7 +187,7 @@ def test_srun_trains_over_two_nodes_and_a_lost_one_changes_no_byte(
             if environment.get("SLURM_JOB_ID") == job and environment.get("SLURM_PROCID") == "1":
                 process.kill()
                 killed += 1
-    assert killed >= 2  # torchrun, and its worker
+    assert killed >= 2  # torchrun and its worker
     until(lambda: not ask(slurm, "squeue", "-h", "-j", job).strip(), "slurmctld", tmp_path, 600)
     text = log.read_text()
     assert "finetune: restart 1 of 1" in text, text
@@ -197,7 +201,7 @@ def ran(text: str) -> list[str]:
     return re.findall(r"Running stage '([^']+)'", text)
 
 
-def test_a_node_that_does_not_see_the_repository_is_named(slurm: dict[str, str], repo: Path, tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_repository_is_reported(slurm: dict[str, str], repo: Path, tmp_path: Path) -> None:
     if getpass.getuser() != "root":
         pytest.skip("a file system of its own needs root")
     log = tmp_path / "blind.log"
