@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine: the bytes of a run without it, whatever dies or joins meanwhile."""
+"""A real two-node Ray cluster on this machine: same bytes as without it, even if processes die or nodes join."""
 
 from __future__ import annotations
 
@@ -57,8 +57,11 @@ WAIT = 120.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head and one more node, with one CPU each."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else 15: starved on a busy machine
+    """A head and a second node, with one CPU each."""
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }  # the default of 15 starves workers on a loaded machine
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
@@ -77,7 +80,7 @@ def config(**changes: object) -> TransformersEngineConfig:
 
 
 def on(cluster: Cluster, folder: Path, *, sharing: int = 1, threads: int = 2, **changes: Any) -> RayEngine:
-    """An engine there; by default two replicas of 8 slots and one thread."""
+    """An engine on the cluster; by default, two replicas with 8 slots and one thread each."""
     where = ClusterParams(kind="ray", address=cluster.address, replicas=changes.pop("most", None))
     engine = make_engine(
         config(**changes), policy_dir=folder, threads=threads, expert=None, cluster=where, sharing=sharing
@@ -96,7 +99,7 @@ REQUESTS = [ask(i, n=1 + i % 3, top_p=(1.0, 0.9)[i % 2]) for i in range(300)]
 
 
 async def answers(engine: Engine, *, do: Mapping[int, Callable[[], None]] | None = None) -> list[list[Completion]]:
-    """The answers of all requests; ``do``: what is done once so many of them have come."""
+    """The completions of all requests. ``do``: functions to call, by the number of requests completed so far."""
     came = 0
 
     async def one(request: Request) -> list[Completion]:
@@ -115,12 +118,12 @@ async def answers(engine: Engine, *, do: Mapping[int, Callable[[], None]] | None
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[Completion]]:
-    """What two processes on this machine answer."""
+    """The completions of two processes on this machine."""
     return asyncio.run(answers(replicated_transformers(config(), folder, threads=2, start="spawn")))
 
 
 def processes_of(actor: str) -> list[psutil.Process]:
-    """The processes of this cluster's actors of a class."""
+    """The processes of the cluster's actors of one class."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -144,7 +147,7 @@ def wait_until(done: Callable[[], bool]) -> None:
 # --- the same completions --------------------------------------------------------------------------------------------
 
 
-def test_replicas_on_two_nodes_give_the_bits_of_two_processes_here(
+def test_replicas_on_two_nodes_give_the_same_completions_as_two_local_processes(
     cluster: Cluster, folder: Path, expected: list[list[Completion]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = on(cluster, folder)
@@ -154,20 +157,20 @@ def test_replicas_on_two_nodes_give_the_bits_of_two_processes_here(
     assert min(counted.values()) > 0
     assert sum(counted.values()) == engine.stats.requests == len(REQUESTS)
     assert "requests answered" in capfd.readouterr().err
-    wait_until(lambda: not actors())  # none is left
+    wait_until(lambda: not actors())  # none remains
 
 
-def test_killed_replicas_cost_only_what_they_were_asked(
+def test_only_requests_sent_to_killed_replicas_are_retried(
     cluster: Cluster, folder: Path, expected: list[list[Completion]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     kill = lambda: min(actors(), key=psutil.Process.create_time).kill()  # noqa: E731
     assert asyncio.run(answers(on(cluster, folder), do={1: kill, 100: kill, 280: kill})) == expected
     said = re.search(r"3 replicas lost, (\d+) requests retried", capfd.readouterr().err)
     assert said
-    assert 0 < int(said[1]) <= 3 * (8 + 4)  # slots and those ahead
+    assert 0 < int(said[1]) <= 3 * (8 + 4)  # in slots and sent ahead
 
 
-def test_nodes_that_join_get_their_share_unless_they_are_unfit_and_a_lost_node_s_requests_go_to_the_others(
+def test_a_joining_node_gets_requests_unless_its_packages_differ_and_a_lost_nodes_are_retried(
     cluster: Cluster, folder: Path, tmp_path: Path, expected: list[list[Completion]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "torch-1.2.3.dist-info"
@@ -196,13 +199,13 @@ def test_nodes_that_join_get_their_share_unless_they_are_unfit_and_a_lost_node_s
         r"node \S+ has different package versions: torch 1\.2\.3 \(here 2\.\S+\); install .*not used", said
     )
     assert re.search(r"1 replicas lost, \d+ requests retried", said)
-    # At the start such a node is an error.
+    # When an engine starts, such a node is an error.
     with pytest.raises(UserError, match=r"run\.cluster: node \S+ has different package versions: torch 1\.2\.3 \(here"):
         asyncio.run(answers(on(cluster, folder)))
     cluster.remove_node(unfit[0])
 
 
-def test_two_engines_share_the_cluster_and_a_limit_on_replicas_holds(
+def test_two_engines_share_the_cluster_and_respect_a_limit_on_replicas(
     cluster: Cluster, folder: Path, expected: list[list[Completion]]
 ) -> None:
     async def both() -> tuple[RayEngine, RayEngine, Any]:
@@ -214,7 +217,7 @@ def test_two_engines_share_the_cluster_and_a_limit_on_replicas_holds(
     assert (len(one.requests_by_node()), len(other.requests_by_node())) == (2, 1)
 
 
-def test_of_two_engines_each_shared_gpu_holds_one_replica_of_each_and_they_load_one_after_the_other(
+def test_each_shared_gpu_holds_one_replica_of_each_engine_and_loads_one_at_a_time(
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:
     async def both(where: ClusterParams) -> list[list[int]]:
@@ -255,14 +258,14 @@ def test_of_two_engines_each_shared_gpu_holds_one_replica_of_each_and_they_load_
         ("here", "'here' is not auto, local or host:port"),
     ],
 )
-def test_an_address_without_a_cluster_is_one_sentence_at_once(folder: Path, address: str, words: str) -> None:
+def test_an_address_without_a_cluster_is_reported_in_one_sentence(folder: Path, address: str, words: str) -> None:
     where = ClusterParams(kind="ray", address=address)
     with pytest.raises(UserError) as caught:
         make_engine(config(), policy_dir=folder, threads=2, expert=None, cluster=where)
     assert words in str(caught.value)
 
 
-def test_no_node_with_room_for_a_replica_is_one_sentence(cluster: Cluster, folder: Path) -> None:
+def test_a_replica_that_fits_on_no_node_is_reported_in_one_sentence(cluster: Cluster, folder: Path) -> None:
     with pytest.raises(UserError, match=r"needs 4 CPUs \(threads / replicas\) on one node.*: 1 CPUs, 0 GPUs; "):
         on(cluster, folder, threads=8)
     where = ClusterParams(kind="ray", address=cluster.address)
@@ -272,7 +275,7 @@ def test_no_node_with_room_for_a_replica_is_one_sentence(cluster: Cluster, folde
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file system of its own needs root")
-def test_nodes_without_the_repository_or_with_other_code_are_one_sentence_and_exit_code_2(
+def test_nodes_without_the_repository_or_with_other_code_are_reported_in_one_sentence(
     cluster: Cluster, bench: Workbench, tmp_path: Path
 ) -> None:
     folder, edited = bench.copy(tmp_path / "repo"), tmp_path / "edited"
@@ -296,7 +299,7 @@ def has_nodes(ray: Any, count: int) -> bool:
 
 @contextmanager
 def node_of_its_own(command: str, joined: Callable[[], bool]) -> Iterator[None]:
-    """A node with a file system of its own, started again until it joins: Ray gives each start 30 s."""
+    """A node in its own mount namespace, restarted until it joins: Ray gives each start 30 s."""
     shell = ["unshare", "--mount", "sh", "-c", command]
     begin = lambda: subprocess.Popen(shell, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: E731
     node, deadline = begin(), time.monotonic() + WAIT
@@ -314,7 +317,7 @@ def node_of_its_own(command: str, joined: Callable[[], bool]) -> Iterator[None]:
 
 # --- stages ----------------------------------------------------------------------------------------------------------
 
-# Workbench, stage, outputs to make anew, and where the stage is killed: at its first journal entries, or at its last.
+# Workbench, stage, outputs to remove first, and where the stage is killed: at its first journal entries or its last.
 STAGES = [
     ("bench", ("rise.generate", "iter1"), (), "torn"),
     ("agent_bench", ("agent_r.generate", "iter1"), (), "late"),
@@ -325,7 +328,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize(("workbench", "stage", "outputs", "moment"), STAGES, ids=[one[1][0] for one in STAGES])
-def test_a_stage_killed_on_a_cluster_goes_on_and_ends_with_the_bytes_of_one_without(
+def test_a_stage_killed_on_a_cluster_resumes_and_gives_the_same_bytes_as_without_a_cluster(
     request: pytest.FixtureRequest,
     cluster: Cluster,
     tmp_path: Path,
@@ -359,19 +362,19 @@ def test_a_stage_killed_on_a_cluster_goes_on_and_ends_with_the_bytes_of_one_with
 
 @pytest.mark.skipif(os.environ.get("FULL") != "1", reason="a quarter of an hour: make test-backends-ray FULL=1")
 @pytest.mark.timeout(7200)
-def test_smoke_runs_of_all_methods_end_with_the_bytes_of_runs_without_a_cluster(
+def test_smoke_runs_of_all_methods_give_the_same_bytes_with_and_without_a_cluster(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro")
     without, there = copy_repo(tmp_path / "without"), copy_repo(tmp_path / "there")
-    # As under make: Ray's environment first, then the main one, which has the command dvc.
+    # As under make: Ray's environment first, then the main one, which contains the dvc command.
     main = Path(str(find_spec("dvc").origin)).parents[4] / "bin"  # type: ignore[union-attr]
     path = os.pathsep.join((str(Path(sys.executable).parent), str(main), os.environ["PATH"]))
     run(without, *command, timeout=3600, PATH=path)
     run(there, *command, timeout=3600, CLUSTER="ray", RAY_ADDRESS=cluster.address, PATH=path)
     assert published(there) == published(without)
     assert (there / "dvc.lock").read_bytes() == (without / "dvc.lock").read_bytes()
-    # Whatever a model answered was answered on the cluster.
+    # The models' requests were answered on the cluster.
     logs = [log.read_text(encoding="utf-8") for log in (there / ".scratch").rglob("*.log")]
     assert sum(text.count("requests answered") for text in logs) >= 4
 
@@ -388,14 +391,14 @@ WALK = ("look around", "open door to hallway", "go to hallway", "wait1", "look a
 
 @pytest.fixture
 def on_cluster(cluster: Cluster) -> Iterator[ClusterParams]:
-    """As in a stage that runs on the cluster."""
+    """The cluster's params, in effect as in a stage that runs on the cluster."""
     use(there := ClusterParams(kind="ray", address=cluster.address))
     yield there
     use(NO_CLUSTER)
 
 
 def walks(kill_after: int | None = None) -> tuple[list[list[Any]], SciWorldWorld]:
-    """Eight games of ScienceWorld played at once in two Java processes; after so many steps one of these is killed."""
+    """Play eight ScienceWorld games at once in two Java processes; kill one process after ``kill_after`` steps."""
     done = 0
 
     async def walk(world: SciWorldWorld, task: int) -> list[Any]:
@@ -421,7 +424,7 @@ def walks(kill_after: int | None = None) -> tuple[list[list[Any]], SciWorldWorld
 
 
 def calls_by_node(said: str) -> Counter[str]:
-    """How many calls the actors of each node have answered."""
+    """The number of calls answered by the actors of each node."""
     counted: Counter[str] = Counter()
     for count, place in re.findall(r"cluster, \w+: (\d+) calls on (\S+)", said):
         counted[place] += int(count)
@@ -429,7 +432,7 @@ def calls_by_node(said: str) -> Counter[str]:
 
 
 @needs_sciworld
-def test_java_processes_run_on_both_nodes_and_the_episodes_of_one_that_is_killed_are_played_again(
+def test_java_processes_run_on_both_nodes_and_episodes_of_a_killed_process_are_replayed(
     on_cluster: ClusterParams, capfd: pytest.CaptureFixture[str]
 ) -> None:
     use(NO_CLUSTER)
@@ -440,7 +443,7 @@ def test_java_processes_run_on_both_nodes_and_the_episodes_of_one_that_is_killed
     assert world.stats.failures > 0
     assert world.stats.diverged == 0
     said = capfd.readouterr().err
-    assert said.count("cluster, sciworld: a process on") == 3  # two, and the one in the killed one's place
+    assert said.count("cluster, sciworld: a process on") == 3  # two, and the killed one's replacement
     assert len(calls_by_node(said)) == 2
     assert min(calls_by_node(said).values()) > 20
     wait_until(lambda: not processes_of("EnvironmentActor"))
@@ -459,7 +462,7 @@ SCIENCE = {
 
 
 @needs_sciworld
-def test_stages_play_scienceworld_on_the_nodes_with_the_bytes_of_one_machine(
+def test_stages_playing_scienceworld_on_the_nodes_give_the_same_bytes_as_on_one_machine(
     agent_bench: Workbench, cluster: Cluster, tmp_path: Path
 ) -> None:
     without, there = (agent_bench.copy(tmp_path / name, SCIENCE) for name in ("without", "with"))
@@ -475,7 +478,7 @@ def test_stages_play_scienceworld_on_the_nodes_with_the_bytes_of_one_machine(
 
 
 @needs_alfworld
-def test_alfworld_s_process_runs_on_a_node_and_a_killed_one_is_replaced(on_cluster: ClusterParams) -> None:
+def test_the_alfworld_process_runs_on_a_node_and_is_replaced_when_killed(on_cluster: ClusterParams) -> None:
     def play(process: AlfWorldProcess, kill: Callable[[], None] | None = None) -> list[Any]:
         game = AlfWorld(process=process)
         seen: list[Any] = [game.reset(3)]
@@ -491,7 +494,7 @@ def test_alfworld_s_process_runs_on_a_node_and_a_killed_one_is_replaced(on_clust
     there = HostedAlfWorldProcess(on_cluster)
     assert play(there, lambda: processes_of("EnvironmentActor")[0].kill()) == here
     assert there.life == 2
-    # The same, when the process dies inside an actor that lives.
+    # The same if the process dies and its actor survives.
     assert play(there, lambda: psutil.Process(there.pid).kill()) == here
     assert there.life == 4
     wait_until(lambda: not processes_of("EnvironmentActor"))
@@ -502,7 +505,7 @@ def test_alfworld_s_process_runs_on_a_node_and_a_killed_one_is_replaced(on_clust
 STEPS = 10
 
 
-def test_training_over_two_nodes_goes_on_after_a_node_is_lost_and_ends_with_the_bytes_of_two_processes_here(
+def test_training_on_two_nodes_resumes_after_losing_one_and_gives_the_bytes_of_local_training(
     cluster: Cluster, folder: Path, dialogues: Callable[[int], list[Any]], tmp_path: Path
 ) -> None:
     examples = dialogues(4 * STEPS)
@@ -514,12 +517,12 @@ def test_training_over_two_nodes_goes_on_after_a_node_is_lost_and_ends_with_the_
     steps, found, said = cut.end()
     assert "restart 1 of 1" in said
     assert steps[-1] == STEPS
-    assert 1 not in steps  # it did not begin anew
+    assert 1 not in steps  # it did not start over
     assert found == losses
     assert cut.model() == here.model()
 
 
-def test_more_nodes_for_training_than_there_are_is_one_sentence(
+def test_more_training_nodes_than_the_cluster_has_are_reported_in_one_sentence(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_nodes, "ROOM_SECONDS", 1.0)
