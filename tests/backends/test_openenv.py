@@ -1,6 +1,6 @@
-"""Environments on the real server of OpenEnv (openenv-core): the counting game, as a person would write it.
+"""Environments on OpenEnv's real server (openenv-core): the counting game, as a user would write it.
 
-Runs in the environment of ``make test-backends-openenv``. The server is a process of its own.
+Runs in the environment of ``make test-backends-openenv``. The server runs in a separate process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def free_port() -> int:
 
 @contextmanager
 def served(folder: Path, port: int = 0, sessions: int = SESSIONS) -> Iterator[str]:
-    """A server's name, as ``env.name`` has it."""
+    """A running server; yields its name in the form of ``env.name``."""
     (folder / "game.py").write_text(GAME.replace("MOST", str(sessions)), encoding="utf-8")
     port = port or free_port()
     command = [sys.executable, "-m", "uvicorn", "game:app", "--port", str(port), "--log-level", "warning"]
@@ -116,13 +116,13 @@ def section(name: str, **keys: Any) -> OpenEnvParams:
     return made
 
 
-def test_the_game_keeps_the_contract_of_every_environment(name: str) -> None:
+def test_the_game_satisfies_the_environment_contract(name: str) -> None:
     made = section(name)
     check_acted(made.make(), made.make(), [0, 7, 30], actions=60)
 
 
-def test_episodes_are_played_at_once_on_as_many_sessions_as_the_server_takes(name: str) -> None:
-    made = section(name, server_concurrency=SESSIONS - 40)  # the other tests' environments hold some
+def test_300_concurrent_episodes_share_the_sessions_of_a_server(name: str) -> None:
+    made = section(name, server_concurrency=SESSIONS - 40)  # environments of other tests hold some
 
     async def play() -> list[list[Any]]:
         world = made.world()
@@ -135,7 +135,7 @@ def test_episodes_are_played_at_once_on_as_many_sessions_as_the_server_takes(nam
     assert [one[3][0] for one in told] == [f"The goal is {i % 40 + 22}. You are at 6." for i in range(300)]
 
 
-def test_any_text_is_an_action_and_what_the_game_does_not_take_does_nothing(name: str) -> None:
+def test_any_text_is_accepted_and_actions_unknown_to_the_game_have_no_effect(name: str) -> None:
     made = section(name, **FREE)
     odd = ["sing", "\ud800 \x00", "x" * 500, '"}, {"word": "double"', ""]
 
@@ -153,7 +153,7 @@ def test_any_text_is_an_action_and_what_the_game_does_not_take_does_nothing(name
     assert {one for one in told[1:] if not one[3]} == {("Nothing happens.", 0, False, False)}
 
 
-def test_a_model_may_name_the_fields_itself(name: str) -> None:
+def test_a_model_can_write_the_action_as_json_with_field_names(name: str) -> None:
     made = section(name, **{**FREE, "action": "{json}"})
 
     async def play() -> list[Any]:
@@ -169,7 +169,7 @@ def test_a_model_may_name_the_fields_itself(name: str) -> None:
     assert told[-1][0] == "The goal is 9. You are at 3."
 
 
-def test_a_server_that_is_started_again_in_an_episode_goes_on(tmp_path: Path) -> None:
+def test_an_episode_continues_after_the_server_is_restarted(tmp_path: Path) -> None:
     async def play() -> list[Any]:
         with served(tmp_path) as name:
             world = section(name).world()
@@ -195,14 +195,16 @@ def test_a_server_that_is_started_again_in_an_episode_goes_on(tmp_path: Path) ->
         ({"reset": {"seed": "one"}}, "reset of task 0 failed on the server (EXECUTION_ERROR: "),
     ],
 )
-def test_what_does_not_fit_the_server_is_one_sentence(name: str, keys: dict[str, Any], said: str) -> None:
+def test_params_that_do_not_fit_the_server_are_reported_in_one_sentence(
+    name: str, keys: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError) as refused:
         section(name, **keys).make()
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_server_that_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_server_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "BACKOFF", 0.01)
     with (
         served(tmp_path, sessions=1) as name,
