@@ -1,6 +1,6 @@
-"""ScienceWorld for real: Java processes, the package's simulator, episodes and worlds in it.
+"""ScienceWorld itself: Java processes, the package's simulator, and episodes and worlds in it.
 
-``make test-backends-sciworld``. Games are small ones; every Java process that a test starts has to be gone after it.
+``make test-backends-sciworld``. The games are short. No Java process may outlive these tests.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ pytestmark = pytest.mark.backend
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = 3245  # find-non-living-thing: nine actions
-LIVING = GAMES.index(
-    TaskVariation("identify-life-stages-2", 5)
-)  # animals that move and age, listed in no order of their own
-CIRCUIT = GAMES.index(TaskVariation("power-component", 3))  # two runs of the package give different scores on the way
+LIVING = GAMES.index(TaskVariation("identify-life-stages-2", 5))  # animals that move and age, listed in no fixed order
+CIRCUIT = GAMES.index(TaskVariation("power-component", 3))  # the package's intermediate scores differ between two runs
 PAINT = GAMES.index(TaskVariation("chemistry-mix-paint-secondary-color", 2))
 SPAN = GAMES.index(TaskVariation("lifespan-longest-lived", 7))
 
@@ -56,11 +54,11 @@ def none_left() -> Iterator[None]:
     assert java_of(os.getpid()) == []
 
 
-def test_it_keeps_the_contract_of_every_environment(pool: JvmPool) -> None:
+def test_scienceworld_satisfies_the_environment_contract(pool: JvmPool) -> None:
     check_acted(SciWorld(pool), SciWorld(pool), [SHORT], actions=10, expert_listed=False)
 
 
-def test_what_the_expert_does_is_listed_for_reflect_rl(pool: JvmPool) -> None:
+def test_the_experts_actions_are_listed_for_reflect_rl(pool: JvmPool) -> None:
     env = ListedText(SciWorld(pool), 30, LABELS["single"], add_expert=True)
     assert not SciWorldParams.lists_expert
     assert env.reset(SHORT).unlisted > 0  # more than 62 actions are possible
@@ -72,7 +70,7 @@ def play(env: SciWorld, task_id: int, actions: list[str]) -> list[str | Step]:
 
 
 def muddled(env: SciWorld, task_id: int, seed: int) -> list[str]:
-    """The gold path with other actions strewn in, so that time passes and things move."""
+    """The gold path with other actions inserted at random, so that time passes and things move."""
     env.reset(task_id)
     strew = random.Random(seed)
     actions = []
@@ -83,7 +81,7 @@ def muddled(env: SciWorld, task_id: int, seed: int) -> list[str]:
     return actions
 
 
-def test_the_embedded_table_of_games_is_the_packages(pool: JvmPool) -> None:
+def test_the_embedded_table_of_games_matches_the_package(pool: JvmPool) -> None:
     from scienceworld.constants import ID2TASK
 
     assert [(task_id, name) for task_id, name, _ in TASKS] == list(ID2TASK.items())
@@ -106,7 +104,7 @@ def test_the_gold_path_reaches_score_one(pool: JvmPool, task_id: Any) -> None:
     env.close()
 
 
-def test_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool: JvmPool) -> None:
+def test_the_expert_continues_while_it_is_followed_and_returns_no_moves_otherwise(pool: JvmPool) -> None:
     env = SciWorld(pool)
     assert env.expert() == []
     env.reset(SHORT)
@@ -118,7 +116,7 @@ def test_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool: J
     env.close()
 
 
-def test_the_first_observation_is_the_task_a_newline_and_a_look_around(pool: JvmPool) -> None:
+def test_the_first_observation_is_the_task_a_newline_and_the_result_of_look_around(pool: JvmPool) -> None:
     env = SciWorld(pool)
     description, _, room = env.reset(SHORT).partition("\n")
     assert description.startswith("Your task is to find a(n) non-living thing.")
@@ -128,7 +126,7 @@ def test_the_first_observation_is_the_task_a_newline_and_a_look_around(pool: Jvm
     env.close()
 
 
-def test_focus_on_a_wrong_thing_is_a_disaster(pool: JvmPool) -> None:
+def test_focusing_on_a_wrong_object_ends_the_episode_as_a_disaster(pool: JvmPool) -> None:
     env = SciWorld(pool)
     env.reset(0)
     step = env.step("focus on agent")
@@ -136,7 +134,7 @@ def test_focus_on_a_wrong_thing_is_a_disaster(pool: JvmPool) -> None:
     env.close()
 
 
-def test_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool: JvmPool) -> None:
+def test_a_hundred_moves_are_allowed_and_unrecognised_actions_cost_none(pool: JvmPool) -> None:
     env = SciWorld(pool)
     env.reset(SHORT)
     assert env.step("dance").info["moves"] == 0
@@ -153,7 +151,7 @@ def test_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool:
     "action",
     ["", "x" * 10_000, "go " * 3_000, "look\x00 \x1b[31m", "a\nb\r\n", "\ud800", "e 'quoted' \\ \"text\"", "1"],
 )
-def test_any_text_is_answered(pool: JvmPool, action: str) -> None:
+def test_arbitrary_text_is_an_invalid_action_and_the_episode_continues(pool: JvmPool, action: str) -> None:
     env = SciWorld(pool)
     env.reset(SHORT)
     step = env.step(action)
@@ -162,7 +160,7 @@ def test_any_text_is_answered(pool: JvmPool, action: str) -> None:
     env.close()
 
 
-def test_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_objects(pool: JvmPool) -> None:
+def test_each_simulator_of_a_process_has_its_own_random_numbers_and_object_counter(pool: JvmPool) -> None:
     one, other = pool.simulator(), pool.simulator()
     jvm = one.jvm
 
@@ -178,13 +176,13 @@ def test_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_o
 
     alone = draws(one, one, one, other, other, other)
     assert draws(one, other, other, one, other, one) == alone
-    assert alone[one] == alone[other]  # the same game, the same chance
+    assert alone[one] == alone[other]  # the same game gives the same random numbers
     assert len(set(alone[one])) == 3
     one.close()
     other.close()
 
 
-def test_episodes_in_one_process_do_not_touch_each_other(pool: JvmPool) -> None:
+def test_interleaved_episodes_in_one_process_do_not_affect_each_other(pool: JvmPool) -> None:
     tasks = [SHORT, LIVING, CIRCUIT, PAINT, SPAN]
     alone = SciWorld(pool)
     scripts = {task: muddled(alone, task, task) for task in tasks}
@@ -200,15 +198,15 @@ def test_episodes_in_one_process_do_not_touch_each_other(pool: JvmPool) -> None:
         env.close()
 
 
-def test_the_raw_call_gives_what_the_packages_step_gives(pool: JvmPool) -> None:
-    """The package, in a process with our options: its load, its reset, its step with all that it asks for besides."""
+def test_direct_calls_give_the_same_results_as_the_packages_step(pool: JvmPool) -> None:
+    """The package's own load, reset and step, with all its additional calls, in a process with our options."""
     from scienceworld import ScienceWorldEnv
 
     env = SciWorld(pool)
     for task_id in (LIVING, CIRCUIT):
         script = muddled(env, task_id, 1)[:12]
         ours = play(env, task_id, script)
-        package = ScienceWorldEnv.__new__(ScienceWorldEnv)  # all but the start of a process of its own
+        package = ScienceWorldEnv.__new__(ScienceWorldEnv)  # without starting its own process
         simulator = pool.simulator()
         package.server, package.envStepLimit, package._gateway = simulator._interface, 100, SimpleNamespace()
         package.close = lambda: None
@@ -231,7 +229,7 @@ def test_the_raw_call_gives_what_the_packages_step_gives(pool: JvmPool) -> None:
     env.close()
 
 
-def test_a_restored_snapshot_goes_on_as_the_original(pool: JvmPool) -> None:
+def test_a_restored_snapshot_continues_like_the_original(pool: JvmPool) -> None:
     env, other = SciWorld(pool), SciWorld(pool)
     script = muddled(env, LIVING, 2)
     seen = play(env, LIVING, script[:6])
@@ -243,7 +241,7 @@ def test_a_restored_snapshot_goes_on_as_the_original(pool: JvmPool) -> None:
     other.close()
 
 
-def test_mapped_actions_are_done_and_told(pool: JvmPool) -> None:
+def test_mapped_actions_are_executed_and_reported(pool: JvmPool) -> None:
     env = SciWorld(pool, map_actions=True)
     env.reset(SHORT)
     step = env.step("please open the door to the hallway!")
@@ -256,20 +254,20 @@ def test_mapped_actions_are_done_and_told(pool: JvmPool) -> None:
     env.close()
 
 
-def test_valid_actions_are_listed_sorted(pool: JvmPool) -> None:
+def test_valid_actions_are_sorted_and_listing_them_takes_no_time(pool: JvmPool) -> None:
     env = SciWorld(pool)
     env.reset(SHORT)
     actions = env.valid_actions()
     assert actions == sorted(actions)
     assert {"open door", "pick up bed", "look around"} & set(actions)
     assert "focus on agent" in actions
-    assert env.step("look around").info["moves"] == 0  # asking took no time
+    assert env.step("look around").info["moves"] == 0  # listing them took no time
     assert "OBJ" in " ".join(env.simulator.templates())
     assert "agent" in env.simulator.objects()
     env.close()
 
 
-def test_a_tree_grows_in_a_world_and_the_processes_end_with_it() -> None:
+def test_a_world_branches_from_any_state_and_its_processes_end_when_it_is_closed() -> None:
     async def grow(world: SciWorldWorld) -> None:
         root, first = await world.reset(SHORT)
         assert first.startswith("Your task is")
@@ -297,8 +295,8 @@ def test_a_tree_grows_in_a_world_and_the_processes_end_with_it() -> None:
 
 
 @pytest.mark.parametrize("task_id", [SHORT, PAINT])
-def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool: JvmPool, task_id: Any) -> None:
-    """Our client at our server, the simulator behind it: every step as the embedded environment's, to the end."""
+def test_the_expert_reaches_score_one_in_an_episode_on_our_server(pool: JvmPool, task_id: Any) -> None:
+    """Our client and our server with the simulator: every step equals the embedded environment's, to the end."""
     embedded = SciWorld(pool)
     first = embedded.reset(task_id)
     actions = [move.action for move in embedded.expert()]
@@ -309,7 +307,7 @@ def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool: JvmPool,
         try:
             state, observation = await world.reset(task_id)
             assert observation == first
-            _, aside = await world.step(state, "look around")  # a side step, which the episode must not feel
+            _, aside = await world.step(state, "look around")  # a side branch, which must not affect the episode
             assert aside.reward == 0
             for action in actions:
                 ours = embedded.step(action)
@@ -329,8 +327,8 @@ def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool: JvmPool,
     embedded.close()
 
 
-def test_what_viewers_ask_for_is_told_and_changes_nothing(pool: JvmPool) -> None:
-    """``/state``, ``/object_tree`` and ``/step_visual`` beside an episode without them."""
+def test_the_endpoints_for_viewers_report_the_state_and_change_nothing(pool: JvmPool) -> None:
+    """An episode with ``/state``, ``/object_tree`` and ``/step_visual`` equals an episode without them."""
     alone = SciWorld(pool)
     script = muddled(alone, LIVING, 3)[:8]
     expected = play(alone, LIVING, script)
@@ -369,7 +367,7 @@ def test_a_process_that_is_killed_is_replaced() -> None:
     asyncio.run(run())
 
 
-def test_outcomes_agree_with_the_simulator(pool: JvmPool) -> None:
+def test_outcomes_give_the_simulators_score_and_unknown_variations_are_refused(pool: JvmPool) -> None:
     simulator = pool.simulator()
     simulator.load(*GAMES[SHORT])
     assert outcome(*simulator.step("open door to hallway")).reward == 0.08
