@@ -1,6 +1,6 @@
-"""What every engine must do with the real rows: its log-probabilities are transformers' own, to 1e-3 in float32.
+"""A check for every engine on the real rows: log-probabilities equal transformers' to within 1e-3 in float32.
 
-A simple word problem, which the model can solve, is asked in the same batch.
+The same batch includes a simple word problem that the model can solve.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIMPLE = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
 
 
 def requests() -> list[Request]:
-    """For each row a greedy answer and a sampled one; last the simple problem, whose answer may end."""
+    """A greedy and a sampled answer for each row, then the simple problem with enough tokens for a complete answer."""
     simple = Request([Message(role="user", content=SIMPLE)], SeedKey(1, "simple"), max_tokens=60, temperature=0.0)
     rows = [
         Request(messages, SeedKey(1, f"row{number}"), max_tokens=WORDS, temperature=temperature)
@@ -39,7 +39,7 @@ def answered(engine: Engine) -> list[Completion]:
 
 
 def check(completions: list[Completion]) -> None:
-    """Every drawn token's log-probability against a plain forward pass over the whole sequence, and what 3 + 4 is."""
+    """Compare each token's log-probability with a plain forward pass over the whole sequence, and check 3 + 4."""
     reference = Reference(model())
     for request, completion in zip(requests(), completions, strict=True):
         assert completion.token_ids is not None
