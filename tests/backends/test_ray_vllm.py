@@ -1,4 +1,4 @@
-"""Two vLLM engines as actors of a Ray cluster: the completions of one, also when one of them is killed."""
+"""Two vLLM engines as actors of a Ray cluster give the completions of one engine, even if one of them is killed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ REQUESTS = [ask(f"task {i % 7}", sample=10 * i, n=1 + i % 2, max_tokens=60) for 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head and one more node, with one CPU each."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else 15: starved on a busy machine
+    """A head and a second node, with one CPU each."""
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }  # the default of 15 starves workers on a loaded machine
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": 80 << 20}
@@ -39,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def test_two_vllm_actors_give_the_completions_of_one_engine_and_one_may_die(
+def test_two_vllm_actors_give_the_completions_of_one_engine_even_if_one_is_killed(
     engine: VllmEngine, cluster: Cluster, vllm_dir: Path
 ) -> None:
     expected = together(engine, *REQUESTS)
