@@ -1,6 +1,6 @@
-"""SkyPilot's own parser reads cluster/skypilot.yaml. No cloud is called.
+"""SkyPilot's own parser reads cluster/skypilot.yaml. No cloud is contacted.
 
-Runs in the environment of ``make test-backends-skypilot``, which holds neither this project's packages nor its code.
+Runs in the environment of ``make test-backends-skypilot``, which contains neither this project's packages nor its code.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ pytestmark = [pytest.mark.backend, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def sky(tmp_path_factory: pytest.TempPathFactory) -> Any:
     os.environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
-    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))  # where it keeps its state
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))  # SkyPilot stores its state there
     import sky
 
     return sky
 
 
-def test_it_is_a_task_with_the_gpus_folder_and_commands_that_the_page_promises(sky: Any) -> None:
+def test_the_task_has_the_documented_gpus_folder_variables_and_secrets(sky: Any) -> None:
     task = sky.Task.from_yaml(str(FILE))
     (resources,) = task.resources
     assert resources.accelerators == {"H100": 8}
     assert (task.num_nodes, task.workdir) == (1, ".")
     assert task.envs == {"PROFILE": "default", "METHOD": "all"}
     assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} <= set(task.secrets)
-    assert not any(str(value) for value in yaml_of(task)["secrets"].values())  # names, no values
+    assert not any(str(value) for value in yaml_of(task)["secrets"].values())  # names without values
 
 
 def yaml_of(task: Any) -> Any:
     return task.to_yaml_config()
 
 
-def test_a_key_that_is_no_key_is_refused(sky: Any, tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused(sky: Any, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(FILE.read_text().replace("num_nodes:", "num_nodez:"))
     with pytest.raises(Exception, match="did you mean 'num_nodes'"):
         sky.Task.from_yaml(str(wrong))
 
 
-def test_its_commands_are_shell_and_targets_of_the_makefile(sky: Any) -> None:
+def test_its_commands_are_valid_shell_and_use_existing_make_targets(sky: Any) -> None:
     task = sky.Task.from_yaml(str(FILE))
     targets = set(re.findall(r"(?m)^([a-z][\w-]*):", (ROOT / "Makefile").read_text()))
     targets |= set(re.findall(r"(?m)^([a-z][\w-]*):", (ROOT / "requirements/backends.mk").read_text()))
