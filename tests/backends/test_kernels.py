@@ -1,4 +1,4 @@
-"""FlashAttention through the package ``kernels`` itself; the kernel is one for CPUs, named by LOCAL_KERNELS."""
+"""FlashAttention through the package ``kernels`` itself; LOCAL_KERNELS specifies a kernel for CPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLASH = FinetuneParams(attention="flash_attention_2", device="cuda", dtype="bflo
 METADATA = {"id": "flash_attn2_cpu_0", "name": "flash-attn2", "version": 3, "license": "BSD-3-Clause"}
 
 
-def test_a_kernel_in_a_folder_needs_no_network(
+def test_a_kernel_in_a_local_folder_needs_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = tmp_path / "flash-attn2/build/torch-cpu"
@@ -29,7 +29,7 @@ def test_a_kernel_in_a_folder_needs_no_network(
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_network_and_without_a_folder_sdpa_runs(
+def test_sdpa_is_used_without_a_network_and_without_a_local_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
