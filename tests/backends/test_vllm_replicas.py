@@ -1,4 +1,4 @@
-"""Two vLLM processes on a CPU: the completions of one, one sentence when one is killed, and nothing is asked twice."""
+"""Two vLLM processes on a CPU: the completions of one, an error message if one is killed, and no repeated requests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ REQUESTS = [ask(f"task {i % 7}", sample=10 * i, n=1 + i % 2, max_tokens=60) for 
 
 
 def workers() -> list[psutil.Process]:
-    """The processes that hold an engine; spawning also starts one that tracks shared resources."""
+    """The engines' processes, without the resource tracker that spawning also starts."""
     return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 async def stage(
     folder: Path, journal_file: Path, requests: list[Request], *, kill_after: int | None = None
 ) -> tuple[list[list[Completion]], EngineStats]:
-    """What a stage does: ask everything at once. ``kill_after`` so many answers, SIGKILL one worker."""
+    """Send all requests at once, as a stage does. After ``kill_after`` answers, one worker gets SIGKILL."""
     answered = 0
     with Journal(journal_file) as journal:
         async with open_engines(
@@ -49,7 +49,7 @@ async def stage(
             return completions, engines["student"].stats
 
 
-def test_two_processes_give_the_completions_of_one_and_a_killed_one_costs_only_what_was_under_way(
+def test_two_processes_give_the_completions_of_one_and_a_kill_loses_only_unfinished_requests(
     engine: VllmEngine, vllm_dir: Path, tmp_path: Path
 ) -> None:
     before = set(workers())
