@@ -1,7 +1,7 @@
-"""The real small model (``make models/smollm2``) with real rows: the CPU engine, every trainer, and XTuner.
+"""The real small model (``make models/smollm2``) on real rows: the CPU engine, every trainer, and XTuner.
 
 Runs in the main environment (``make test-backends-smollm2``). The engine's log-probabilities and the first step's loss
-are compared with plain passes of transformers.
+are compared with plain forward passes of transformers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARAMS: dict[str, Any] = {
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """Emptied afterwards: a run leaves two gigabytes of models and checkpoints."""
+    """Deleted after each test, because a run leaves two gigabytes of models and checkpoints."""
     yield tmp_path
     shutil.rmtree(tmp_path)
 
@@ -51,7 +51,7 @@ def train(folder: Path, **changes: Any) -> TrainReport:
 
 @pytest.fixture(scope="module")
 def loss() -> float:
-    """The mean over the examples of the mean loss of their trained tokens, by plain passes."""
+    """The mean over the examples of their mean loss per trained token, from plain forward passes."""
     reference = Reference(model())
     encoded, counters = encode_examples(examples(), reference.chat, 256)
     assert counters.examples == 3
@@ -64,7 +64,7 @@ def loss() -> float:
 
 
 @pytest.mark.parametrize("template", [None, "zephyr", "rise", "react", "text"])
-def test_the_folder_is_a_base_model_under_every_chat_template_of_the_profiles(
+def test_the_model_is_a_usable_base_with_every_chat_template_of_the_profiles(
     template: str | None, tmp_path: Path
 ) -> None:
     copy_tokenizer(resolve_model(BaseParams(model=str(model()))), tmp_path, template)
@@ -79,19 +79,21 @@ def test_the_folder_is_a_base_model_under_every_chat_template_of_the_profiles(
     assert chat.end_id not in chat.content_ids(messages[0]), "content cannot end a turn"
 
 
-def test_the_cpu_engine_gives_real_rows_the_log_probabilities_of_transformers() -> None:
-    cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)  # slots and prefill rows by the model's size
+def test_the_cpu_engines_log_probabilities_on_real_rows_equal_those_of_transformers() -> None:
+    cfg = TransformersEngineConfig(
+        engine="transformers", context=CONTEXT
+    )  # slots and prefill rows follow from model size
     check(answered(TransformersEngine(cfg, model(), threads=1)))
 
 
-def test_full_fine_tuning_begins_at_the_plain_loss_and_lowers_it(loss: float, tmp_path: Path) -> None:
+def test_full_fine_tuning_starts_at_the_reference_loss_and_lowers_it(loss: float, tmp_path: Path) -> None:
     report = train(tmp_path, epochs=2.0)
     assert [step for step, _ in report.loss] == [1, 2]
     assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
     assert report.loss[1][1] < loss - 0.05
 
 
-def test_adapters_begin_at_the_plain_loss_and_lower_it(loss: float, tmp_path: Path) -> None:
+def test_lora_starts_at_the_reference_loss_and_lowers_it(loss: float, tmp_path: Path) -> None:
     report = train(tmp_path, epochs=2.0, lr=2e-3, lora={"rank": 8, "alpha": 16})
     assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
     assert report.loss[1][1] < loss - 0.05
@@ -100,7 +102,7 @@ def test_adapters_begin_at_the_plain_loss_and_lower_it(loss: float, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_zero_with_two_processes_begins_at_the_plain_loss(stage: int, loss: float, tmp_path: Path) -> None:
+def test_zero_with_two_processes_starts_at_the_reference_loss(stage: int, loss: float, tmp_path: Path) -> None:
     launcher = {"kind": "deepspeed", "processes": 2, "zero_stage": stage}
     report = train(tmp_path, launcher=launcher)
     assert [step for step, _ in report.loss] == [1]
@@ -108,14 +110,14 @@ def test_zero_with_two_processes_begins_at_the_plain_loss(stage: int, loss: floa
     check_moved(tmp_path / "model")
 
 
-def test_xtuner_begins_at_the_plain_loss(loss: float, tmp_path: Path) -> None:
+def test_xtuner_starts_at_the_reference_loss(loss: float, tmp_path: Path) -> None:
     report = train(tmp_path, backend="xtuner")
     assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
     check_moved(tmp_path / "model")
 
 
 def check_moved(folder: Path) -> None:
-    """The step's result is a whole model whose weights have moved by about the learning rate, and no further."""
+    """The step gives a complete model whose largest weight change is close to the learning rate."""
     from selfimprove.models.loading import load_causal_lm
 
     before, after = (load_causal_lm(path).state_dict() for path in (model(), folder))
