@@ -1,4 +1,4 @@
-"""A few real rows, embedded so that the tests need no network, and the real model's folder.
+"""A few real rows, embedded so that tests need no network, and the folder of the real model.
 
 GSM8K: rows of the training split (Cobbe et al. 2021, github.com/openai/grade-school-math; MIT licence). HotpotQA:
 questions of the dev split (Yang et al. 2018, hotpotqa.github.io; CC BY-SA 4.0). The trajectory: GPT-4's, from FireAct's
@@ -50,24 +50,24 @@ TRAJECTORY = (
 
 
 def model() -> Path:
-    """The model's folder, which the target that runs these tests makes."""
+    """The model's folder, which the make target of these tests creates."""
     assert (MODEL / "config.json").is_file(), f"run `make {SMOLLM2}` first"
     return MODEL
 
 
 def problems() -> list[Problem]:
-    """The rows of GSM8K, read as a run reads them."""
+    """The rows of GSM8K, parsed as in a run."""
     return Gsm8k().load(enumerate(GSM8K), Path("embedded"))
 
 
 def dialogues() -> list[list[Message]]:
-    """An opening for each row: GSM8K's as RISE puts it, HotpotQA's as it stands."""
+    """The first message for each row: GSM8K's in RISE's form, HotpotQA's unchanged."""
     questions = [*(problem.question for problem in problems()), *(row["question"] for row in HOTPOTQA)]
     return [[Message(role="user", content=question)] for question in questions]
 
 
 def examples() -> list[Example]:
-    """Two solutions of GSM8K and a trajectory of HotpotQA, whose answers are trained."""
+    """Two solutions of GSM8K and a trajectory of HotpotQA; the assistant's messages are trained."""
     solved = [
         Example(
             id=problem.id,
