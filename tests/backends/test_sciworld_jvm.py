@@ -1,4 +1,4 @@
-"""ScienceWorld's Java processes: one that hangs, does not start, or loses its owner leaves nothing behind."""
+"""ScienceWorld's Java processes: one that hangs, fails to start or loses its owner leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_call_that_hangs_ends_the_process(capfd: pytest.CaptureFixture[str]) -
     pool = JvmPool(1)
     simulator = pool.simulator()
     jvm, pid = simulator.jvm, simulator.jvm.process.pid
-    jvm._gateway.close()  # the connections; new ones wait no longer than this:
+    jvm._gateway.close()  # closes the connections; new ones use this timeout:
     jvm._gateway.gateway_parameters.read_timeout = 2.0
     with pytest.raises(EnvError, match="the Java process is gone"):
         simulator._act(lambda it: jvm._java.java.lang.Thread.sleep(600_000))
@@ -36,7 +36,7 @@ def test_a_call_that_hangs_ends_the_process(capfd: pytest.CaptureFixture[str]) -
         simulator.look()
     assert pool.simulator().jvm.process.pid != pid
     pool.close()
-    assert capfd.readouterr().err == ""  # what is raised is not printed, too
+    assert capfd.readouterr().err == ""  # errors that are raised are not printed as well
 
 
 OWNER = """
@@ -57,12 +57,12 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
-def test_no_java_is_left_however_its_owner_ends(end: str) -> None:
-    """The owner raises, leaves without cleaning up, or is killed: idle, and in the middle of a long call."""
+def test_no_java_process_outlives_its_owner(end: str) -> None:
+    """The owner raises, exits without cleaning up, or is killed while idle or during a long call."""
     assert gone(child_of(OWNER, end))
 
 
-def test_java_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_that_fails_to_start_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexit 1\n")
