@@ -1,6 +1,6 @@
-"""TRL's DPO trainer for real: on the same pairs, with the same two models, loss, gradient and metrics are ours.
+"""TRL's DPO trainer gives our loss, gradient and metrics for the same pairs and the same two models.
 
-Runs in the environment of ``make test-backends-trl``, which sees the main one.
+Runs in the environment of ``make test-backends-trl``, which can import the main environment's packages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The reference, and a policy that has moved away from it."""
+    """(policy, reference): the policy's weights have moved away from the reference's."""
     folder = tmp_path_factory.mktemp("models")
     reference = make_tiny_model(folder / "reference", hidden=32)
     policy, _ = load_base(reference, PairParams())
@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def pairs(models: tuple[Path, Path]) -> list[EncodedPair]:
-    """Experts that look a sum up in an observation; guesses of several lengths."""
+    """Expert trajectories that look up a sum in an observation; generated guesses of several lengths."""
     random, made = rng("trl"), []
     for number in range(6):
         a, b = random.randrange(100), random.randrange(100)
@@ -70,7 +70,7 @@ def pairs(models: tuple[Path, Path]) -> list[EncodedPair]:
 def ours(
     models: tuple[Path, Path], pairs: list[EncodedPair], folder: Path, cfg: PairParams
 ) -> tuple[dict[str, float], list[torch.Tensor]]:
-    """Metrics and gradients of one step, packed into several micro-batches."""
+    """Metrics and gradients of one step of our trainer, packed into several micro-batches."""
     policy, reference = models
     job = PairJob(
         model_dir=policy, opponent_dir=reference, opponent="", out_dir=folder / "out", checkpoints=folder / "c",
@@ -94,7 +94,7 @@ def ours(
 def theirs(
     models: tuple[Path, Path], pairs: list[EncodedPair], folder: Path, cfg: PairParams
 ) -> tuple[float, dict[str, float], list[torch.Tensor]]:
-    """Loss, metrics and gradients of TRL's trainer, whose collator knows no observations: they are masked after it."""
+    """Loss, metrics and gradients of TRL's trainer. Its collator cannot mask observations; they are masked after it."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
     from trl import DPOConfig, DPOTrainer
@@ -134,7 +134,7 @@ def theirs(
 @pytest.mark.parametrize(
     "changes", [{}, {"beta": 1.0}, {"loss": "hinge"}, {"sft_weight": 0.5, "reduction": "token_mean"}], ids=str
 )
-def test_loss_gradient_and_figures_are_those_of_trls_dpo(
+def test_loss_gradient_and_metrics_equal_those_of_trls_dpo(
     models: tuple[Path, Path], pairs: list[EncodedPair], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     cfg = PairParams(**changes)
