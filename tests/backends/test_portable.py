@@ -1,6 +1,6 @@
-"""``run.kernels: portable`` on a processor of another maker: an Intel Haswell that QEMU emulates, in two minutes.
+"""``run.kernels: portable`` on another vendor's processor: an Intel Haswell emulated by QEMU. Takes two minutes.
 
-Needs QEMU 7.2 or later, the first that emulates AVX2.
+Needs QEMU 7.2 or later, the first version that emulates AVX2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QEMU = "qemu-x86_64"
 
 
 def has_qemu() -> bool:
-    """Whether there is one that emulates AVX2."""
+    """Whether a QEMU that emulates AVX2 is installed."""
     if shutil.which(QEMU) is None:
         return False
     said = subprocess.run([QEMU, "--version"], check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -38,9 +38,9 @@ pytestmark = [
 ]
 
 
-def test_a_training_and_a_generation_have_the_same_bits_on_an_intel_processor_without_avx512(tmp_path: Path) -> None:
+def test_training_and_generation_are_bit_identical_on_an_intel_processor_without_avx512(tmp_path: Path) -> None:
     environment = {**os.environ, **PORTABLE, "OMP_NUM_THREADS": "1", "PYTHONPATH": sysconfig.get_path("purelib")}
-    python = os.path.realpath(sys.executable)  # QEMU follows no link to find what Python belongs to
+    python = os.path.realpath(sys.executable)  # under QEMU, Python does not find its installation through a link
     command = [QEMU, "-cpu", "Haswell", python, "-m", "tests.support.portable_bits", str(tmp_path)]
     said = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said == f"{EXPECTED}\n"
