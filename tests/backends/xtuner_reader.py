@@ -1,9 +1,10 @@
-"""Run in XTuner's environment: prints, as JSON, what XTuner reads.
+"""Runs in XTuner's environment and prints the data that XTuner reads as JSON.
 
     python -m tests.backends.xtuner_reader RUN_FOLDER ROWS.jsonl
 
-``batches``: (ids, labels) that a run's own config makes its runner's data loader yield, in order. ``turns``: those that
-XTuner's own template and tokenising functions make of rows in its turn format, under our ``plain`` chat format.
+``batches``: the (ids, labels) pairs that the data loader yields under a run's own config, in order. ``turns``: the
+pairs that XTuner's own template and tokenising functions create from rows in its turn format, under our ``plain`` chat
+format.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PLAIN = ConfigDict(
 
 
 class QWen2Tokenizer(PreTrainedTokenizerFast):
-    """Ours has no token to begin with; XTuner believes that of no class but those of this name."""
+    """Our tokenizer has no BOS token; XTuner accepts that only from certain classes, such as one of this name."""
 
 
 def main(folder: Path, rows: Path) -> None:
