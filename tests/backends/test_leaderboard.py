@@ -1,8 +1,8 @@
-"""lm-evaluation-harness for real, on a tiny random model (docs/spin.md, S41).
+"""lm-evaluation-harness itself, on a tiny random model (docs/spin.md, S41).
 
 Runs in the optional environment .venvs/leaderboard (``make test-backends-leaderboard``). The six tasks are the
-harness's own, with their own prompts, examples and metrics, over a few invented rows in the form of their data sets,
-which only a hub has; the local tasks run as they are.
+harness's own, with their own prompts, examples and metrics. Their data sets, which are only available from a hub, are
+replaced by a few invented rows in the same format. The local tasks run unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def evaluate(
 def found(
     model_dir: Path, local: harness.LoadedTasks, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Results, Path]:
-    """The local tasks, all their questions."""
+    """Results of the local tasks on all their questions, and the folder that contains them."""
     folder = tmp_path_factory.mktemp("results")
     return evaluate(model_dir, LOCAL, local, folder), folder
 
@@ -62,10 +62,10 @@ def choice_rows(local: harness.LoadedTasks) -> tuple[list[dict[str, Any]], list[
     return list(data["train"]), list(data["test"])
 
 
-def test_the_local_choice_is_what_a_plain_forward_pass_finds(
+def test_accuracy_on_local_choice_equals_that_of_a_plain_forward_pass(
     model_dir: Path, local: harness.LoadedTasks, found: tuple[Results, Path]
 ) -> None:
-    """Of our prompt, scored token by token with transformers: the answer likeliest per character of its text."""
+    """Our prompt, scored token by token with transformers; the answer likeliest per character of its text is chosen."""
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
@@ -92,7 +92,7 @@ def test_the_local_choice_is_what_a_plain_forward_pass_finds(
     assert 0 < metric.value < 1, "a random model is neither always right nor always wrong"
 
 
-def test_the_file_holds_what_was_found(model_dir: Path, found: tuple[Results, Path]) -> None:
+def test_the_results_file_contains_the_results(model_dir: Path, found: tuple[Results, Path]) -> None:
     [path] = found[1].glob("*.json")
     assert path.stem == results.label(str(model_dir))
     assert results.read(path) == found[0]
@@ -101,7 +101,7 @@ def test_the_file_holds_what_was_found(model_dir: Path, found: tuple[Results, Pa
     assert found[0].mean is None
 
 
-def test_nothing_is_evaluated_twice_and_other_weights_are(
+def test_finished_tasks_are_evaluated_again_only_with_other_settings(
     model_dir: Path, local: harness.LoadedTasks, found: tuple[Results, Path], tmp_path: Path
 ) -> None:
     [path] = found[1].glob("*.json")
@@ -120,7 +120,7 @@ def test_nothing_is_evaluated_twice_and_other_weights_are(
 
 
 class Solver:
-    """Stands where a model stands: knows the answers."""
+    """Replaces the model and gives the right answers."""
 
     def __new__(cls, answers: dict[str, str]) -> Any:
         from lm_eval.api.model import LM
@@ -160,7 +160,7 @@ def test_right_answers_score_one(local: harness.LoadedTasks) -> None:
 
 
 def invented(path: str, name: str | None = None, **_: Any) -> Any:
-    """A few rows in the form of each data set."""
+    """A few rows in the format of each data set."""
     from datasets import Dataset, DatasetDict
 
     def rows(count: int) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def invented(path: str, name: str | None = None, **_: Any) -> Any:
     return DatasetDict({split: Dataset.from_list(rows(count)) for split, count in splits.items()})
 
 
-def test_the_six_run_with_their_examples_and_metrics(
+def test_the_six_leaderboard_tasks_run_with_their_own_examples_and_metrics(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -209,7 +209,7 @@ def test_the_six_run_with_their_examples_and_metrics(
     assert json.loads(path.read_text())["mean"] == found.mean
 
 
-def test_data_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_whose_data_set_is_unavailable_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def unreachable(*_: Any, **__: Any) -> Any:
@@ -220,7 +220,7 @@ def test_data_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         harness.load_tasks([task for task in LEADERBOARD if task.name == "gsm8k"])
 
 
-def test_a_broken_model_is_named(model_dir: Path, tmp_path: Path) -> None:
+def test_a_broken_model_is_reported(model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
     with pytest.raises(UserError, match="can't be loaded"):
         harness.load_model(str(tmp_path), device="cpu", dtype="auto", batch_size=1)
@@ -233,7 +233,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_offline_the_local_tasks_are_asked_and_it_says_so(model_dir: Path, tmp_path: Path) -> None:
+def test_offline_the_local_tasks_are_evaluated_and_the_output_says_so(model_dir: Path, tmp_path: Path) -> None:
     done = command(tmp_path, str(model_dir), "--limit", "8")
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
@@ -244,7 +244,7 @@ def test_offline_the_local_tasks_are_asked_and_it_says_so(model_dir: Path, tmp_p
     assert re.search(r"tiny\*\s+\d+\.\d\d±", done.stdout), done.stdout
 
 
-def test_what_was_asked_for_by_name_is_not_replaced(model_dir: Path, tmp_path: Path) -> None:
+def test_tasks_requested_by_name_are_not_replaced_by_local_tasks(model_dir: Path, tmp_path: Path) -> None:
     done = command(tmp_path, str(model_dir), "--tasks", "leaderboard")
     assert done.returncode == 2
     assert "its data set is not cached here" in done.stderr
