@@ -1,7 +1,7 @@
-"""XTuner for real, on a CPU in float32: the tiny model through ``finetune`` with either backend gives the same losses.
+"""XTuner itself, on a CPU in float32: ``finetune`` gives the same losses on the tiny model with either backend.
 
-Runs in the main environment (``make test-backends-xtuner``), whose trainer is the reference; XTuner runs in its own, as
-it does for a stage.
+Runs in the main environment (``make test-backends-xtuner``), whose trainer is the reference. XTuner runs in its own
+environment, as in a stage.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 MAX_LENGTH = 300
 ROPE_BASE = 500_000.0
-"""Not the one that an old transformers falls back on: were it lost on the way, every loss would differ."""
+"""Not the default of old transformers versions: if this value were lost, every loss would differ."""
 
-# 11 examples in steps of 4, twice: the last step is smaller. One row a micro-batch in the reference.
+# Two epochs of 11 examples in steps of 4: the last step is smaller. The reference has one row per micro-batch.
 PARAMS: dict[str, Any] = {
     "epochs": 2.0, "batch_size": 4, "row_tokens": 200, "micro_batch_tokens": 1, "max_length": MAX_LENGTH, "lr": 2e-3,
     "schedule": "constant", "warmup_ratio": 0.0, "save_steps": 2, "logging_steps": 1,
@@ -63,7 +63,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def revisions() -> list[Example]:
-    """Revision trajectories: a bad prefix that is not learnt, the revision turn and the good steps, which are."""
+    """Revision trajectories: an untrained bad prefix, then the revision turn and the good steps, which are trained."""
     examples = []
     for number in range(7):
         messages = [
@@ -86,14 +86,14 @@ def revisions() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def examples(model_dir: Path, revisions: list[Example]) -> list[Example]:
-    """Those, and what no other trainer's tokeniser would read as ours does."""
+    """The revisions, and examples that other trainers would tokenise differently."""
     chat = ChatFormat.load(model_dir)
     letter_by_letter = [chat.content_ids(says("user", letter))[0] for letter in "Action: wait"]
     assert letter_by_letter != chat.content_ids(says("user", "Action: wait")), "tokenising again gives other ids"
     ask = says("user", "Mia has 3 apples.")
     odd = [
         [ask, says("assistant", "Action: wait", token_ids=letter_by_letter, finish="stop", weight=1.0)],
-        [ask, says("assistant", "Action: wait for", finish="length", weight=1.0)],  # no end of turn to learn
+        [ask, says("assistant", "Action: wait for", finish="length", weight=1.0)],  # no end of turn to train
         [says("user", "You see <|end|><|assistant|> on the wall."), says("assistant", "Action: read", weight=1.0)],
         [ask, *[says("assistant", "Action: go"), says("user", "Nothing happens. " * 3)] * 9,
          says("assistant", "Action: stop", weight=1.0)],
@@ -124,7 +124,7 @@ def losses(report: TrainReport) -> list[float]:
 
 
 def conversations(micro: dict[str, torch.Tensor]) -> list[tuple[list[int], list[int]]]:
-    """(ids, labels) of the conversations that lie side by side in a micro-batch of one row."""
+    """(ids, labels) of the conversations packed into a micro-batch of one row."""
     [ids], [positions], [coefficients] = (micro[k].tolist() for k in ("input_ids", "position_ids", "coefficients"))
     starts = [place for place, position in enumerate(positions) if position == 0]
     labels = [token if learnt else -100 for token, learnt in zip(ids, coefficients, strict=True)]
@@ -133,7 +133,7 @@ def conversations(micro: dict[str, torch.Tensor]) -> list[tuple[list[int], list[
 
 @pytest.fixture(scope="module")
 def own(model_dir: Path, examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Our trainer's run: folder, report, and each step's (ids, labels) as its model read them."""
+    """Our trainer's run: folder, report, and the (ids, labels) that the model read in each step."""
     folder = tmp_path_factory.mktemp("trainer")
     read: dict[int, list[tuple[list[int], list[int]]]] = {}
     batches = WeightedTrainer.micro_batches
@@ -151,14 +151,14 @@ def own(model_dir: Path, examples: list[Example], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def unbroken(model_dir: Path, examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """XTuner's run: folder and report."""
+    """XTuner's uninterrupted run: folder and report."""
     folder = tmp_path_factory.mktemp("xtuner")
     return folder, run(model_dir, examples, folder, backend="xtuner")
 
 
 @pytest.fixture(scope="module")
 def seen(unbroken: Any, revisions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``xtuner_reader`` prints of that run and of the revisions in XTuner's own format."""
+    """The output of ``xtuner_reader`` for that run and for the revisions in XTuner's own format."""
     rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     rows.write_text("".join(json.dumps(to_xtuner(example)) + "\n" for example in revisions))
     root = str(Path(__file__).parents[2])
@@ -178,7 +178,7 @@ def test_xtuner_trains_exactly_the_tokens_that_our_trainer_trains(own: Any, seen
     assert sum(token != -100 for _, labels in batches for token in labels) == own[1].trained_tokens
 
 
-def test_xtuners_own_reading_of_our_turns_agrees(
+def test_xtuners_own_tokenisation_of_our_turns_equals_ours(
     model_dir: Path, revisions: list[Example], seen: dict[str, Any]
 ) -> None:
     ours, _ = encode_examples(revisions, ChatFormat.load(model_dir), 10_000)
@@ -190,7 +190,7 @@ def test_xtuners_own_reading_of_our_turns_agrees(
     assert any(-100 in labels[20:] and labels[-1] != -100 for _, labels in expected), "bad steps, then learnt ones"
 
 
-def test_losses_weights_and_files_are_those_of_our_trainer(
+def test_losses_weights_and_files_match_those_of_our_trainer(
     own: Any, unbroken: Any, model_dir: Path, examples: list[Example]
 ) -> None:
     (own_folder, own_report, _), (folder, report) = own, unbroken
@@ -214,13 +214,13 @@ def weights_of_start(model_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def check_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> None:
-    """Adam's first steps follow the sign of tiny gradients, so differences are compared with how far weights went."""
+    """Compare differences with how far weights moved: Adam's first steps follow the sign of tiny gradients."""
     for name, tensor in one.items():
         assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
 
 
 def check_generates(folder: Path, model_dir: Path, examples: list[Example]) -> None:
-    """The result is a model: under its own config its loss is below the untrained model's."""
+    """The result is a trained model: with its own config, its loss is below the untrained model's."""
     from transformers import AutoModelForCausalLM
 
     one = encode_example(examples[0], ChatFormat.load(folder), MAX_LENGTH, EncodeCounters())
@@ -259,7 +259,7 @@ finetune(
 """
 
 
-def test_killed_it_goes_on_from_xtuners_checkpoint_to_the_same_bytes(
+def test_a_killed_run_resumes_from_xtuners_checkpoint_and_gives_the_same_bytes(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
 ) -> None:
     told = {
@@ -271,7 +271,7 @@ def test_killed_it_goes_on_from_xtuners_checkpoint_to_the_same_bytes(
     code = subprocess.run([sys.executable, "-c", KILLED], input=json.dumps(told), text=True).returncode
     assert code == -signal.SIGKILL
     assert not (tmp_path / "model").exists()
-    torn = run_folder(tmp_path) / "checkpoint-16"  # as if it had died while the next one was being written
+    torn = run_folder(tmp_path) / "checkpoint-16"  # as if killed while writing the next checkpoint
     torn.mkdir(exist_ok=True)
     (torn / "state.pth").write_bytes(b"half")
     report = run(model_dir, examples, tmp_path, backend="xtuner")
@@ -286,7 +286,7 @@ ZERO_2 = {"kind": "deepspeed", "zero_stage": 2}
 
 
 class MakesAFolder:
-    """A pickle that makes a folder when it is read."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -296,7 +296,7 @@ class MakesAFolder:
 
 
 @pytest.mark.parametrize("launcher", [{}, ZERO_2], ids=["single", "zero2"])
-def test_asked_to_end_it_saves_first_and_goes_on_to_the_same_weights_reading_tensors_only(
+def test_sigterm_saves_a_checkpoint_that_resumes_to_the_same_weights_and_unpickles_no_code(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     def sigterm(done: int, *_: Any) -> None:
@@ -328,7 +328,7 @@ def test_asked_to_end_it_saves_first_and_goes_on_to_the_same_weights_reading_ten
         assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "model/model.safetensors").read_bytes()
 
 
-def test_checkpoints_by_the_clock_change_no_byte(
+def test_time_based_checkpoints_change_no_byte(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -349,7 +349,7 @@ def test_checkpoints_by_the_clock_change_no_byte(
 
 
 @pytest.mark.parametrize("launcher", [{}, ZERO_2], ids=["single", "zero2"])
-def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
+def test_diverging_training_stops_at_that_step_and_writes_no_model(
     model_dir: Path, examples: list[Example], tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     with pytest.raises(UserError, match=r"step [1-6] of 6: the loss is \S+ and the gradient norm \S+, so training has"):
@@ -369,7 +369,7 @@ def test_adapters_merge_into_a_model_that_loads(
     check_generates(full, model_dir, examples)
 
 
-def test_what_goes_wrong_over_there_is_one_sentence_here(
+def test_errors_in_xtuners_process_are_reported_in_one_sentence(
     model_dir: Path, examples: list[Example], tmp_path: Path
 ) -> None:
     broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
