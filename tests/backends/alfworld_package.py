@@ -1,4 +1,4 @@
-"""ALFWorld's own package, run in its environment: any code, and an episode as the package itself plays it."""
+"""Runs code with ALFWorld's own package in its environment, and an episode as the package itself plays it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from selfimprove.envs.alfworld.process import PYTHON
 
 
 def in_alfworld(code: str, *arguments: str, stdin: str = "") -> str:
-    """Run code with the package itself; it makes a folder for data where it is told."""
+    """Run code with the package, which creates a data folder at ``ALFWORLD_DATA``."""
     done = subprocess.run(
         [str(PYTHON), "-c", code, *arguments],
         input=stdin,
