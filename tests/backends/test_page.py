@@ -1,8 +1,8 @@
-"""The report in a real browser, Debian's Chromium, from the disk: every view, filters, trees, hostile text, size.
+"""The report in a real browser (Debian's Chromium), opened from disk: every view, filters, trees, hostile text, size.
 
-Runs in the environment of ``make test-backends-page``, which sees the main one. The smoke profile is run once, and the
-report of all four methods is opened; ``RUN=folder`` opens the report of that run, too. Screenshots are kept in
-``build/page``.
+Runs in the environment of ``make test-backends-page``, which can import the main environment's packages. The tests run
+the smoke profile once and open its report of all four methods; ``RUN=folder`` also opens the report of that run.
+Screenshots are kept in ``build/page``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tests.support.reports import (
     write_trees,
 )
 
-pytestmark = [pytest.mark.backend, pytest.mark.timeout(3600)]  # minutes here; hours on a machine that does much else
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(3600)]  # minutes; far longer on a loaded machine
 PATIENCE = 600
-"""Seconds until something that should have appeared in the browser is missed."""
+"""Seconds to wait for something to appear in the browser."""
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -65,7 +65,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(run, report) of a small run whose models write what could break out of a page."""
+    """(run, report) of a small run whose models write text that could break out of a page."""
     root = tmp_path_factory.mktemp("page")
     texts = dict(enumerate([*HOSTILE.values(), "long " * 200_000]))
     write_rise(root / "run", texts=texts, query="".join(HOSTILE.values()))
@@ -77,7 +77,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 class Tab:
-    """A page that remembers what went wrong in it."""
+    """A page that records its errors, warnings and requests to other hosts."""
 
     def __init__(self, browser: Browser, out: Path, width: int = 1280, scheme: Any = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -108,7 +108,7 @@ def tab(browser: Browser, report: tuple[Path, Path]) -> Iterator[Tab]:
 
 
 def until(page: Page, expression: str) -> None:
-    """Ask until it is true. Playwright's own waiting evaluates strings in the page, which its policy forbids."""
+    """Poll until the expression is true. Playwright's own wait evaluates strings in the page, which its CSP forbids."""
     end = time.monotonic() + PATIENCE
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"{page.url}: not true within {PATIENCE} s: {expression}"
@@ -116,7 +116,7 @@ def until(page: Page, expression: str) -> None:
 
 
 def see(page: Page, name: str) -> None:
-    """Bring every chart into sight, then keep a picture."""
+    """Scroll every chart into view, then save a screenshot."""
     for place in range(page.locator("figure[data-chart]").count()):
         figure = f"document.querySelectorAll('figure[data-chart]')[{place}]"
         page.evaluate(f"{figure}.scrollIntoView({{behavior: 'instant'}})")
@@ -134,7 +134,7 @@ VIEWED = [
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
-def test_every_view_opens_for_every_reader(
+def test_every_view_fits_the_screen_and_is_accessible_in_both_widths_and_colour_schemes(
     browser: Browser, report: tuple[Path, Path], width: int, scheme: str
 ) -> None:
     opened = Tab(browser, report[1], width, scheme)
@@ -165,7 +165,7 @@ Line = Mapping[str, Any]
 
 
 def task_of(line: Line) -> tuple[str, str, str]:
-    """(task, which run over it, what is asked) of a line of any method's evaluation."""
+    """(task, run, question) of a line of any method's evaluation."""
     if "question" in line:
         run = line.get("run", 0)
         return line["id"].removesuffix(f"#{run}"), str(run), line["question"]
@@ -175,7 +175,7 @@ def task_of(line: Line) -> tuple[str, str, str]:
 
 
 def said_in(line: Line) -> Iterator[str]:
-    """Every text of a line's dialogue."""
+    """All texts of a line's dialogue."""
     yield line["id"]
     yield from (one["content"] for one in [*line.get("prompt", ()), *line.get("messages", ())])
     for turn in line.get("turns", ()):
@@ -185,7 +185,7 @@ def said_in(line: Line) -> Iterator[str]:
 
 
 def check_filters(tab: Tab, run: Path, method: str) -> dict[str, int]:
-    """Every filter of a method's evaluations gives the count of the JSONL files; returns the largest of each filter."""
+    """Compare each filter's count with the JSONL files of a method's evaluations; return its largest count."""
     paths = sorted((run / "results" / method).glob("*/episodes.jsonl"))
     rows = {path.parent.name: [one for _, one in read_rows(path)] for path in paths}
     most: dict[str, int] = {}
@@ -228,7 +228,7 @@ def check_filters(tab: Tab, run: Path, method: str) -> dict[str, int]:
     return most
 
 
-def test_filters_give_the_counts_of_the_files(tab: Tab, report: tuple[Path, Path]) -> None:
+def test_filter_counts_match_the_jsonl_files(tab: Tab, report: tuple[Path, Path]) -> None:
     most = check_filters(tab, report[0], "rise")
     assert all(most.values()), f"a filter that nothing passes shows nothing: {most}"
     page = tab.open("episodes.html#method=rise&set=iter1/evaluation")
@@ -238,7 +238,7 @@ def test_filters_give_the_counts_of_the_files(tab: Tab, report: tuple[Path, Path
     assert "deep=on" in page.url
 
 
-def test_a_link_leads_back_to_the_same_view(tab: Tab) -> None:
+def test_opening_a_views_url_restores_the_view(tab: Tab) -> None:
     page = tab.open("episodes.html#method=rise&set=iter1/evaluation&result=s&q=problem")
     counted(page)
     page.click("#list a >> nth=2")
@@ -260,7 +260,7 @@ def test_hostile_text_is_shown_as_text(tab: Tab) -> None:
         assert page.locator("#reader img, #reader script").count() == 0
 
 
-def test_a_tree_shows_the_nodes_of_its_file(tab: Tab, report: tuple[Path, Path]) -> None:
+def test_a_tree_shows_all_nodes_of_its_file(tab: Tab, report: tuple[Path, Path]) -> None:
     trees = [one for _, one in read_rows(report[0] / "data/agent_r/iter1/trees.jsonl")]
     for number, tree in enumerate(trees):
         page = tab.open(f"trees.html#tree={number}")
@@ -271,7 +271,7 @@ def test_a_tree_shows_the_nodes_of_its_file(tab: Tab, report: tuple[Path, Path])
         assert page.locator("text=cut here").count() >= 1
 
 
-def test_a_tree_is_walked_by_the_keyboard(tab: Tab) -> None:
+def test_a_tree_can_be_navigated_with_the_keyboard(tab: Tab) -> None:
     page = tab.open("trees.html#tree=0")
     page.wait_for_selector("#node-0")
     page.focus("#node-0")
@@ -282,14 +282,14 @@ def test_a_tree_is_walked_by_the_keyboard(tab: Tab) -> None:
     assert page.locator("[role=treeitem]").count() == 1
 
 
-def test_pairs_mark_their_difference(tab: Tab) -> None:
+def test_pairs_highlight_their_differences(tab: Tab) -> None:
     page = tab.open("pairs.html#set=spin/iter1/pairs&at=1")
     page.wait_for_selector("#reader ins")
     assert page.locator("#reader ins").all_inner_texts() == ["b"]
     assert page.locator("#reader del").all_inner_texts() == ["x"]
 
 
-def test_the_reader_chooses_dark_or_light(tab: Tab) -> None:
+def test_the_theme_button_toggles_between_dark_and_light(tab: Tab) -> None:
     page = tab.open("index.html")
     colours = []
     for _ in range(3):
@@ -350,7 +350,7 @@ def test_200_000_episodes_and_a_tree_of_5000_nodes_stay_usable(browser: Browser,
 
 @pytest.fixture(scope="module")
 def smoke() -> Path:
-    """The smoke profile, run to its end. The folder stays: the next time DVC runs only what has changed since."""
+    """A complete run of the smoke profile. Its folder is kept, so that DVC next time runs only what has changed."""
     folder = copy_repo(PICTURES / "run")
     path = f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
     run_in(folder, "python", "-m", "selfimprove.pipeline.warm", "dvc", "repro", "report", PATH=path, timeout=3600)
@@ -358,7 +358,7 @@ def smoke() -> Path:
 
 
 @pytest.mark.parametrize("which", ["smoke", "RUN"])
-def test_a_real_run_s_report_opens(
+def test_the_report_of_a_real_run_opens(
     which: str, browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if which == "RUN" and not os.environ.get("PAGE_RUN"):
@@ -381,7 +381,7 @@ def test_a_real_run_s_report_opens(
             assert counted(page) > 0, name
             page.click("#list a >> nth=0")
             page.wait_for_selector("#reader h2")
-            if place == 0 and method != "reflect_rl":  # whose actions have what was recorded, and no ids
+            if place == 0 and method != "reflect_rl":  # its actions have recorded values but no token ids
                 page.click("#reader .tools button")
                 page.wait_for_selector("#reader .token")
     for path in sorted((run / "data").glob("*/*/trees.jsonl")):
@@ -421,7 +421,7 @@ def test_the_live_view_follows_a_stage(browser: Browser, report: tuple[Path, Pat
         until(page, "document.querySelector('#stages progress').value === 4")
         assert page.get_attribute("#stages details", "open") is None
         page.screenshot(path=PICTURES / "live.png", full_page=True)
-        page.click("text=RISE")  # the report is made meanwhile
+        page.click("text=RISE")  # the report is built in the meantime
         page.wait_for_selector("#results")
         opened.close()
     finally:
@@ -430,7 +430,7 @@ def test_the_live_view_follows_a_stage(browser: Browser, report: tuple[Path, Pat
     assert [one for one in opened.wrong if "503" not in one] == []
 
 
-def test_the_scripts_have_sound_types() -> None:
+def test_the_scripts_pass_the_type_checker() -> None:
     files = sorted(Path("selfimprove/apps/page/static").glob("*.js"))
     options = [
         "--noEmit",
