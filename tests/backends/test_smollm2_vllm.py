@@ -1,4 +1,4 @@
-"""vLLM on a CPU with the real small model: real rows of GSM8K and HotpotQA, log-probabilities as transformers'.
+"""vLLM on a CPU with the real small model: log-probabilities on GSM8K and HotpotQA rows equal transformers'.
 
 Runs in .venvs/vllm (``make test-backends-smollm2``).
 """
@@ -15,7 +15,7 @@ from tests.backends.vllm_asking import config, run
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 
-def test_vllm_gives_real_rows_the_log_probabilities_of_transformers() -> None:
+def test_vllms_log_probabilities_on_real_rows_equal_those_of_transformers() -> None:
     engine = VllmEngine(config(context=CONTEXT), model())
     check(answered(engine))
     run(engine.close())
