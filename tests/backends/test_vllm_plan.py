@@ -1,4 +1,4 @@
-"""The plan's KV cache is vLLM's own."""
+"""The plan's KV cache size equals vLLM's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.backend
 
 @pytest.mark.parametrize("model", read_yaml(TABLE))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_vllm_keeps_as_many_bytes_a_token_as_the_plan_counts(model: str, dtype: str) -> None:
+def test_the_plans_kv_cache_bytes_per_token_equal_vllms(model: str, dtype: str) -> None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     shape = read_shape(read_yaml(TABLE)[model], model)
