@@ -1,7 +1,7 @@
-"""Curves in W&B (offline), trackio and DVCLive, by the packages themselves: a run, killed, that goes on from step 2.
+"""Training curves in W&B (offline), trackio and DVCLive, with the packages themselves: a run resumed from step 2.
 
-Runs in the optional environment .venvs/tracking (``make test-backends-tracking``); each is read back from what the
-package has written.
+Runs in the optional environment .venvs/tracking (``make test-backends-tracking``). The curves are read back from the
+files that each package has written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Points = list[tuple[int, float]]
 
 
 def track(to: Any, scratch: Path) -> None:
-    """Two runs of the stage, the second from step 3 on."""
+    """Log two runs of the stage; the second starts at step 3."""
     for points in (FIRST, SECOND):
         tracker = Tracker(TrackingParams(report_to=to), STAGE, scratch)
         for step, loss in points:
@@ -34,7 +34,7 @@ def track(to: Any, scratch: Path) -> None:
         tracker.close()
 
 
-def test_dvclive_has_a_file_a_metric_that_a_second_run_goes_on_with(
+def test_dvclive_writes_one_file_per_metric_and_a_resumed_run_appends_to_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     track("dvclive", tmp_path)
@@ -46,7 +46,7 @@ def test_dvclive_has_a_file_a_metric_that_a_second_run_goes_on_with(
     assert "failed" not in capsys.readouterr().err
 
 
-def test_trackio_has_one_run_a_stage_in_its_local_database(
+def test_trackio_stores_one_run_per_stage_in_its_local_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trackio import sqlite_storage
@@ -60,14 +60,14 @@ def test_trackio_has_one_run_a_stage_in_its_local_database(
     assert "failed" not in capsys.readouterr().err
 
 
-def test_wandb_offline_has_a_run_a_start_grouped_by_stage(
+def test_offline_wandb_stores_one_run_per_start_grouped_by_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     track("wandb", tmp_path)
-    wandb.teardown()  # its own process has written all of it, as when a stage has ended
+    wandb.teardown()  # its process has then written everything, as when a stage has ended
     files = (tmp_path / "wandb" / STAGE).glob("wandb/offline-run-*/run-*.wandb")
     assert sorted(logged(file) for file in files) == [(STAGE, FIRST), (STAGE, SECOND)]
     assert "failed" not in capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_wandb_without_a_key_is_refused_before_anything_runs(tmp_path: Path, mon
 
 
 def logged(file: Path) -> tuple[str, Points]:
-    """The group and the losses by step of a run that was written offline."""
+    """The group and the (step, loss) pairs of a run that was written offline."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     group, points = "", []
@@ -99,15 +99,15 @@ def logged(file: Path) -> tuple[str, Points]:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of LevelDB's log format: blocks of 32 KiB of chunks (checksum, length, kind), after W&B's header."""
+    """Records in LevelDB's log format: 32 KiB blocks of chunks (checksum, length, kind), after W&B's header."""
     place, parts = 7, b""
     while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:  # a block's end is padding
+        if 32768 - place % 32768 < 7:  # the end of a block is padding
             place += 32768 - place % 32768
             continue
         size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         parts += data[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             yield parts
             parts = b""
