@@ -1,6 +1,6 @@
-"""Asking vLLM in tests: an engine on a tiny model in float32, requests, and transformers as the reference.
+"""Helpers for vLLM tests: an engine on a tiny model in float32, requests, and transformers as the reference.
 
-The reference is plain: transformers' forward pass over the whole sequence, no cache, no batching.
+The reference is transformers' forward pass over the whole sequence, without cache or batching.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 QUESTION = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
 FEEDBACK = "Your answer is incorrect. Please try again!"
 CONTEXT = 256
-"""Tokens of a prompt and its answer: all positions that the tiny model has."""
+"""Maximum tokens of a prompt and its answer: all positions of the tiny model."""
 
 
 def config(**changes: object) -> VllmEngineConfig:
