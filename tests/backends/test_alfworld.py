@@ -1,6 +1,6 @@
-"""ALFWorld for real: its interpreter and planner in its own process, our games and a set in a folder.
+"""ALFWorld itself: its interpreter and planner in their own process, with our games and with a game set in a folder.
 
-``make test-backends-alfworld``. Every process that a test starts has to be gone after it.
+``make test-backends-alfworld``. No process may outlive these tests.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def process() -> Iterator[AlfWorldProcess]:
 @pytest.fixture(autouse=True, scope="module")
 def none_left() -> Iterator[None]:
     yield
-    shared_process.cache_clear()  # the one that the params made
+    shared_process.cache_clear()  # the process that the params started
     assert [child.pid for child in workers(os.getpid())] == []
 
 
 def workers(pid: int) -> list[psutil.Process]:
-    """The worker processes that ``pid`` started."""
+    """The worker processes that ``pid`` has started."""
     children = psutil.Process(pid).children(recursive=True)
     return [child for child in children if any(word.endswith("alfworld/worker.py") for word in cmdline(child))]
 
@@ -62,8 +62,8 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("task", [*range(6), *range(6000, 6006)])
-def test_a_game_of_every_type_is_won_by_the_planner(process: AlfWorldProcess, task: Any) -> None:
-    """Also with what the built-in kitchen answers, word for word, and the commands that it admits."""
+def test_the_planner_wins_a_game_of_every_type(process: AlfWorldProcess, task: Any) -> None:
+    """The built-in kitchen gives the same observations, word for word, and admits the same commands."""
     env, kitchen = AlfWorld(process=process), Kitchen()
     assert env.reset(task) == kitchen.reset(task)
     assert env._game(task).goal.kind == KINDS[task % 6]
@@ -80,7 +80,7 @@ def test_a_game_of_every_type_is_won_by_the_planner(process: AlfWorldProcess, ta
     env.close()
 
 
-def test_the_six_types_are_alfworlds() -> None:
+def test_the_six_types_are_those_of_alfworld() -> None:
     assert len(TYPES) == 6
     code = (
         "from alfworld.agents.environment.alfred_tw_env import TASK_TYPES; import json; print(json.dumps(TASK_TYPES))"
@@ -91,7 +91,7 @@ def test_the_six_types_are_alfworlds() -> None:
 
 
 @pytest.mark.parametrize("task", [1, 5, 6003])
-def test_texts_and_commands_are_those_that_the_package_itself_gives(process: AlfWorldProcess, task: int) -> None:
+def test_texts_and_commands_equal_those_of_the_package(process: AlfWorldProcess, task: int) -> None:
     env = AlfWorld(process=process, max_turns=40)
     seen: list[list[Any]] = [[env.reset(task), env.valid_actions(), False]]
     draw, actions = random.Random(task), []
@@ -113,7 +113,7 @@ def test_texts_and_commands_are_those_that_the_package_itself_gives(process: Alf
     env.close()
 
 
-def test_ids_get_the_names_that_the_package_gives() -> None:
+def test_ids_get_the_same_names_as_in_the_package() -> None:
     ids = ["sink_bar_01_bar_sinkbasin", "sink_bar_00_bar_sinkbasin", "egg_bar_00", "egg_bar_01", "egg_bar_10", "agent1"]
     code = (
         "import json, sys; from types import SimpleNamespace as N; from alfworld.agents.utils.misc import Demangler;"
@@ -125,7 +125,7 @@ def test_ids_get_the_names_that_the_package_gives() -> None:
     assert json.loads(in_alfworld(code, stdin=json.dumps(ids)).splitlines()[-1]) == named(ids)
 
 
-def test_what_is_not_understood_changes_nothing_but_time_passes(process: AlfWorldProcess) -> None:
+def test_unrecognised_commands_change_nothing_but_take_a_turn(process: AlfWorldProcess) -> None:
     env = AlfWorld(process=process, max_turns=3)
     env.reset(2)
     before = env.valid_actions()
@@ -141,7 +141,7 @@ def test_what_is_not_understood_changes_nothing_but_time_passes(process: AlfWorl
     env.close()
 
 
-def test_an_episode_is_the_same_in_any_process_and_after_any_other() -> None:
+def test_an_episode_is_the_same_in_any_process_and_after_any_other_episode() -> None:
     first, second = AlfWorldProcess(), AlfWorldProcess()
     played = []
     for process, order in ((first, (3, 4)), (second, (4, 1, 3, 4))):
@@ -155,7 +155,7 @@ def test_an_episode_is_the_same_in_any_process_and_after_any_other() -> None:
     second.close()
 
 
-def test_copies_in_one_process_do_not_touch_each_other(process: AlfWorldProcess) -> None:
+def test_environments_in_one_process_do_not_affect_each_other(process: AlfWorldProcess) -> None:
     env, other = AlfWorld(process=process), AlfWorld(process=process)
     moves = {task: (env.reset(task), env.expert())[1] for task in (2, 3)}
     env.reset(2)
@@ -169,7 +169,7 @@ def test_copies_in_one_process_do_not_touch_each_other(process: AlfWorldProcess)
     other.close()
 
 
-def test_a_restored_moment_goes_on_as_the_original_in_any_copy(process: AlfWorldProcess) -> None:
+def test_a_restored_snapshot_continues_like_the_original_in_any_environment(process: AlfWorldProcess) -> None:
     env, other = AlfWorld(process=process), AlfWorld(process=process)
     env.reset(4)
     moves = env.expert()
@@ -187,8 +187,8 @@ def test_a_restored_moment_goes_on_as_the_original_in_any_copy(process: AlfWorld
     other.close()
 
 
-def test_episodes_side_by_side_in_one_environment_are_as_alone(process: AlfWorldProcess) -> None:
-    """As the methods play: one environment, put into each episode's moment before every step."""
+def test_interleaved_episodes_in_one_environment_equal_separate_ones(process: AlfWorldProcess) -> None:
+    """As the methods play: one environment, restored to an episode's snapshot before each of its steps."""
     env = AlfWorld(process=process)
     alone, moments = {}, {}
     for task in range(6):
@@ -204,12 +204,12 @@ def test_episodes_side_by_side_in_one_environment_are_as_alone(process: AlfWorld
                 steps.append(env.step(moves[turn].action))  # type: ignore[arg-type]
                 moments[task] = [env.snapshot(), moves, *steps]  # type: ignore[list-item]
     assert {task: steps for task, (_, _, *steps) in moments.items()} == alone
-    assert len(env._lives) <= 18  # a game goes on where it is: it is not begun again at every step
+    assert len(env._lives) <= 18  # games continue from their current state; they are not restarted at every step
     env.close()
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_states_labels_and_costs_are_those_of_the_built_in_kitchen(shuffle: bool) -> None:
+def test_states_labels_and_costs_equal_those_of_the_built_in_kitchen(shuffle: bool) -> None:
     params = listed_env(name="alfworld", kinds=list(KINDS), thing=None, place=None, shuffle_action=shuffle)
     real, kitchen = params.model_copy(update={"backend": "textworld"}).make(), params.make()
     for task in (0, 5):
@@ -225,7 +225,7 @@ def test_states_labels_and_costs_are_those_of_the_built_in_kitchen(shuffle: bool
         assert (played.success, played.cost) == (True, -1.0)
 
 
-def test_a_game_that_can_not_be_begun_goes_to_the_blacklist(process: AlfWorldProcess, tmp_path: Path) -> None:
+def test_a_game_that_cannot_be_started_is_blacklisted(process: AlfWorldProcess, tmp_path: Path) -> None:
     folder = game_set(tmp_path / "games", [0, 1, 2])
     broken = sorted(folder.rglob("game.tw-pddl"))[1]
     broken.write_text(json.dumps({"pddl_problem": "(define (problem x) (:domain alfred) (:objects", "solvable": True}))
@@ -237,16 +237,16 @@ def test_a_game_that_can_not_be_begun_goes_to_the_blacklist(process: AlfWorldPro
             env.reset(1)
     assert list(env.task_ids()) == [0, 2]
     assert list(json.loads(black.read_text())) == [broken.parent.relative_to(folder).as_posix()]
-    env.reset(2)  # the process and the others are well
+    env.reset(2)  # the process and the other games still work
     assert list(AlfWorld(process=process, folder=folder, blacklist=Blacklist(black)).task_ids()) == [0, 2]
     env.close()
 
 
-def test_a_game_set_is_played_and_left_as_it_was(process: AlfWorldProcess, tmp_path: Path) -> None:
+def test_a_game_set_is_played_and_not_modified(process: AlfWorldProcess, tmp_path: Path) -> None:
     folder = game_set(tmp_path / "games", [0, 1, 2, 3, 4, 5])
     [first] = (folder / "train").glob("pick_and_place_simple-*/trial_T1")
     problem = json.loads((first / "game.tw-pddl").read_text())["pddl_problem"]
-    (first / "game.tw-pddl").unlink()  # as ALFRED's data is before games are made of it
+    (first / "game.tw-pddl").unlink()  # like ALFRED's data before games are generated from it
     (first / "initial_state.pddl").write_text(problem)
     before = hashes(folder)
     env, ours = AlfWorld(process=process, folder=folder), AlfWorld(process=process)
@@ -254,7 +254,7 @@ def test_a_game_set_is_played_and_left_as_it_was(process: AlfWorldProcess, tmp_p
     for task in env.task_ids():
         opening = env.reset(task)
         number = int(env._game(task).id.split("/")[1].rpartition("-")[2])
-        if number:  # of the first, only the words of its task are drawn
+        if number:  # the first has no grammar, so its task's wording is drawn
             assert opening == ours.reset(number)
         assert [env.step(action).reward for action in env.oracle()][-1] == 1.0
     assert hashes(folder) == before
@@ -276,17 +276,17 @@ def test_a_step_that_takes_too_long_ends_the_process_and_the_game_is_blacklisted
     process._seconds = 0.5
     with pytest.raises(EnvError, match=r"kitchen-0-3 goes to the blacklist: no answer within 0.5 s"):
         env.step(env.valid_actions()[0])
-    assert not psutil.pid_exists(pid)  # reaped, not only told to end
+    assert not psutil.pid_exists(pid)  # reaped, not only signalled
     process._seconds = 60
     with pytest.raises(EnvError, match="on the blacklist"):
         env.reset(3)
-    assert [other.step(move.action) for move in moves[1:]][-1].reward == 1.0  # in a new process, from where it was
+    assert [other.step(move.action) for move in moves[1:]][-1].reward == 1.0  # in a new process, from the same state
     env.reset(0)
     process.close()
     assert process.pid is None
 
 
-def test_a_process_that_is_killed_is_replaced_and_the_episode_goes_on() -> None:
+def test_a_process_that_is_killed_is_replaced_and_the_episode_continues() -> None:
     process = AlfWorldProcess()
     env = AlfWorld(process=process)
     env.reset(1)
@@ -301,7 +301,7 @@ def test_a_process_that_is_killed_is_replaced_and_the_episode_goes_on() -> None:
     process.close()
 
 
-def test_it_keeps_the_contract_of_every_environment(process: AlfWorldProcess) -> None:
+def test_alfworld_satisfies_the_environment_contract(process: AlfWorldProcess) -> None:
     env, other = (AlfWorld(process=process, max_turns=100) for _ in range(2))
     check_acted(env, other, [env.task_ids()[0]], actions=10)
 
@@ -315,7 +315,7 @@ def test_a_request_that_fails_leaves_the_process_alive(process: AlfWorldProcess)
     assert process.pid == pid
 
 
-def test_ended_in_the_middle_of_planning(process: AlfWorldProcess) -> None:
+def test_planning_that_takes_too_long_ends_the_process(process: AlfWorldProcess) -> None:
     game = make_games(None, 0, KINDS, None, None).game(5)
     own = AlfWorldProcess()
     session = own.ask("open", problem=game.problem, goal=game.sentence)["session"]
@@ -347,11 +347,11 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
-def test_no_process_is_left_however_its_owner_ends(end: str) -> None:
+def test_no_process_outlives_its_owner(end: str) -> None:
     assert gone(child_of(OWNER, end))
 
 
-def test_games_that_nobody_needs_make_room(process: AlfWorldProcess) -> None:
+def test_games_that_are_no_longer_used_free_their_copies_of_the_planner(process: AlfWorldProcess) -> None:
     game = make_games(None, 0, KINDS, None, None).game(0)
     for _ in range(300):
         AlfWorld(process=process).reset(0)
@@ -359,5 +359,5 @@ def test_games_that_nobody_needs_make_room(process: AlfWorldProcess) -> None:
     assert numbers[1] == numbers[0] + 1
     assert process.pid is not None
     maps = psutil.Process(process.pid).memory_maps(grouped=True)
-    assert 1 <= sum("libdownward" in m.path for m in maps) < 60  # each game has its own; they are used again
+    assert 1 <= sum("libdownward" in m.path for m in maps) < 60  # each game has its own copy; copies are reused
     process.left += [(process.life, number) for number in numbers]
