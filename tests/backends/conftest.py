@@ -1,6 +1,6 @@
-"""What the tests of vLLM share: one engine for all, as each takes a quarter of a minute to start.
+"""Fixtures shared by vLLM's tests: one engine for all of them, because an engine takes a quarter of a minute to start.
 
-Imports stand inside the fixtures, as other backends' environments lack these packages.
+Fixtures import packages locally, because other backends' environments lack them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def vllm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that has as many positions as the engine's context."""
+    """A tiny model with as many positions as the engine's context."""
     from tests.backends.vllm_asking import CONTEXT
     from tests.support.tiny import make_tiny_model
 
@@ -27,7 +27,7 @@ def vllm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(vllm_dir: Path) -> Iterator[VllmEngine]:
-    """vLLM in this process, beside BM25, as in the stages of SPIN."""
+    """vLLM in the same process as BM25, as in SPIN's stages."""
     import bm25s  # noqa: F401
 
     from tests.backends.vllm_asking import build, run
@@ -39,7 +39,7 @@ def engine(vllm_dir: Path) -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="session")
 def reference(vllm_dir: Path) -> Reference:
-    """transformers on the same model."""
+    """transformers with the same model."""
     from tests.backends.vllm_asking import Reference
 
     return Reference(vllm_dir)
