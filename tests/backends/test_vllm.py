@@ -1,7 +1,6 @@
-"""vLLM for real, on a CPU in float32: a tiny model through our engine, and through vLLM's own server.
+"""vLLM itself, on a CPU in float32: a tiny model in our engine, and in vLLM's own server.
 
-Runs in the optional environment .venvs/vllm (``make test-backends-vllm``), which has its own transformers to compare
-with.
+Runs in the optional environment .venvs/vllm (``make test-backends-vllm``), whose transformers is the reference.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def server(vllm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-def test_log_probabilities_are_those_of_transformers(engine: VllmEngine, reference: Reference) -> None:
+def test_log_probabilities_equal_those_of_transformers(engine: VllmEngine, reference: Reference) -> None:
     requests = [ask(f"task {i}", temperature=t, top_p=p) for i in range(6) for t, p in ((1.0, 1.0), (0.5, 0.8))]
     finishes = set()
     for request, [completion] in zip(requests, together(engine, *requests), strict=True):
@@ -47,12 +46,12 @@ def test_log_probabilities_are_those_of_transformers(engine: VllmEngine, referen
     assert finishes == {"stop", "length"}, "both ends of a completion are covered"
 
 
-def test_an_engine_loads_where_bm25_has_imported_numba(engine: VllmEngine) -> None:
+def test_an_engine_works_after_bm25_has_imported_numba(engine: VllmEngine) -> None:
     assert "llvmlite.binding.ffi" in sys.modules
     assert together(engine, ask("beside numba"))
 
 
-def test_a_greedy_episode_of_two_turns_is_that_of_transformers_token_for_token(
+def test_a_greedy_episode_of_two_turns_equals_transformers_token_for_token(
     engine: VllmEngine, reference: Reference
 ) -> None:
     messages = [Message(role="user", content=QUESTION)]
@@ -71,7 +70,7 @@ def test_a_greedy_episode_of_two_turns_is_that_of_transformers_token_for_token(
         ]
 
 
-def test_samples_differ_repeat_and_belong_to_their_own_seed_key(engine: VllmEngine) -> None:
+def test_samples_differ_and_depend_only_on_their_own_seed_key(engine: VllmEngine) -> None:
     [samples] = together(engine, ask("seeds", n=6))
     assert len({tuple(c.token_ids or []) for c in samples}) == 6
     assert together(engine, ask("seeds", n=6)) == [samples]
@@ -82,7 +81,7 @@ def test_samples_differ_repeat_and_belong_to_their_own_seed_key(engine: VllmEngi
     assert [c.token_ids for c in among] == [c.token_ids for c in samples], "float32 on a CPU: no neighbour matters"
 
 
-def test_requests_that_wait_together_are_batched(engine: VllmEngine) -> None:
+def test_waiting_requests_are_batched(engine: VllmEngine) -> None:
     before = engine.stats.slot_steps, engine.stats.busy_slot_steps, engine.stats.generated_tokens
     together(engine, *(ask(f"many {i}") for i in range(200)))
     steps = (engine.stats.slot_steps - before[0]) // 32
@@ -109,7 +108,9 @@ def test_a_stop_string_ends_the_text_just_before_it(engine: VllmEngine, referenc
     assert stopped > 0
 
 
-def test_allowed_answers_are_kept_to_and_scored_by_the_free_model(engine: VllmEngine, reference: Reference) -> None:
+def test_only_allowed_answers_are_given_and_they_are_scored_without_the_constraint(
+    engine: VllmEngine, reference: Reference
+) -> None:
     allowed = ["north", "south", "go north", "3 + 4 = 7"]
     request = ask("allowed", n=12, allowed=allowed)
     [completions] = together(engine, request)
@@ -120,7 +121,7 @@ def test_allowed_answers_are_kept_to_and_scored_by_the_free_model(engine: VllmEn
         check_logprobs(reference, request, completion)
 
 
-def test_a_request_that_does_not_fit_fails_alone(engine: VllmEngine) -> None:
+def test_an_invalid_request_fails_without_affecting_others(engine: VllmEngine) -> None:
     async def work() -> list[Any]:
         long = [Message(role="user", content=QUESTION * 20)]
         requests = [ask("one"), ask("long", messages=long), ask("odd", top_p=0.0), ask("two")]
@@ -136,11 +137,13 @@ def test_a_request_that_does_not_fit_fails_alone(engine: VllmEngine) -> None:
     assert engine.stats.failures == failures + 2
 
 
-def test_a_prompt_and_answer_that_just_fit_are_answered_and_scored(engine: VllmEngine, reference: Reference) -> None:
+def test_a_prompt_and_answer_that_fill_the_context_are_answered_and_scored(
+    engine: VllmEngine, reference: Reference
+) -> None:
     def prompt(digits: int) -> list[Message]:
         return [Message(role="user", content="1" * digits)]
 
-    """The context is all positions that the model has: there is no place for a token beyond it."""
+    # The context is all positions of the model: there is none for another token.
     overhead = len(reference.chat.encode(prompt(0), add_generation_prompt=True).ids)
     messages = prompt(CONTEXT - 2 - overhead)  # a digit is one token, and so is the end of a turn
     assert engine.fits(messages, 2)
@@ -152,7 +155,7 @@ def test_a_prompt_and_answer_that_just_fit_are_answered_and_scored(engine: VllmE
     check_logprobs(reference, request, completion)
 
 
-def test_a_caller_that_goes_away_leaves_the_engine_at_work(engine: VllmEngine) -> None:
+def test_cancelling_a_request_does_not_affect_others(engine: VllmEngine) -> None:
     async def work() -> tuple[list[Completion], int]:
         gone = asyncio.create_task(engine.generate(ask("gone", n=20, max_tokens=200)))
         stays = asyncio.create_task(engine.generate(ask("stays")))
@@ -168,7 +171,7 @@ def test_a_caller_that_goes_away_leaves_the_engine_at_work(engine: VllmEngine) -
     assert after == before + 1
 
 
-def test_two_engines_in_one_process_do_not_disturb_each_other(engine: VllmEngine, tmp_path: Path) -> None:
+def test_two_engines_in_one_process_do_not_affect_each_other(engine: VllmEngine, tmp_path: Path) -> None:
     other_dir = make_tiny_model(tmp_path / "other", seed=1)
     other, reference = build(other_dir), Reference(other_dir)
     messages = list(ask().messages)
@@ -190,7 +193,7 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(engine: VllmEngine
         together(other, ask())
 
 
-def test_a_folder_that_vllm_cannot_load_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_vllm_cannot_load_is_reported_in_one_sentence(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "broken")
     (folder / "config.json").write_text('{"model_type": "no such thing"}', encoding="utf-8")
     with pytest.raises(UserError, match="broken"):
@@ -204,7 +207,7 @@ def remote(url: str, model: str = "tiny") -> OpenAiEngine:
     return OpenAiEngine(cfg)
 
 
-def test_vllms_server_through_the_openai_engine(
+def test_the_openai_engine_works_with_vllms_server(
     server: Server, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINY_KEY", KEY)
@@ -234,7 +237,9 @@ def test_vllms_server_through_the_openai_engine(
     assert client.stats.generated_tokens > 0
 
 
-def test_vllms_server_and_what_cannot_work(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_or_model_name_for_vllms_server_is_reported(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     url = server.wait()
 
@@ -254,7 +259,7 @@ def test_vllms_server_and_what_cannot_work(server: Server, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("form", ["alpaca", "chat"])
-def test_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: Any) -> None:
+def test_vllm_plays_spins_questions_reproducibly(engine: VllmEngine, form: Any) -> None:
     from selfimprove.envs.qa.base import Question
     from selfimprove.envs.qa.tools.dispatch import Tools
     from selfimprove.methods.spin.params import PlayParams
