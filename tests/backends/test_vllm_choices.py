@@ -1,4 +1,4 @@
-"""Decisions by one token through vLLM: in float32 on a CPU they are those of the default engine."""
+"""Single-token decisions in vLLM: in float32 on a CPU, they equal those of the default engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decision(task: str, **changes: Any) -> Request:
 
 
 def check(ours: list[list[Completion]], theirs: list[list[Completion]]) -> None:
-    """The same token of the same prompt, with log-probabilities and entropy within 1e-4."""
+    """The same token for the same prompt, with log-probabilities and entropy within 1e-4."""
     for mine, other in zip([c for cs in ours for c in cs], [c for cs in theirs for c in cs], strict=True):
         assert (mine.text, mine.finish, mine.token_ids) == (other.text, other.finish, other.token_ids)
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -46,7 +46,7 @@ def check(ours: list[list[Completion]], theirs: list[list[Completion]]) -> None:
         assert mine.choice.entropy == pytest.approx(other.choice.entropy, abs=1e-4)
 
 
-def test_a_decision_is_that_of_the_default_engine(engine: VllmEngine, default: TransformersEngine) -> None:
+def test_decisions_equal_those_of_the_default_engine(engine: VllmEngine, default: TransformersEngine) -> None:
     requests = [
         decision(f"{i}", n=1 + i % 3, temperature=(1.0, 0.0, 0.5, 2.0)[i % 4], **{"top_p": 0.7} if i % 5 == 0 else {})
         for i in range(40)
@@ -57,7 +57,9 @@ def test_a_decision_is_that_of_the_default_engine(engine: VllmEngine, default: T
     assert len({c.text for cs in answers for c in cs}) > 5, "the draws differ"
 
 
-def test_more_labels_than_vllm_takes_at_once_make_one_decision(engine: VllmEngine, default: TransformersEngine) -> None:
+def test_more_labels_than_vllm_accepts_per_request_still_give_one_decision(
+    engine: VllmEngine, default: TransformersEngine
+) -> None:
     chat = engine.chat
     texts = [chat.decode([token]) for token in range(chat.vocab_size)]
     labels = [
@@ -73,7 +75,9 @@ def test_more_labels_than_vllm_takes_at_once_make_one_decision(engine: VllmEngin
     assert min(chosen) < IDS_AT_ONCE <= max(chosen), "labels of both requests were drawn"
 
 
-def test_decisions_and_completions_in_one_batch_do_not_mix(engine: VllmEngine, default: TransformersEngine) -> None:
+def test_decisions_and_completions_in_one_batch_do_not_affect_each_other(
+    engine: VllmEngine, default: TransformersEngine
+) -> None:
     decisions = [decision(f"{i}") for i in range(8)]
     others = [ask(f"free {i}", max_tokens=4 + i, allowed=["north", "go west"] if i % 2 else None) for i in range(8)]
     alone = together(engine, *others)
@@ -82,7 +86,7 @@ def test_decisions_and_completions_in_one_batch_do_not_mix(engine: VllmEngine, d
     check(mixed[::2], together(default, *decisions))
 
 
-def test_a_decision_at_the_end_of_the_context_loses_the_prompt_s_first_tokens(
+def test_a_decision_that_exceeds_the_context_drops_the_prompts_first_tokens(
     engine: VllmEngine, default: TransformersEngine
 ) -> None:
     request = decision("long", messages=[Message(role="user", content=QUESTION * 10)], cut_left=True)
@@ -93,7 +97,7 @@ def test_a_decision_at_the_end_of_the_context_loses_the_prompt_s_first_tokens(
     assert len(completion.choice.prompt_ids) == CONTEXT - 1
 
 
-def test_a_choice_that_makes_no_sense_fails_alone(engine: VllmEngine) -> None:
+def test_an_invalid_choice_fails_without_affecting_others(engine: VllmEngine) -> None:
     async def work() -> list[Any]:
         requests = [
             decision("two tokens", allowed=["3 + 4", "7"]), decision("long", max_tokens=2),
@@ -106,6 +110,6 @@ def test_a_choice_that_makes_no_sense_fails_alone(engine: VllmEngine) -> None:
     assert len(good) == 1
 
 
-def test_a_choice_among_the_whole_vocabulary_is_one_sentence(engine: VllmEngine) -> None:
+def test_a_choice_from_the_whole_vocabulary_is_refused_in_one_sentence(engine: VllmEngine) -> None:
     with pytest.raises(UserError, match="whole vocabulary; limit the choice to labels"):
         together(engine, decision("free", allowed=None))
