@@ -58,10 +58,8 @@ WAIT = 120.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head and a second node, with one CPU each."""
-    os.environ |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-    }  # the default of 15 starves workers on a loaded machine
+    # Ray's default niceness of 15 starves workers on a loaded machine.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})

@@ -59,9 +59,8 @@ def test_outputs_that_dvc_deleted_are_restored_without_recomputation(
     assert (third.code, published(folder)) == (0, unbroken)
 
 
-@pytest.mark.parametrize(
-    ("limit", "kept"), [(1000, range(1, 6)), (3000, [6])]
-)  # reached in the journal, in the outputs
+# The first limit is reached in the journal, the second in the outputs.
+@pytest.mark.parametrize(("limit", "kept"), [(1000, range(1, 6)), (3000, [6])])
 def test_a_full_disk_while_writing_journal_or_outputs_is_reported_and_the_next_run_resumes(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes], limit: int, kept: Container[int]
 ) -> None:
