@@ -157,16 +157,13 @@ def test_sbatch_runs_the_smoke_profile_up_to_its_table_and_a_requeued_job_resume
     assert len(again - {"inputs"}) <= 1, again  # the interrupted stage; finished stages are not rerun
     assert (repo / "results/summary/spin.json").is_file()
     answered = re.findall(r"requests answered: (\d+) on \S+, (\d+) on \S+\n", text)
-    assert (
-        len(answered) == text.count("requests answered") >= 2
-    )  # Ray's cluster spans both nodes, and both answer requests
+    # Ray's cluster spans both nodes, and both answer requests.
+    assert len(answered) == text.count("requests answered") >= 2
     assert all(int(one) and int(other) for one, other in answered), answered
     logs = {path.name for path in (repo / ".scratch/logs").glob("ray-*.log")}
     assert len(logs) == 2  # one from the head, one from the other node
     shown = (log, *(repo / ".scratch/logs").glob("*"))
-    assert not [
-        path for path in shown if re.search(r"RAY_AUTH_TOKEN=|\b[0-9a-f]{64}\b", path.read_text())
-    ]  # no tokens in logs
+    assert not [path for path in shown if re.search(r"RAY_AUTH_TOKEN=|\b[0-9a-f]{64}\b", path.read_text())]  # tokens
 
 
 def test_srun_trains_on_two_nodes_and_losing_one_changes_no_byte(

@@ -80,9 +80,8 @@ def test_the_model_is_a_usable_base_with_every_chat_template_of_the_profiles(
 
 
 def test_the_cpu_engines_log_probabilities_on_real_rows_equal_those_of_transformers() -> None:
-    cfg = TransformersEngineConfig(
-        engine="transformers", context=CONTEXT
-    )  # slots and prefill rows follow from model size
+    # Slots and prefill rows follow from the model's size.
+    cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)
     check(answered(TransformersEngine(cfg, model(), threads=1)))
 
 
