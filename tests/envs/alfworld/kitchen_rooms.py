@@ -1,4 +1,4 @@
-"""What the tests of the text kitchen play: a small room with chosen things, and a way through it."""
+"""For the tests of the text kitchen: a game in a small room with given things, and a walk through it."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ ROOM = ("cabinet 2", "cabinet 1", "countertop 1", "drawer 1", "fridge 1", "micro
 
 
 def game(kind: Any, thing: Any, place: Any, **where: str) -> KitchenGame:
-    """A room with these things: ``apple_1="fridge 1"``."""
+    """A game with these things, each with its place: ``apple_1="fridge 1"``."""
     names = tuple(name.replace("_", " ") for name in where)
     return KitchenGame(
         0, Goal(kind, thing, place), "do it", ROOM, names, tuple(ROOM.index(at) for at in where.values())
