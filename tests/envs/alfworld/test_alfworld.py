@@ -1,4 +1,4 @@
-"""ALFWorld without its packages: problems in PDDL, game sets in folders, the blacklist, what is told when missing."""
+"""ALFWorld without its packages: PDDL problems, game sets in folders, the blacklist, errors of a bad installation."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from selfimprove.envs.registry import listed_env
 
 
 @pytest.mark.parametrize("task", range(0, 600, 7))
-def test_a_problem_says_what_the_kitchens_game_says(task: Any) -> None:
+def test_a_pddl_problem_describes_the_same_game_as_the_kitchen(task: Any) -> None:
     game = make_game(3, task)
     text = problem(game)
     assert text.count("(") == text.count(")")
@@ -50,14 +50,14 @@ def test_a_problem_says_what_the_kitchens_game_says(task: Any) -> None:
         (Goal("pick_two", "egg", "fridge"), ["inReceptacle ?p ?r", "not (= ?o ?p)"]),
     ],
 )
-def test_each_of_the_six_types_has_its_goal(goal: Any, facts: Any) -> None:
+def test_each_of_the_six_task_types_has_its_goal_formula(goal: Any, facts: Any) -> None:
     formula = goal_formula(goal)
     assert formula.startswith("(exists (")
     assert all(fact in formula for fact in facts)
     assert formula.count("(") == formula.count(")")
 
 
-def test_games_are_numbered_as_the_kitchens(tmp_path: Path) -> None:
+def test_generated_games_have_the_same_numbers_as_the_kitchens(tmp_path: Path) -> None:
     games, kitchen = GeneratedGames(0, ["pick_and_place"], "tomato", "microwave"), None
     kitchen = Kitchen(0, ["pick_and_place"], "tomato", "microwave")
     for split in (None, "train", "valid"):
@@ -90,7 +90,7 @@ def plant(
         (trial / "game.tw-pddl").write_text(json.dumps(made))
 
 
-def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
+def test_a_game_set_is_read_in_path_order_without_unsupported_games(tmp_path: Path) -> None:
     grammar = '{"task": [{"rhs": "Your task is to: heat some egg and put it in fridge."}]}'
     plant(tmp_path, "valid_seen/b", made={"pddl_problem": "(made)", "grammar": grammar, "solvable": True})
     plant(tmp_path, "train/a")
@@ -118,12 +118,12 @@ def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "grammar", ["", "Your task is to: #evil#.", "Your task is to: {__import__('os')}.", "Your task is to: " + "x" * 300]
 )
-def test_only_a_plain_sentence_is_taken_from_a_games_grammar(tmp_path: Path, grammar: str) -> None:
+def test_only_a_plain_sentence_is_accepted_from_a_games_grammar(tmp_path: Path, grammar: str) -> None:
     plant(tmp_path, "a", made={"pddl_problem": "(x)", "grammar": grammar, "solvable": True})
     assert "egg" in DownloadedGames(tmp_path).game(0).sentence
 
 
-def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_game_set_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a folder; name the one that alfworld-download filled"):
         DownloadedGames(tmp_path / "missing")
     with pytest.raises(UserError, match="contains no ALFWorld games"):
@@ -134,7 +134,7 @@ def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path: Path) -> None
         DownloadedGames(tmp_path)
 
 
-def test_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path: Path) -> None:
+def test_the_blacklist_keeps_all_entries_and_cannot_be_inside_the_game_set(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "black.json"
     Blacklist(path).add("b", "it hung")
     again = Blacklist(path)
@@ -148,7 +148,7 @@ def test_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path: Path) -
         Blacklist(path)
 
 
-def test_games_on_the_blacklist_are_no_tasks() -> None:
+def test_blacklisted_games_are_excluded_from_the_tasks() -> None:
     black = Blacklist()
     black.add("kitchen-0-0", "it hung")
     env = AlfWorld(kinds=["pick_and_place"], blacklist=black)
@@ -156,7 +156,7 @@ def test_games_on_the_blacklist_are_no_tasks() -> None:
     assert list(AlfWorld(kinds=["pick_and_place"]).task_ids("train"))[:2] == [0, 6]
 
 
-def test_what_is_missing_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_or_broken_installation_is_reported_with_its_remedy_or_cause(tmp_path: Path) -> None:
     env = AlfWorld(process=AlfWorldProcess(tmp_path / "python"))
     with pytest.raises(UserError, match="run 'make env-alfworld', or use the built-in kitchen") as refused:
         env.reset(0)
@@ -178,14 +178,14 @@ def test_what_is_missing_is_told_with_the_remedy(tmp_path: Path) -> None:
         ({"thing": "piano"}, "no game has the requested thing"),
     ],
 )
-def test_options_that_can_not_be_are_the_users_error(options: Any, message: str) -> None:
+def test_invalid_options_are_user_errors(options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         AlfWorld(**options)
     with pytest.raises(UserError, match="there is no split 'test'"):
         AlfWorld().task_ids("test")  # type: ignore[arg-type]
 
 
-def test_a_plan_is_explained_in_the_kitchens_words() -> None:
+def test_each_action_of_a_plan_is_explained_in_one_line() -> None:
     game = GeneratedGames(0, KINDS, None, None).game(3)
     kitchen = Kitchen()
     kitchen.reset(3)
@@ -196,7 +196,7 @@ def test_a_plan_is_explained_in_the_kitchens_words() -> None:
     assert explained(game, ["use desklamp 1", "slice egg 1 with knife 2", "close fridge 1", "look"][:1])
 
 
-def test_the_params_choose_the_backend(tmp_path: Path) -> None:
+def test_the_params_select_the_backend(tmp_path: Path) -> None:
 
     env = listed_env(name="alfworld", backend="textworld").make()
     kitchen = listed_env(name="alfworld").make()
