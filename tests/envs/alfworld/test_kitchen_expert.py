@@ -1,4 +1,4 @@
-"""The text kitchen's planner: it wins from anywhere, by the shortest way, with thoughts that fit what is known."""
+"""The text kitchen's planner: it wins from any state with a shortest plan; its thoughts use only what is known."""
 
 import random
 import re
@@ -29,7 +29,7 @@ def test_planner_wins_every_game_within_max_turns() -> None:
     assert max(lengths) <= 11
 
 
-def test_planner_wins_from_wherever_a_wanderer_got_to() -> None:
+def test_planner_wins_after_a_random_walk() -> None:
     env, chance = Kitchen(max_turns=60), random.Random(3)
     for task in range(240):
         env.reset(task)
@@ -44,8 +44,8 @@ def test_planner_wins_from_wherever_a_wanderer_got_to() -> None:
 
 
 @pytest.mark.parametrize("task", [0, 1, 2, 3, 4, 5])
-def test_no_shorter_way_exists(task: int) -> None:
-    """A search over everything but what can't matter, in a small room, from the start and from a full hand."""
+def test_no_shorter_plan_exists(task: int) -> None:
+    """A search over all actions that can matter, in a small room, from the start and with another thing in hand."""
     kind = KINDS[task]
     place = LAMP if kind == "look_in_light" else "countertop"
     played = game(
@@ -69,14 +69,14 @@ def test_no_shorter_way_exists(task: int) -> None:
         assert len(plan(played, scene)) == found
 
 
-def test_what_was_brought_too_soon_is_fetched_again() -> None:
+def test_planner_fetches_a_thing_that_was_delivered_before_it_was_clean() -> None:
     played = game("clean", "mug", "cabinet", mug_1="countertop 1")
     way = ("go to countertop 1", "take mug 1 from countertop 1", "go to cabinet 1", "open cabinet 1")
     dirty = follow(played, *way, "move mug 1 to cabinet 1")[-1][0]
     assert [deed.verb for deed in plan(played, dirty)] == ["take", "go", "clean", "go", "move"]
 
 
-def test_thoughts_hope_where_the_plan_knows() -> None:
+def test_thoughts_do_not_reveal_what_only_the_planner_knows() -> None:
     env = Kitchen()
     for task in range(300):
         first = env.reset(task)
