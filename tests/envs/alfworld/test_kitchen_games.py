@@ -1,4 +1,4 @@
-"""The text kitchen's games: what there is of each kind, what they depend on, and how tasks are chosen of them."""
+"""The text kitchen's games: their kinds, what a game depends on, and how splits and kinds select the tasks."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ from selfimprove.envs.alfworld.kitchen_rules import first_scene, is_won
 from selfimprove.envs.alfworld.kitchen_things import APPLIANCES, DONE_TO, HOLDS, KINDS, LAMP, RECEPTACLES, THINGS, goals
 
 
-def test_every_kind_has_many_games_and_no_game_begins_won_or_with_a_thing_where_it_cannot_be() -> None:
+def test_kinds_are_equally_frequent_and_no_game_starts_won_or_with_a_misplaced_thing() -> None:
     kinds, sentences = Counter[str](), set[str]()
     for task in [*TRAIN[:600], *VALID[:300]]:
         played = make_game(0, task)
@@ -24,15 +24,17 @@ def test_every_kind_has_many_games_and_no_game_begins_won_or_with_a_thing_where_
     assert len(sentences) > 350
 
 
-def test_catalogue_holds_together() -> None:
+def test_catalogue_is_consistent() -> None:
     assert set(RECEPTACLES) == set(HOLDS)
     always = [kind for kind, (least, _) in RECEPTACLES.items() if least]
-    assert all(sum(thing in HOLDS[kind] for kind in always) >= 2 for thing in THINGS)  # also when one is the goal
+    assert all(
+        sum(thing in HOLDS[kind] for kind in always) >= 2 for thing in THINGS
+    )  # one is left if the other is the goal
     assert all(APPLIANCES[kind] in always for kind in DONE_TO)
     assert all(goal.place != APPLIANCES.get(kind) for kind in KINDS for goal in goals(kind))
 
 
-def test_games_depend_on_seed_and_number_alone_and_valid_games_are_new() -> None:
+def test_games_depend_only_on_seed_and_number_and_valid_games_are_not_in_train() -> None:
     make_game.cache_clear()
     first = make_game(0, 17)
     assert (first.sentence, first.receptacles[:2], first.things[:2], first.first[:4]) == (
@@ -50,7 +52,7 @@ def test_games_depend_on_seed_and_number_alone_and_valid_games_are_new() -> None
     assert not any((g.receptacles, g.things, g.first) in rooms for g in (make_game(0, task) for task in VALID[::5]))
 
 
-def test_splits_and_kinds_choose_the_tasks() -> None:
+def test_splits_kinds_things_and_places_select_the_tasks() -> None:
     env = Kitchen()
     assert list(env.task_ids()) == [*env.task_ids("train"), *env.task_ids("valid")] == list(range(6600))
     paper = Kitchen(kinds=["pick_and_place"], thing="tomato", place="microwave")
