@@ -1,4 +1,4 @@
-"""The text kitchen: ALFWorld's wording and rules, six kinds of goals, any text as an action."""
+"""The text kitchen: ALFWorld's wording and rules, six kinds of goals, arbitrary text as an action."""
 
 import re
 
@@ -18,7 +18,7 @@ from tests.envs.alfworld.kitchen_rooms import ROOM, follow, game
 
 
 def answers(played: KitchenGame, *commands: str) -> list[str]:
-    """What the rules answer, each command being possible; the last scene is not won before its time."""
+    """The rules' answer to each command; all commands must be admissible."""
     return [answer for _, answer in follow(played, *commands)]
 
 
@@ -27,7 +27,7 @@ def commands_at(played: KitchenGame, *before: str) -> set[str]:
     return {command(played, deed) for deed in deeds(played, scene)}
 
 
-def test_the_episode_that_opens_the_file_is_what_happens() -> None:
+def test_the_example_episode_in_the_module_docstring_is_accurate() -> None:
     text = module.__doc__.split("::\n\n", 1)[1].split("\n\nThe rules and", 1)[0]
     number = int(re.search(r"game (\d+)", module.__doc__)[1])  # type: ignore[index]
     env = Kitchen()
@@ -35,11 +35,11 @@ def test_the_episode_that_opens_the_file_is_what_happens() -> None:
     for move in env.expert():
         step = env.step(move.action)
         played += f"\nThought: {move.thought}\nAction: {move.action}\n{step.observation}"
-    assert text.split() == played.split()  # lines are broken to fit
+    assert text.split() == played.split()  # the docstring wraps long lines
     assert (step.reward, step.done) == (1, True)
 
 
-def test_wording_is_alfworlds() -> None:
+def test_observations_have_alfworlds_wording() -> None:
     played = game("pick_and_place", "apple", "drawer", apple_2="fridge 1", apple_1="fridge 1", knife_1="countertop 1")
     assert answers(played, "look", "inventory") == [
         "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, "
@@ -67,7 +67,7 @@ def test_wording_is_alfworlds() -> None:
     assert answers(played, *taken[:2], "close fridge 1", "help")[-2] == "You close the fridge 1."
 
 
-def test_what_was_done_to_a_thing_can_be_examined() -> None:
+def test_examining_a_thing_shows_what_was_done_to_it() -> None:
     played = game("clean", "apple", "drawer", apple_1="countertop 1")
     wash, heat, cool = (
         ("go to sinkbasin 1", "clean apple 1 with sinkbasin 1"),
@@ -88,12 +88,12 @@ def test_what_was_done_to_a_thing_can_be_examined() -> None:
         assert answers(played, *taken)[-1] == words
 
 
-def test_slicing_needs_a_knife_in_hand_and_the_thing_in_reach() -> None:
+def test_slicing_requires_a_knife_in_hand_and_the_thing_in_reach() -> None:
     played = game("clean", "apple", "drawer", knife_1="countertop 1", apple_2="countertop 1", apple_1="fridge 1")
     knife = ("go to countertop 1", "take knife 1 from countertop 1")
     assert "slice apple 2 with knife 1" not in commands_at(played, knife[0])
     assert "slice apple 2 with knife 1" in commands_at(played, *knife)
-    assert "slice apple 1 with knife 1" not in commands_at(played, *knife, "go to fridge 1")  # behind its door
+    assert "slice apple 1 with knife 1" not in commands_at(played, *knife, "go to fridge 1")  # behind the closed door
     assert "slice apple 1 with knife 1" in commands_at(played, *knife, "go to fridge 1", "open fridge 1")
     sliced = (*knife, "slice apple 2 with knife 1", "move knife 1 to countertop 1", "take apple 2 from countertop 1")
     assert answers(played, *sliced)[2] == "You sliced the apple 2 with the knife 1."
@@ -102,7 +102,7 @@ def test_slicing_needs_a_knife_in_hand_and_the_thing_in_reach() -> None:
     assert answers(played, *washed)[-1] == "This is a clean sliced apple 2."
 
 
-def test_admissible_commands_are_what_the_place_the_hand_and_the_doors_allow() -> None:
+def test_admissible_commands_depend_on_the_place_the_held_thing_and_open_doors() -> None:
     played = game("heat", "apple", "drawer", apple_1="fridge 1", fork_1="sinkbasin 1", desklamp_1="countertop 1")
     always = {"look", "inventory", "help"}
     assert commands_at(played) == always | {f"go to {name}" for name in ROOM}
@@ -143,8 +143,8 @@ PUT = "go to cabinet 1|open cabinet 1|move mug 2 to cabinet 1"
         ("look_in_light", "use desklamp 1|go to cabinet 1|go to countertop 1|take mug 2", 4),
     ],
 )
-def test_each_kind_of_goal_is_won_when_it_is_reached(kind: str, way: str, won_at: int | None) -> None:
-    """Commands by their beginnings; those that have become impossible (a door open already) are passed over."""
+def test_each_kind_of_goal_is_won_exactly_when_it_is_reached(kind: str, way: str, won_at: int | None) -> None:
+    """Commands are given by their prefixes; inadmissible ones (opening a door that is open) are skipped."""
     place = LAMP if kind == "look_in_light" else "cabinet"
     played = game(kind, "mug", place, **dict.fromkeys(("mug_2", "mug_1", "plate_1", "desklamp_1"), "countertop 1"))
     scene, won = follow(played, "go to countertop 1")[-1][0], []
@@ -158,7 +158,7 @@ def test_each_kind_of_goal_is_won_when_it_is_reached(kind: str, way: str, won_at
     assert won == [i + 1 == won_at for i in range(len(won))]
 
 
-def test_light_shines_only_where_the_lamp_stands() -> None:
+def test_a_lamp_gives_light_only_where_it_stands() -> None:
     played = game("look_in_light", "mug", LAMP, mug_1="sinkbasin 1", desklamp_1="countertop 1")
     way = ("go to countertop 1", "use desklamp 1", "go to sinkbasin 1", "take mug 1 from sinkbasin 1")
     path = follow(played, *way, "go to countertop 1")
@@ -166,7 +166,7 @@ def test_light_shines_only_where_the_lamp_stands() -> None:
     assert [deed.verb for deed in plan(played, path[3][0])] == ["go"]
 
 
-def test_state_is_the_first_text_then_every_action_with_its_observation() -> None:
+def test_state_text_is_the_first_observation_then_every_action_with_its_observation() -> None:
     assert state_text("Room.", []) + action_list([("0", "look"), ("a", "help")]) == (
         "Room.\n\nThe actions you can take now is:\nAction 0: look\nAction a: help"
     )
@@ -178,7 +178,7 @@ def test_state_is_the_first_text_then_every_action_with_its_observation() -> Non
     )
 
 
-def test_max_turns_cuts_and_time_passes_when_nothing_happens() -> None:
+def test_max_turns_truncates_the_episode_and_invalid_actions_count_as_turns() -> None:
     env = Kitchen(max_turns=3)
     env.reset(0)
     steps = [env.step(action) for action in ("look", "fly", "look")]
@@ -191,20 +191,20 @@ def test_max_turns_cuts_and_time_passes_when_nothing_happens() -> None:
     assert env.step("look").observation == "Nothing happens."
     assert env.snapshot() == moment
     env.reset(0)
-    assert len(env.oracle()) > 3  # known, but there is no time for it
+    assert len(env.oracle()) > 3  # a plan exists, but exceeds max_turns
     assert env.expert() == []
     env = Kitchen(max_turns=len(env.oracle()))
     env.reset(0)
     assert len(env.expert()) == len(env.oracle())
-    assert env.step(" look\n").info["valid"]  # blanks around a command don't matter
+    assert env.step(" look\n").info["valid"]  # surrounding whitespace is ignored
     assert len(env.oracle()) > 3
-    assert env.expert() == []  # one action too late
+    assert env.expert() == []  # one turn too few
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 6599), st.lists(st.one_of(st.text(), st.integers(0, 10**6)), max_size=18))
-def test_any_text_is_answered(task: int, actions: list[str | int]) -> None:
-    """A number stands for one of the admissible commands."""
+def test_any_text_gets_an_answer_and_inadmissible_text_changes_nothing(task: int, actions: list[str | int]) -> None:
+    """An integer selects one of the admissible commands."""
     env = Kitchen()
     env.reset(task)
     done = False
@@ -221,7 +221,7 @@ def test_any_text_is_answered(task: int, actions: list[str | int]) -> None:
         done = step.done
 
 
-def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone() -> None:
+def test_a_snapshot_restores_its_state_in_any_copy_and_does_not_affect_others() -> None:
     env, other = Kitchen(), Kitchen()
     other.reset(8)
     untouched = other.snapshot()
@@ -239,7 +239,7 @@ def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone() -
         assert [copy.step(action) for action in way[1:]] == seen
 
 
-def test_first_scene_is_the_middle_of_the_room() -> None:
+def test_the_first_scene_is_in_the_middle_of_the_room() -> None:
     assert first_scene(make_game(0, 0)).at == MIDDLE
 
 
@@ -253,17 +253,17 @@ def test_first_scene_is_the_middle_of_the_room() -> None:
         ({"max_turns": 0}, "max_turns must be at least 1, not 0"),
     ],
 )
-def test_bad_arguments_are_one_clear_sentence(arguments: dict, sentence: str) -> None:
+def test_bad_arguments_are_reported_in_one_clear_sentence(arguments: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Kitchen(**arguments)
 
 
 @pytest.mark.parametrize("task", [-1, 6600, 1])
-def test_no_such_game_is_one_clear_sentence(task: int) -> None:
+def test_an_unknown_game_is_reported_in_one_clear_sentence(task: int) -> None:
     with pytest.raises(UserError, match=rf"no game {task} of heat; see task_ids\(\)"):
         Kitchen(kinds=["heat"]).reset(task)
 
 
-def test_no_such_split_is_one_clear_sentence() -> None:
+def test_an_unknown_split_is_reported_in_one_clear_sentence() -> None:
     with pytest.raises(UserError, match="no split 'test'; choose train or valid"):
         Kitchen().task_ids("test")  # type: ignore[arg-type]
