@@ -40,11 +40,11 @@ def made() -> AgentEnv:
     return env
 
 
-def test_it_keeps_the_contract_of_every_environment() -> None:
+def test_a_mixture_satisfies_the_contract_of_every_environment() -> None:
     check_acted(made(), made(), [0, 1, 2, 3, 20, 41], 60)
 
 
-def test_a_task_begins_with_the_instruction_of_its_environment() -> None:
+def test_a_task_starts_with_the_instruction_of_its_environment() -> None:
     env = made()
     assert env.instruction == INSTRUCTION
     assert [name_of(env, task) for task in (6, 7)] == ["textcraft", "encyclopedia"]
@@ -53,7 +53,7 @@ def test_a_task_begins_with_the_instruction_of_its_environment() -> None:
 
 
 @pytest.mark.parametrize("part", ["textcraft", "webshop", "encyclopedia", "gsm8k", "alfworld", "autoexplore", "taxi"])
-def test_the_short_judge_sees_the_task_that_it_sees_of_the_environment_alone(part: str) -> None:
+def test_the_short_judge_sees_the_same_task_line_as_without_a_mixture(part: str) -> None:
     named = {"encyclopedia": ENCYCLOPEDIA, "gsm8k": {"name": "gsm8k", "count": 40}}.get(part, {"name": part})
     env = section("agent_r", named).env.make()
     task = env.reset(env.task_ids()[0])
@@ -61,13 +61,13 @@ def test_the_short_judge_sees_the_task_that_it_sees_of_the_environment_alone(par
     assert task_line(task) in task
 
 
-def test_the_instruction_of_scienceworld_is_left_out_too() -> None:
+def test_the_task_line_also_skips_scienceworlds_instruction() -> None:
     env: Any = SimpleNamespace(instruction=section("agent_r", {"name": "sciworld"}).env.instruction())
     assert task_line(opened(env, "Task Description:\nBoil water.")) == "Task Description:"
     assert task_line(opened(env, "The hall.")) == "The hall."
 
 
-def test_a_world_of_worlds_says_what_the_environment_says() -> None:
+def test_the_mixtures_world_gives_the_same_observations_as_its_environment() -> None:
     async def first(task: int) -> str:
         world = section("agent_r", LIST).env.world()
         state, observation = await world.reset(task)
@@ -80,7 +80,7 @@ def test_a_world_of_worlds_says_what_the_environment_says() -> None:
         assert asyncio.run(first(task)) == f"{env.reset(task)}\n{env.step('inventory').observation}"
 
 
-def test_every_split_and_every_beginning_of_it_has_the_shares() -> None:
+def test_splits_and_their_leading_parts_have_the_configured_shares() -> None:
     env = made()
     ids = env.task_ids()
     splits = draw_splits(env.name, ids, {"train": 20, "dev": 4, "test": 10, "demonstrations": 8}, seed=3)
@@ -91,7 +91,7 @@ def test_every_split_and_every_beginning_of_it_has_the_shares() -> None:
     assert splits == draw_splits(env.name, ids, {"train": 20, "dev": 4, "test": 10, "demonstrations": 8}, seed=3)
 
 
-def test_a_count_is_apportioned_whole() -> None:
+def test_a_count_is_apportioned_in_whole_numbers() -> None:
     assert apportioned(10, [0.5, 0.25, 0.25]) == [5, 3, 2]
     assert apportioned(0, [0.5, 0.5]) == [0, 0]
     assert all(sum(apportioned(n, [0.3, 0.3, 0.4])) == n for n in range(50))
@@ -102,7 +102,7 @@ def test_an_environment_with_too_few_tasks_is_named() -> None:
         draw_splits("a+b", Shared({"a": range(90), "b": range(2)}, [0.5, 0.5]), {"test": 6}, seed=1)
 
 
-def test_metrics_are_given_for_each_environment() -> None:
+def test_metrics_are_reported_for_each_environment() -> None:
     outcomes = [Outcome(id=f"a+b-{task}", values={"score": float(task % 2)}) for task in range(6)]
     found = by_environment(outcomes, ["a", "b"])
     assert {name: found[name]["score"]["mean"] for name in found} == {"a": 0.0, "b": 1.0}
@@ -114,7 +114,7 @@ def test_a_stage_depends_on_the_mixture_and_on_its_environments() -> None:
 
 
 @pytest.mark.parametrize("method", ["rise", "agent_r", "reflect_rl", "spin"])
-def test_every_method_takes_a_list(method: str) -> None:
+def test_every_method_accepts_a_list_of_environments(method: str) -> None:
     assert [one.world_name for one in section(method, LIST).env.mixed()] == ["textcraft", "encyclopedia"]
 
 
@@ -133,14 +133,14 @@ def test_every_method_takes_a_list(method: str) -> None:
         ([{"name": "textcraft", "recipe": 1}, ENCYCLOPEDIA], "env: 0.recipe: unknown key"),
     ],
 )
-def test_bad_input_is_one_sentence(env: Any, said: str) -> None:
+def test_bad_input_is_reported_in_one_sentence(env: Any, said: str) -> None:
     with pytest.raises(UserError) as refused:
         section("agent_r", env)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_labels_need_actions_that_every_environment_lists() -> None:
+def test_labels_require_every_environment_to_list_its_actions() -> None:
     attempts = {"name": "gsm8k", "count": 40}
     both: Any = {"name": "mixture", "parts": [{"name": "textcraft"}, attempts]}
     with pytest.raises(UserError, match="gsm8k has no actions that can be listed, which this method needs; remove it"):
