@@ -19,7 +19,7 @@ LAKE = {"name": "gymnasium:FrozenLake-v1", "actions": ["left", "down", "right", 
 
 
 class Echo(gymnasium.Env[Any, str]):
-    """Says back what it is told; a task's word ends it."""
+    """Echoes every action; the task's word ends the episode."""
 
     action_space = spaces.Text(10)
     observation_space = spaces.Dict({"said": spaces.Text(10), "turn": spaces.Discrete(9)})
@@ -41,7 +41,7 @@ def made(**keys: Any) -> AgentEnv:
     return text_env(**{**LAKE, **keys}).make()
 
 
-def test_what_is_drawn_at_random_depends_on_the_task_alone() -> None:
+def test_randomness_depends_only_on_the_task() -> None:
     one, other = made(), made()
     for task in range(5):
         assert one.reset(task) == other.reset(task)
@@ -49,7 +49,7 @@ def test_what_is_drawn_at_random_depends_on_the_task_alone() -> None:
         assert seen == [other.step(action).observation for action in ["right", "down", "right", "down", "right"]]
 
 
-def test_an_expert_finds_the_way_over_ice_on_which_it_slips() -> None:
+def test_the_expert_crosses_slippery_ice() -> None:
     env = made()
     for task in range(10):
         env.reset(task)
@@ -57,7 +57,7 @@ def test_an_expert_finds_the_way_over_ice_on_which_it_slips() -> None:
         assert (steps[-1].reward, steps[-1].done) == (1, True)
 
 
-def test_a_state_is_returned_to_from_any_other() -> None:
+def test_a_state_can_be_restored_from_any_other_state_and_in_another_copy() -> None:
     env, other = made(options={"is_slippery": False}), made(options={"is_slippery": False})
     env.reset(1)
     env.step("right")
@@ -70,7 +70,7 @@ def test_a_state_is_returned_to_from_any_other() -> None:
         assert one.step("right").observation == expected
 
 
-def test_a_state_of_another_copy_is_returned_to_before_anything_has_begun() -> None:
+def test_a_state_of_another_copy_can_be_restored_before_the_first_reset() -> None:
     one, fresh = made(), made()
     one.reset(3)
     one.step("right")
@@ -79,7 +79,7 @@ def test_a_state_of_another_copy_is_returned_to_before_anything_has_begun() -> N
     assert fresh.step("down") == one.step("down")
 
 
-def test_free_text_is_an_action_and_an_observation_has_a_line_for_each_key() -> None:
+def test_actions_can_be_free_text_and_an_observation_has_a_line_for_each_key() -> None:
     env = text_env(name="gymnasium:tests/Echo-v0", score="terminated", about="Say the word.").make()
     assert env.instruction.startswith("Say the word.\n")
     assert env.name == "tests-Echo-v0"
@@ -91,14 +91,14 @@ def test_free_text_is_an_action_and_an_observation_has_a_line_for_each_key() -> 
     assert (done.reward, done.done) == (1, True)
 
 
-def test_a_mask_of_actions_is_kept_to() -> None:
+def test_action_masks_are_respected() -> None:
     env = text_env(name="gymnasium:Taxi-v4", score=20).make()
     env.reset(5)
     assert set(env.valid_actions() or []) < set("012345")
     assert env.step("5").info["valid"] is False
 
 
-def test_a_score_is_the_share_of_the_return_that_means_success() -> None:
+def test_the_score_is_the_return_divided_by_success_return() -> None:
     env = text_env(name="gymnasium:CartPole-v1", success_return=20.0).make()
     env.reset(0)
     steps = [env.step("01"[turn % 2]) for turn in range(20)]
@@ -124,31 +124,31 @@ def test_a_score_is_the_share_of_the_return_that_means_success() -> None:
         ({"options": {"map_name": "9x9"}}, "cannot be created ('9x9'); fix env.name or env.options"),
     ],
 )
-def test_bad_input_is_one_sentence(keys: dict[str, Any], said: str) -> None:
+def test_bad_input_is_reported_in_one_sentence(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as refused:
         made(**keys)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_labels_need_actions_that_are_listed() -> None:
+def test_labels_require_listed_actions() -> None:
     env = listed_env(name="gymnasium:tests/Echo-v0", score="terminated").make()
     with pytest.raises(UserError, match="tests-Echo-v0 does not list its actions, so they cannot be labelled"):
         env.reset(0)
 
 
-def test_a_stage_depends_on_the_module_that_an_id_names() -> None:
+def test_a_stage_depends_on_the_module_named_in_the_environments_id() -> None:
     assert modules_of("agent_r", "gymnasium:my.games:Maze-v0") == ["my.games", GymnasiumParams.__module__]
     assert modules_of("agent_r", "gymnasium:Taxi-v4") == [GymnasiumParams.__module__]
 
 
-def test_a_drawing_keeps_what_it_shows_by_colour() -> None:
+def test_a_drawing_keeps_what_is_shown_by_colour() -> None:
     assert drawing("\x1b[41mS\x1b[0mFF\n") == "[S]FF"
     assert drawing("\x1b[43m \x1b[0m|\x1b[34;1mR\x1b[0m") == "[yellow  ]|[blue R]"
     assert drawing("\x1b[39ma\x1b[0m\x1b[31mb\x1b[0m") == "[plain a][red b]"
 
 
-def test_values_are_written_short() -> None:
+def test_observed_values_are_written_compactly() -> None:
     assert (
         written({"place": np.array([0.5, 1 / 3]), "word": "go", "n": np.int64(3)})
         == "place: [0.5, 0.3333]\nword: go\nn: 3"
