@@ -1,4 +1,4 @@
-"""ScienceWorld without Java: its games, how a step is judged, which actions a wording means."""
+"""ScienceWorld without Java: its games, the scoring of steps, and the mapping of predictions to valid actions."""
 
 import json
 import os
@@ -57,13 +57,13 @@ def test_there_are_4639_games_in_the_packages_order() -> None:
     assert GAMES[0] == TaskVariation("boil", 0)
     assert GAMES[30] == TaskVariation("melt", 0)
     assert GAMES[4135] == TaskVariation("find-animal", 299)
-    assert GAMES[4136] == TaskVariation("chemistry-mix", 0)  # the two of plants that grow lie between them
+    assert GAMES[4136] == TaskVariation("chemistry-mix", 0)  # the two excluded plant-growing tasks come between them
     assert GAMES[-1] == TaskVariation("identify-life-stages-2", 9)
     assert len(IDS_OF_NUMBER) == len(TASK_NUMBERS) == 23
 
 
 @needs_mirror
-def test_the_flat_index_is_agentgyms() -> None:
+def test_the_flat_index_equals_agentgyms() -> None:
     index = json.loads((MIRROR / "game_index.json").read_text())
     assert index["n_games"] == len(GAMES)
     for task in index["tasks"]:
@@ -75,12 +75,12 @@ def test_the_flat_index_is_agentgyms() -> None:
 
 
 @pytest.mark.parametrize("task_id", [-1, 4639])
-def test_an_unknown_game_is_told_with_the_range_of_ids(task_id: int) -> None:
+def test_an_unknown_game_is_reported_with_the_range_of_ids(task_id: int) -> None:
     with pytest.raises(UserError, match=f"no task {task_id}; choose an id from 0 to 4638"):
         game(task_id)
 
 
-def test_the_loop_takes_the_first_variations_of_every_task_the_first_one_too() -> None:
+def test_the_loop_selects_the_first_variations_of_every_task_including_the_very_first() -> None:
     ids = ids_of_task_numbers(task_iteration=5)
     assert len(ids) == len(set(ids)) == 23 * 5
     assert ids[:5] == [90, 91, 92, 93, 94]  # task number 1: change-the-state-of-matter-of
@@ -89,11 +89,11 @@ def test_the_loop_takes_the_first_variations_of_every_task_the_first_one_too() -
     assert len(ids_of_task_numbers(task_iteration=12)) == 22 * 12 + 10  # identify-life-stages-2 has ten
 
 
-def test_the_order_of_the_task_numbers_is_the_originals() -> None:
+def test_task_numbers_are_in_the_originals_order() -> None:
     assert TASK_NUMBERS == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 18, 19, 20, 21, 22, 25, 26, 27, 28, 29, 0)
 
 
-def test_a_training_list_is_followed_and_what_it_lacks_is_named() -> None:
+def test_a_training_list_selects_the_ids_and_its_errors_are_named() -> None:
     ids = {"1": [100, 99, 98], "2": [4140]}
     assert ids_of_task_numbers(0, 2, 2, ids) == [100, 99, 4140]
     with pytest.raises(UserError, match="no task number 3; add the key '3'"):
@@ -103,7 +103,7 @@ def test_a_training_list_is_followed_and_what_it_lacks_is_named() -> None:
 
 
 @needs_mirror
-def test_the_suggested_training_list_gives_ids_that_are_not_tested_on() -> None:
+def test_the_suggested_training_list_is_disjoint_from_the_test_ids() -> None:
     train = json.loads((MIRROR / "sciworld_train_suggested.json").read_text())["ids"]
     test = {
         int(row["item_id"].removeprefix("sciworld_")) for row in json.loads((MIRROR / "sciworld_test.json").read_text())
@@ -119,14 +119,14 @@ def test_the_suggested_training_list_gives_ids_that_are_not_tested_on() -> None:
     [
         (0.0, False, 3, 0.0, 0, False),
         (0.03333, False, 3, 0.03, 3, False),
-        (0.125, False, 3, 0.12, 12, False),  # to even, as the package rounds
+        (0.125, False, 3, 0.12, 12, False),  # half to even, as the package rounds
         (0.75, True, 3, 0.75, 75, True),
         (1.0, True, 8, 1.0, 100, True),
         (0.5, False, 100, 0.5, 50, False),
         (0.5, False, 101, 0.5, 50, True),
     ],
 )
-def test_scores_are_percents_normalised_to_one(
+def test_scores_are_percentages_normalised_to_one(
     score: float, completed: bool, moves: int, reward: float, raw: int, done: bool
 ) -> None:
     step = outcome("The door is now open.", score, completed, moves)
@@ -135,7 +135,7 @@ def test_scores_are_percents_normalised_to_one(
     assert not step.info["disaster"]
 
 
-def test_a_fatal_focus_counts_zero_and_ends_the_episode() -> None:
+def test_a_fatal_focus_scores_zero_and_ends_the_episode() -> None:
     step = outcome("You focus on the agent.", -1.0, False, 18)
     assert (step.reward, step.done) == (0.0, True)
     assert step.info["disaster"]
@@ -143,11 +143,11 @@ def test_a_fatal_focus_counts_zero_and_ends_the_episode() -> None:
 
 
 @pytest.mark.parametrize("said", ["No known action matches that input.", "Ambiguous request: Please enter the number"])
-def test_what_was_not_understood_is_told(said: str) -> None:
+def test_actions_that_scienceworld_does_not_understand_are_invalid(said: str) -> None:
     assert not outcome(said, 0.0, False, 0).info["valid"]
 
 
-def test_candidates_drop_doors_and_unwise_focus_and_always_hold_the_ways_to_rooms() -> None:
+def test_candidates_exclude_door_and_unsafe_focus_actions_and_include_doors_to_all_rooms() -> None:
     among = candidates(VALID, LOOK, CARRIED)
     assert {f"open door to {room}" for room in ROOMS} <= set(among)
     assert not {"close door to hallway", "look at door to hallway"} & set(among)
@@ -171,24 +171,24 @@ def test_candidates_drop_doors_and_unwise_focus_and_always_hold_the_ways_to_room
         ("focus on the apple", "focus on apple"),
     ],
 )
-def test_a_wording_is_mapped_to_the_action_with_most_shared_words(prediction: str, action: str) -> None:
+def test_a_prediction_is_mapped_to_the_action_with_the_most_shared_words(prediction: str, action: str) -> None:
     assert mapped(prediction) == action
 
 
-def test_ties_go_to_the_shorter_action_then_by_the_alphabet() -> None:
+def test_ties_go_to_the_shorter_then_to_the_alphabetically_first_action() -> None:
     assert map_action("use lamp", ["use lamp on b", "use lamp on a", "use lamp in box"]) == "use lamp on a"
     assert map_action("use lamp", ["use lamp on abc", "use lamp on z"]) == "use lamp on z"
 
 
 @pytest.mark.parametrize("among", [["pick up cup (containing red)"], ["pick up cup (containing red)", "look around"]])
-def test_punctuation_is_stripped_from_what_was_mapped(among: Any) -> None:
+def test_punctuation_is_stripped_from_a_mapped_action(among: Any) -> None:
     assert map_action("pick up the cup", among) == "pick up cup containing red"
     assert map_action("mix the blue-violet paint", ["mix blue-violet paint"]) == "mix blue-violet paint"
 
 
 @pytest.mark.parametrize("prediction", ["close door to hallway", "check on agent", "put apple", "focus on ceiling"])
-def test_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction: str) -> None:
-    """The original opened the door that was to be closed, and focused on what was not named."""
+def test_a_mapping_that_reverses_an_action_or_adds_a_focus_is_refused(prediction: str) -> None:
+    """The original opened doors that were to be closed, and focused on things that were not named."""
     among = ["open door to hallway", "focus on apple", "pick up apple"]
     assert map_action(prediction, among) == prediction
 
@@ -201,18 +201,18 @@ def test_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction: st
         ("Close door to hallway", ["open door to hallway"], "Close door to hallway"),
     ],
 )
-def test_what_is_refused_does_not_depend_on_capitals(prediction: str, among: Any, action: str) -> None:
+def test_refusal_does_not_depend_on_case(prediction: str, among: Any, action: str) -> None:
     assert map_action(prediction, among) == action
 
 
 @pytest.mark.parametrize("prediction", ["close door to hallway", "look at door to hallway"])
-def test_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction: str) -> None:
+def test_a_valid_prediction_is_unchanged_even_if_it_is_not_a_candidate(prediction: str) -> None:
     assert prediction in VALID
     assert prediction not in candidates(VALID, LOOK, CARRIED)
     assert mapped(prediction) == prediction
 
 
-def test_a_green_house_is_the_greenhouse_in_an_action_that_is_valid_but_no_candidate() -> None:
+def test_green_house_means_greenhouse_in_a_valid_action_that_is_not_a_candidate() -> None:
     valid = ["close door to greenhouse", "open door to greenhouse"]
     assert map_action("close door to green house", candidates(valid, "", ""), valid) == "close door to greenhouse"
 
@@ -228,12 +228,12 @@ def test_a_green_house_is_the_greenhouse_in_an_action_that_is_valid_but_no_candi
         ("Switch the stove off", ["activate stove"]),
     ],
 )
-def test_a_prediction_whose_best_match_is_refused_stays_as_it_is(prediction: str, among: Any) -> None:
+def test_a_prediction_whose_best_match_is_refused_is_unchanged(prediction: str, among: Any) -> None:
     assert map_action(prediction, among) == prediction
 
 
 @given(st.text(), st.lists(st.sampled_from(VALID)))
-def test_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(prediction: str, among: Any) -> None:
+def test_the_mapping_of_any_text_does_not_depend_on_the_order_of_the_valid_actions(prediction: str, among: Any) -> None:
     assert map_action(prediction, among) == map_action(prediction, among[::-1])
 
 
@@ -247,7 +247,7 @@ def test_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(pre
         ("reset task", "The next step is to reset task."),
     ],
 )
-def test_gold_actions_get_a_thought_of_their_kind(action: str, thought: str) -> None:
+def test_gold_actions_get_a_thought_that_fits_their_kind(action: str, thought: str) -> None:
     assert gold_move(action) == (thought, action)
 
 
@@ -257,7 +257,9 @@ def test_the_instruction_names_every_kind_of_action() -> None:
         assert word in INSTRUCTION
 
 
-def test_without_java_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_java_an_error_in_one_sentence_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="x"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -268,7 +270,7 @@ def test_without_java_one_sentence_says_what_to_install(monkeypatch: pytest.Monk
         SciWorldParams(jvms=1).world()
 
 
-def test_without_the_packages_one_sentence_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_packages_an_error_in_one_sentence_names_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="'make env-sciworld'"):
         SciWorldParams(jvms=1).world()
