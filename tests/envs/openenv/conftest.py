@@ -1,4 +1,4 @@
-"""A server of OpenEnv's protocol for each test."""
+"""A server with OpenEnv's protocol for each test."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.openenv_server import OpenEnvServer
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections are made again at once."""
+    """Reconnect almost without delay."""
     monkeypatch.setattr(session, "BACKOFF", 0.01)
 
 
 @pytest.fixture
 def server() -> Iterator[OpenEnvServer]:
-    """One of the test's own."""
+    """A separate server for each test."""
     server = OpenEnvServer()
     yield server
     server.stop()
