@@ -1,4 +1,4 @@
-"""What is wrong with an OpenEnv server, with its answers or with ``env`` is one sentence."""
+"""Errors in an OpenEnv server, in its answers or in ``env`` are reported in one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nested(depth: int) -> Any:
 
 
 def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) -> Any:
-    """A change of the answers to messages of a kind (all, if none is given)."""
+    """A change to the answers to messages of a kind (by default, to all answers)."""
 
     def change(given: dict[str, Any], message: dict[str, Any]) -> Any:
         if kind and message["type"] != kind:
@@ -62,7 +62,9 @@ def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) 
         (misbehave(kind="reset", done=True), {}, "task 0 ends at its reset; fix env.reset"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence(server: OpenEnvServer, changes: Any, keys: dict[str, Any], said: str) -> None:
+def test_bad_input_is_reported_in_one_sentence(
+    server: OpenEnvServer, changes: Any, keys: dict[str, Any], said: str
+) -> None:
     server.changes = changes or server.changes
     with pytest.raises(UserError) as refused:
         section(server, **keys).make()
@@ -94,7 +96,7 @@ def test_a_reset_that_depends_on_more_than_the_task_is_refused(server: OpenEnvSe
         ({"feild": "text"}, "feild: unknown key; remove it or fix its name"),
     ],
 )
-def test_params_that_do_not_fit_are_refused_before_anything_is_sent(keys: dict[str, Any], said: str) -> None:
+def test_invalid_params_are_refused_before_anything_is_sent(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as refused:
         text_env(**{"name": "openenv:http://127.0.0.1:9", **keys})
     assert said in str(refused.value)
@@ -108,7 +110,7 @@ def test_params_that_do_not_fit_are_refused_before_anything_is_sent(keys: dict[s
         ({"task": 3, "moves": [{"action": "add one"}]}, "line 1: 'moves' must be"),
     ],
 )
-def test_a_file_of_experts_is_read_with_care(
+def test_invalid_rows_in_a_file_of_experts_are_refused_by_line(
     server: OpenEnvServer, tmp_path: Path, row: dict[str, Any], said: str
 ) -> None:
     file = tmp_path / "ways.jsonl"
@@ -118,7 +120,7 @@ def test_a_file_of_experts_is_read_with_care(
     assert said in str(refused.value)
 
 
-def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
+def test_labels_require_listed_actions(server: OpenEnvServer) -> None:
     env = listed_env(name=server.name, **FREE).make()
     with pytest.raises(UserError, match="openenv does not list its actions, so they cannot be labelled"):
         env.reset(0)
@@ -131,7 +133,7 @@ def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
         (True, "is not an OpenEnv server (status 404 for /ws); fix the address in env.name."),
     ],
 )
-def test_a_stage_that_finds_no_server_ends_with_a_sentence(
+def test_a_stage_that_finds_no_server_ends_with_an_error_without_a_traceback(
     forks: Forks, tmp_path: Path, server: OpenEnvServer, listens: bool, said: str
 ) -> None:
     name = f"{server.name}/other" if listens else "openenv:http://127.0.0.1:9"
