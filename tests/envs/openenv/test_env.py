@@ -1,4 +1,4 @@
-"""Environments on an OpenEnv server, played as ``openenv:<address>``, on a server that speaks the protocol."""
+"""Environments on an OpenEnv server, ``openenv:<address>``, with a test server that implements the protocol."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tests.support.openenv_server import (
 from tests.support.repo_copy import ROOT
 
 
-def test_an_episode_is_played_and_only_what_is_listed_is_sent(server: OpenEnvServer) -> None:
+def test_an_episode_is_played_and_only_listed_actions_are_sent(server: OpenEnvServer) -> None:
     assert played(section(server), 7, "add one", "triple", "triple") == NINE
     told = played(section(server, called="counting"), 7, "sing", "double", "add one")
-    assert told[1:3] == [("Nothing happens.", 0, False, False)] * 2  # nothing can be doubled yet
+    assert told[1:3] == [("Nothing happens.", 0, False, False)] * 2  # "double" is not listed yet
     assert told[3] == NINE[1]
     sent = [message["data"]["word"] for messages in server.seen for message in messages if message["type"] == "step"]
     assert set(sent) <= set(ACTIONS)
 
 
-def test_the_example_of_the_page_is_played(server: OpenEnvServer) -> None:
+def test_the_example_in_the_documentation_works(server: OpenEnvServer) -> None:
     page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```\n(agent_r:\n  env:\n    name: openenv:.*?)```", page, re.DOTALL)
     keys = YAML(typ="safe", pure=True).load(example)["agent_r"]["env"]
@@ -53,7 +53,7 @@ def test_the_example_of_the_page_is_played(server: OpenEnvServer) -> None:
     check_acted(env, made.make(), [0, 7])
 
 
-def test_a_world_and_the_environment_itself_are_one_game_on_the_same_sessions(server: OpenEnvServer) -> None:
+def test_the_world_and_the_environment_play_the_same_game_on_shared_sessions(server: OpenEnvServer) -> None:
     made = section(server, server_concurrency=1)
     env = made.make()
     assert [env.reset(7), *(env.step(action).observation for action in ("add one", "triple"))] == [
@@ -62,11 +62,11 @@ def test_a_world_and_the_environment_itself_are_one_game_on_the_same_sessions(se
         NINE[2][0],
     ]
     assert played(made, 7, "add one", "triple", "triple") == NINE
-    assert env.step("triple").reward == 1  # its own episode went on meanwhile
+    assert env.step("triple").reward == 1  # its own episode was not disturbed
     assert server.most == 1
 
 
-def test_it_is_part_of_a_mixture_beside_another_server_s(server: OpenEnvServer) -> None:
+def test_environments_of_two_servers_can_be_mixed(server: OpenEnvServer) -> None:
     second = OpenEnvServer()
     second.changes = lambda told, message: {**told, "observation": {**told["observation"], "text": "elsewhere"}}
     env = {
@@ -90,7 +90,7 @@ def test_it_is_part_of_a_mixture_beside_another_server_s(server: OpenEnvServer) 
     second.stop()
 
 
-def test_old_states_stay_and_a_tree_grows_over_few_sessions(server: OpenEnvServer) -> None:
+def test_earlier_states_stay_valid_and_a_tree_grows_over_few_sessions(server: OpenEnvServer) -> None:
     made = section(server, server_concurrency=3)
 
     async def grow() -> tuple[list[Any], dict[str, float]]:
@@ -114,7 +114,7 @@ def test_old_states_stay_and_a_tree_grows_over_few_sessions(server: OpenEnvServe
     assert counts["world_steps"] >= 36
 
 
-def test_any_text_is_an_action_and_one_on_which_the_server_fails_does_nothing(server: OpenEnvServer) -> None:
+def test_any_text_can_be_an_action_and_one_that_fails_on_the_server_does_nothing(server: OpenEnvServer) -> None:
     made = section(server, FREE)
     odd = ["sing", "\ud800 \x00", "x" * 500, '"}, {"word": "double"', ""]
     told = played(made, 7, "add one", *odd, "triple", *odd, "triple")
@@ -127,7 +127,7 @@ def test_any_text_is_an_action_and_one_on_which_the_server_fails_does_nothing(se
     assert (env.valid_actions(), env.expert()) == (None, [])
 
 
-def test_actions_are_numbered_where_the_server_wants_numbers(server: OpenEnvServer) -> None:
+def test_actions_are_sent_as_numbers_if_the_server_expects_numbers(server: OpenEnvServer) -> None:
     class Numbered(Counting):
         def step(self, word: int) -> dict[str, Any]:  # type: ignore[override]
             told = super().step(ACTIONS[word])
@@ -156,7 +156,7 @@ def test_actions_are_numbered_where_the_server_wants_numbers(server: OpenEnvServ
 @pytest.mark.parametrize(
     ("action", "text"), [("{json}", '{{"word": "{}"}}'), ({"word": "{json}"}, '"{}"')], ids=["all fields", "one field"]
 )
-def test_actions_are_json_where_the_model_is_to_name_fields(server: OpenEnvServer, action: Any, text: str) -> None:
+def test_actions_are_json_if_the_model_names_the_fields(server: OpenEnvServer, action: Any, text: str) -> None:
     odd = [
         "add one",
         "[1, 2]",
@@ -181,11 +181,11 @@ def test_actions_are_json_where_the_model_is_to_name_fields(server: OpenEnvServe
         ("", 'text: The goal is 9. You are at 0.\nlegal: ["add one"]\nplace: now: 0\npath: [0, 0]'),
     ],
 )
-def test_what_is_shown_is_a_field_of_the_observation_or_all_of_it(server: OpenEnvServer, field: str, seen: str) -> None:
+def test_a_field_of_the_observation_or_all_of_it_is_shown(server: OpenEnvServer, field: str, seen: str) -> None:
     assert section(server, field=field).make().reset(7) == seen
 
 
-def test_a_score_is_the_share_of_the_return_that_means_success(server: OpenEnvServer) -> None:
+def test_the_score_is_the_return_divided_by_success_return(server: OpenEnvServer) -> None:
     told = played(section(server, success_return=2.0), 7, "add one", "triple", "triple")
     assert [one[1] for one in told[1:]] == [0, 0, 0.5]
 
@@ -193,7 +193,7 @@ def test_a_score_is_the_share_of_the_return_that_means_success(server: OpenEnvSe
 @pytest.mark.parametrize(
     ("score", "scores"), [("return", [0, 0, 1]), ("last", [0, 0, 1]), ("terminated", [0, 0, 1]), (1, [0, 0, 1])]
 )
-def test_rewards_become_a_score(server: OpenEnvServer, score: Any, scores: list[float]) -> None:
+def test_rewards_are_converted_to_a_score(server: OpenEnvServer, score: Any, scores: list[float]) -> None:
     if score != "return":  # rewards that do not add up to a score
         server.changes = lambda told, message: {
             **told,
@@ -203,7 +203,7 @@ def test_rewards_become_a_score(server: OpenEnvServer, score: Any, scores: list[
     assert [one[1] for one in told[1:]] == scores
 
 
-def test_experts_are_searched_and_an_own_file_says_more(server: OpenEnvServer, tmp_path: Path) -> None:
+def test_experts_are_found_by_search_or_read_from_a_file(server: OpenEnvServer, tmp_path: Path) -> None:
     env = section(server).make()
     env.reset(7)
     assert [move.action for move in env.expert()] == ["add one", "triple", "triple"]
@@ -225,7 +225,7 @@ def test_experts_are_searched_and_an_own_file_says_more(server: OpenEnvServer, t
     told.reset(7)
     told.step("add one")
     told.step("add one")
-    assert told.expert() == []  # off the way, and nothing to search
+    assert told.expert() == []  # off the recorded path, and free text cannot be searched
 
 
 def test_a_sum_of_rewards_that_rounds_to_one_is_success(server: OpenEnvServer) -> None:
@@ -234,11 +234,11 @@ def test_a_sum_of_rewards_that_rounds_to_one_is_success(server: OpenEnvServer) -
     assert [one[1] == 1 for one in told[1:]] == [False] * 9 + [True]
 
 
-def test_a_stage_depends_on_no_module_of_the_server_s(server: OpenEnvServer) -> None:
+def test_a_stage_does_not_depend_on_the_servers_modules(server: OpenEnvServer) -> None:
     assert modules_of("agent_r", server.name) == [OpenEnvParams.__module__]
 
 
-def test_a_method_learns_from_a_file_of_experts_where_any_text_is_an_action(
+def test_a_method_learns_from_a_file_of_experts_with_free_text_actions(
     forks: Forks, tmp_path: Path, server: OpenEnvServer
 ) -> None:
     file = tmp_path / "ways.jsonl"
