@@ -1,4 +1,4 @@
-"""Sessions on an OpenEnv server: many at once, broken connections, a server that is away or full."""
+"""Sessions on an OpenEnv server: many at once, broken connections, a server that is unreachable or full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.openenv_server import (
 )
 
 
-def test_hundreds_of_sessions_play_at_once_and_end_with_the_world(server: OpenEnvServer) -> None:
+def test_hundreds_of_sessions_play_concurrently_and_are_closed_with_the_world(server: OpenEnvServer) -> None:
     made = section(server, server_concurrency=300)
 
     async def play() -> list[list[Any]]:
@@ -36,13 +36,13 @@ def test_hundreds_of_sessions_play_at_once_and_end_with_the_world(server: OpenEn
 
 
 async def until(there: Callable[[], bool]) -> None:
-    """Wait for what the server is about to notice."""
+    """Wait until the server has noticed an event."""
     async with asyncio.timeout(30):
         while not there():
             await asyncio.sleep(0.02)
 
 
-def test_a_connection_that_breaks_in_an_episode_is_made_again_and_no_action_counts_twice(
+def test_a_connection_that_breaks_during_an_episode_is_reopened_and_no_action_counts_twice(
     server: OpenEnvServer,
 ) -> None:
     answers = 0
@@ -61,10 +61,10 @@ def test_a_connection_that_breaks_in_an_episode_is_made_again_and_no_action_coun
     assert server.made > 4
     again = [[one["data"] for one in messages if one["type"] == "step"] for messages in server.seen]
     assert [{"word": "add one"}, {"word": "triple"}, {"word": "triple"}] in again
-    assert all(len(steps) <= 3 for steps in again)  # a session is sent an episode's actions once
+    assert all(len(steps) <= 3 for steps in again)  # an episode's actions are sent once per session
 
 
-def test_a_server_that_was_restarted_in_an_episode_is_found_again(server: OpenEnvServer) -> None:
+def test_an_episode_continues_after_its_server_was_restarted(server: OpenEnvServer) -> None:
     made = section(server)
 
     async def play() -> Any:
@@ -81,7 +81,7 @@ def test_a_server_that_was_restarted_in_an_episode_is_found_again(server: OpenEn
     assert asyncio.run(play()) == ("The goal is 9. You are at 9.", 1)
 
 
-def test_a_server_that_stays_away_ends_the_episode_and_names_itself(server: OpenEnvServer) -> None:
+def test_an_unreachable_server_ends_the_episode_with_an_error_that_names_it(server: OpenEnvServer) -> None:
     made = section(server, retries=1)
 
     async def play() -> None:
@@ -96,7 +96,7 @@ def test_a_server_that_stays_away_ends_the_episode_and_names_itself(server: Open
     server.start(server.port)
 
 
-def test_an_idle_session_answers_the_server_s_pings(server: OpenEnvServer) -> None:
+def test_an_idle_session_answers_the_servers_pings(server: OpenEnvServer) -> None:
     made = section(server)
 
     async def play() -> int:
@@ -110,7 +110,7 @@ def test_an_idle_session_answers_the_server_s_pings(server: OpenEnvServer) -> No
     assert asyncio.run(play()) > 0
 
 
-def test_a_server_that_is_full_says_so_and_what_to_do(server: OpenEnvServer) -> None:
+def test_a_full_server_is_reported_with_the_remedy(server: OpenEnvServer) -> None:
     made = section(server, server_concurrency=4)
     made.make()
     server.sessions = 2
