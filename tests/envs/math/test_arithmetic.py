@@ -1,4 +1,4 @@
-"""The arithmetic generator: GSM8K's format, splits disjoint by content, difficulty that bites, an expert that errs."""
+"""The arithmetic generator: GSM8K's format, splits disjoint by content, difficulty settings, an expert that errs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def gold(problem: WordProblem) -> int:
 
 
 def holds(line: str) -> bool:
-    """Is ``expression = value …`` true? (Our own text, so Python may evaluate it.)"""
+    """Whether ``expression = value …`` is true. The text is our own, so ``eval`` is safe."""
     left, _, right = line.partition(" = ")
     return eval(left) == int(re.match(r"\d+", right)[0])  # type: ignore[index]
 
 
-def test_every_gold_is_reached_by_true_equations_and_the_errorless_expert() -> None:
+def test_true_equations_and_the_errorless_expert_reach_every_gold_answer() -> None:
     for split in SPLITS:
         for problem in generate(400, seed=3, split=split, difficulty=MIXED):  # type: ignore[arg-type]
             lines = solution(problem).split("\n")
@@ -57,7 +57,7 @@ def test_every_gold_is_reached_by_true_equations_and_the_errorless_expert() -> N
             assert "\\boxed" not in problem.answer
 
 
-def test_annotations_are_gsm8ks_and_leaving_them_out_changes_nothing_else() -> None:
+def test_annotations_have_gsm8ks_form_and_omitting_them_changes_nothing_else() -> None:
     noted = generate(200, seed=3, split="dev", difficulty=MIXED)
     plain = generate(200, seed=3, split="dev", difficulty=MIXED, annotations=False)
     for with_notes, without in zip(noted, plain, strict=True):
@@ -71,13 +71,13 @@ def test_annotations_are_gsm8ks_and_leaving_them_out_changes_nothing_else() -> N
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 60), split=st.sampled_from(SPLITS))
-def test_a_split_holds_only_questions_whose_content_belongs_to_it(seed: Any, count: Any, split: Any) -> None:
+def test_a_split_contains_only_questions_whose_content_belongs_to_it(seed: Any, count: Any, split: Any) -> None:
     problems = generate(count, seed=seed, split=split, difficulty=Difficulty())
     assert len({problem.question for problem in problems}) == len({problem.id for problem in problems}) == count
     assert {split_of(problem.question) for problem in problems} == {split}
 
 
-def test_splits_are_disjoint_whatever_the_seed_and_have_their_shares() -> None:
+def test_splits_are_disjoint_across_seeds_and_have_their_shares() -> None:
     narrow = Difficulty(steps={2: 1}, term=(2, 12), factor=(2, 5), multiplicand=(2, 9))  # collisions are likely
     seen = {
         split: {p.question for seed in (1, 2) for p in generate(600, seed=seed, split=split, difficulty=narrow)}  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_splits_are_disjoint_whatever_the_seed_and_have_their_shares() -> None:
         assert abs(counts[split] / 200 - share) < 1.5  # type: ignore[index]
 
 
-def test_same_seed_same_problems_and_a_short_list_begins_a_long_one() -> None:
+def test_problems_depend_on_the_seed_and_a_shorter_list_is_a_prefix_of_a_longer_one() -> None:
     long = generate(60, seed=5, split="train", difficulty=MIXED)
     assert generate(20, seed=5, split="train", difficulty=MIXED) == long[:20]
     assert generate(20, seed=6, split="train", difficulty=MIXED) != long[:20]
@@ -137,10 +137,10 @@ def test_problems_are_varied() -> None:
     assert not any("{" in p.question or "{" in p.answer for p in problems)
 
 
-def test_distributions_are_followed() -> None:
+def test_step_counts_follow_their_distribution() -> None:
     problems = generate(2000, seed=1, split="train", difficulty=Difficulty(steps={2: 3, 4: 1}))
     four = sum(p.answer.count("\n") == 4 for p in problems)
-    assert 300 < four < 700  # some plots fit better than others, so the weights hold roughly
+    assert 300 < four < 700  # some plots fit better than others, so the weights hold only approximately
     assert {p.answer.count("\n") for p in problems} == {2, 4}
 
 
@@ -148,7 +148,7 @@ def test_distributions_are_followed() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 1.0])
-def test_the_expert_errs_at_its_declared_rate_and_never_by_accident_reaches_gold(rate: float) -> None:
+def test_the_expert_errs_at_its_configured_rate_and_an_error_never_reaches_the_gold_answer(rate: float) -> None:
     problems = generate(1000, seed=2, split="train", difficulty=MIXED)
     wrong = 0
     for problem in problems:
@@ -169,12 +169,12 @@ def test_a_slip_is_made_once_and_carried_through() -> None:
         assert len(lines) == len(right)
         assert int(re.search(r"= (\d+)", lines[-2])[1]) == boxed(lines[-1])  # type: ignore[index]
         false = [line for line in lines[:-1] if not holds(line)]
-        assert len(false) == 1  # every other line is true of the numbers it was given
+        assert len(false) == 1  # every other line is true for the numbers it uses
         carried += lines.index(false[0]) < len(lines) - 2
     assert carried > 200
 
 
-def test_the_experts_attempts_depend_on_the_key_alone() -> None:
+def test_the_experts_attempts_depend_only_on_the_key() -> None:
     problem = generate(1, seed=2, split="train", difficulty=MIXED)[0]
     texts = [expert(problem, error_rate=1.0, key=SeedKey(1, problem.id, 1, i)) for i in range(30)]
     assert texts == [expert(problem, error_rate=1.0, key=SeedKey(1, problem.id, 1, i)) for i in range(30)]
@@ -202,22 +202,22 @@ def test_the_experts_attempts_depend_on_the_key_alone() -> None:
         {"largest": "1000"},
     ],
 )
-def test_an_unsound_difficulty_is_refused(bad: dict[str, object]) -> None:
+def test_an_invalid_difficulty_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Difficulty.model_validate(bad)
 
 
-def test_difficulty_reads_what_yaml_gives() -> None:
+def test_difficulty_accepts_the_types_that_yaml_gives() -> None:
     assert Difficulty.model_validate({"steps": {"2": 1, "3": 2}, "term": [2, 30]}).steps == {2: 1.0, 3: 2.0}
 
 
-def test_too_narrow_a_difficulty_says_so() -> None:
+def test_too_narrow_a_difficulty_is_an_error_that_suggests_widening_it() -> None:
     narrow = Difficulty(steps={2: 1}, term=(50, 50), factor=(2, 2), multiplicand=(50, 55), largest=10)
     with pytest.raises(UserError, match="widen the difficulty"):
         generate(10**6, seed=1, split="dev", difficulty=narrow)
 
 
-def test_the_expert_refuses_what_it_cannot_read() -> None:
+def test_the_expert_refuses_an_invalid_rate_and_a_problem_that_was_not_generated() -> None:
     problem = generate(1, seed=2, split="train", difficulty=MIXED)[0]
     with pytest.raises(UserError, match="between 0 and 1"):
         expert(problem, error_rate=1.5, key="k")
