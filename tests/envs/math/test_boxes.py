@@ -1,4 +1,4 @@
-"""The answer box: last, complete, braces balanced."""
+"""The answer box: the last complete one, with balanced braces."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ MATH = ("boxed", "fbox")
         (r"\boxed{a\\}", "a\\\\"),
     ],
 )
-def test_last_complete_box(text: str, content: str | None) -> None:
+def test_the_last_complete_box_is_read(text: str, content: str | None) -> None:
     assert last_box(text) == content
 
 
@@ -68,7 +68,7 @@ def test_any_text_is_read_without_error_and_span_and_content_agree(text: str) ->
 
 
 @given(st.recursive(st.sampled_from(["x", "1", r"\frac", " "]), lambda inner: inner.map(lambda s: "{" + s + "}")))
-def test_whatever_is_put_into_a_box_comes_out(content: Any) -> None:
+def test_the_content_of_a_box_is_read_back(content: Any) -> None:
     text = rf"\boxed{{0}} so \boxed{{{content}}}."
     assert last_box(text) == (content.strip() or None)
     opening = text.rindex(r"\boxed{") + len(r"\boxed")
