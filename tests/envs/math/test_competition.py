@@ -65,7 +65,7 @@ def test_hendrycks_normal_forms(text: str, normal: str) -> None:
     assert hendrycks.normalise(text) == normal
 
 
-def test_what_has_no_normal_form_is_compared_raw() -> None:
+def test_text_without_a_normal_form_is_compared_verbatim() -> None:
     for text in (r"5 \text{ m} 3 \text{ cm}", r"\sqrt", r"\frac"):
         with pytest.raises(ValueError):
             hendrycks.normalise(text)
@@ -104,14 +104,14 @@ def test_trap_4_nested_braces_are_not_cut() -> None:
     assert extract(r"\boxed{\text{(A)}\ \frac{1}{\frac{1}{x^{2^{3}}}}}") == r"\text{(A)}\ \frac{1}{\frac{1}{x^{2^{3}}}}"
 
 
-def test_a_box_is_read_to_the_letter_and_with_or_without_its_backslash_as_in_the_original() -> None:
+def test_a_box_is_read_verbatim_and_with_or_without_its_backslash_as_in_the_original() -> None:
     assert extract(r"\boxed{ \frac{1}{20}}") == r" \frac{1}{20}"
     assert Math().grade(r"\boxed{0.5}", problem(r"\boxed{ \frac{1}{2} }")).reward == 1
     five = problem(r"\boxed{5}")
     for attempt, reward in [
         (r"\boxed{x = 5}", 1),
         (r"\boxed{ x=5 }", 1),
-        (r"\boxed{ x = 5 }", 0),  # " x " has three characters, of which no normal form frees the answer
+        (r"\boxed{ x = 5 }", 0),  # " x " has three characters; only up to two before "=" are removed
         ("boxed{5}", 1),
         (r"\boxed{4}, rather boxed{5}", 1),
         (r"\boxed{5}, rather \boxed{ }", 0),
@@ -135,18 +135,18 @@ def test_load_names_file_and_line_of_a_solution_without_box() -> None:
         (r"So $x = \fbox{7}$, done.", r"The answer is $\boxed{7}$."),
     ],
 )
-def test_demonstration_ends_in_the_box(solution: str, end: str) -> None:
+def test_a_demonstration_ends_with_the_box(solution: str, end: str) -> None:
     text = Math().demonstration(problem(solution))
     assert text.endswith(end)
     assert Math().grade(text, problem(solution)).reward == 1
 
 
-def test_what_stands_behind_the_box_is_read_in_time_that_grows_with_its_length() -> None:
+def test_a_long_text_after_the_box_is_read_in_reasonable_time() -> None:
     assert Math().demonstration(problem("\\boxed{7}" + " $" * 200_000 + "x")).endswith(r"The answer is $\boxed{7}$.")
 
 
 @pytest.mark.parametrize("gold", ["7", r"\frac{1}{2}", "x+y", r"\text{Evelyn}", "-3", "0", r"\text{(A)}", r"2\pi"])
-def test_a_slip_is_wrong_and_keyed(gold: str) -> None:
+def test_a_slip_is_wrong_and_determined_by_its_key(gold: str) -> None:
     env, one = Math(), problem(rf"Thus $\boxed{{{gold}}}$.")
     slips = [env.slip(one, "run", sample) for sample in range(12)]
     assert slips == [env.slip(one, "run", sample) for sample in range(12)]
@@ -186,26 +186,26 @@ def test_extended_equivalence_proves_what_the_normaliser_cannot() -> None:
     assert env.timeouts == 0  # type: ignore[attr-defined]
 
 
-def test_extended_equivalence_is_cut_off_by_killing_its_process() -> None:
+def test_extended_equivalence_times_out_by_killing_its_process() -> None:
     env: Any = Math(extended=True, timeout=0.5)
     assert env.equivalent("x+1", "1+x")
     worker = env._symbolic._worker
-    assert not env.equivalent("9^{9^{9^{9}}}", "3")  # hangs in C, where no signal handler runs
-    assert worker.poll() == -signal.SIGPROF  # by the kernel's timer: computing time, however busy the machine
+    assert not env.equivalent("9^{9^{9^{9}}}", "3")  # hangs in C code, where no signal handler runs
+    assert worker.poll() == -signal.SIGPROF  # from the kernel's CPU-time timer, so machine load does not matter
     assert env.timeouts == 1
     assert not env.equivalent("9^{9^{9^{9}}}", "3")
-    assert env.timeouts == 1  # remembered, not tried again
+    assert env.timeouts == 1  # cached, not retried
     assert env.equivalent("2y+1", "1+2y")  # a fresh worker
     second = env._symbolic._worker
     second.kill()
     second.wait()
-    assert env.equivalent("3y+1", "1+3y")  # one killed from outside is replaced too
+    assert env.equivalent("3y+1", "1+3y")  # a worker killed from outside is replaced too
     third = env._symbolic._worker
     env.close()
     assert third.poll() is not None
 
 
-def test_extended_equivalence_may_be_asked_from_many_threads() -> None:
+def test_extended_equivalence_can_be_called_from_many_threads() -> None:
     env = Math(extended=True, timeout=30.0)
     with ThreadPoolExecutor(4) as pool:
         verdicts = list(pool.map(lambda i: env.equivalent(f"x+{i}", f"{i if i % 2 else i + 1}+x"), range(8)))
