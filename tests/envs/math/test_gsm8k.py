@@ -66,10 +66,12 @@ CLIPS = Problem(
         ("#### 3:30", None),
         ("#### 1.2.3", None),
         ("#### 2e5", None),
-        ("#### <<1+1=2>>", None),  # annotations are never computed
+        ("#### <<1+1=2>>", None),  # annotations are never evaluated
     ],
 )
-def test_gold_numbers_with_commas_and_signs(answer: str, gold: str | None) -> None:
+def test_gold_numbers_are_parsed_with_commas_signs_and_units_but_not_as_expressions(
+    answer: str, gold: str | None
+) -> None:
     assert parse_gold(answer) == gold
 
 
@@ -150,13 +152,13 @@ def test_gold_numbers_with_commas_and_signs(answer: str, gold: str | None) -> No
         ("1_000", "1000", None),
     ],
 )
-def test_attempts_strict_and_robust(box: str, strict: str | None, robust: str | None) -> None:
+def test_answers_are_extracted_in_strict_and_robust_mode(box: str, strict: str | None, robust: str | None) -> None:
     attempt = rf"Some steps. The answer is \boxed{{{box}}}."
     assert extract_strict(attempt) == extract(attempt, "strict") == strict
     assert extract_robust(attempt) == extract(attempt) == robust
 
 
-def test_last_box_decides_even_when_it_cannot_be_read() -> None:
+def test_the_last_box_decides_even_if_it_cannot_be_parsed() -> None:
     assert extract_robust(r"\boxed{18} or \boxed{dunno}") is None
     assert extract_strict(r"\boxed{18} or \boxed{18.0}") is None
     assert extract_robust("#### 72") is None  # only the gold answer uses ####
@@ -182,7 +184,7 @@ def test_last_box_decides_even_when_it_cannot_be_read() -> None:
         ("boxed{}", None, None),
     ],
 )
-def test_which_box_counts_strict_and_robust(attempt: str, strict: str | None, robust: str | None) -> None:
+def test_which_box_counts_in_strict_and_robust_mode(attempt: str, strict: str | None, robust: str | None) -> None:
     assert extract_strict(attempt) == strict
     assert extract_robust(attempt) == robust
 
@@ -190,14 +192,14 @@ def test_which_box_counts_strict_and_robust(attempt: str, strict: str | None, ro
 @pytest.mark.parametrize(
     "prose", [r"I put it in a \boxed command.", r"(with \boxed)", r"in `\boxed`", "in \\boxed\nas asked", r"\boxed{}"]
 )
-def test_the_command_s_name_in_prose_takes_no_answer_back(prose: str) -> None:
+def test_mentioning_the_boxed_command_in_prose_does_not_discard_the_answer(prose: str) -> None:
     assert extract_robust(rf"So \boxed{{18}}. {prose}") == extract_strict(rf"So \boxed{{18}}. {prose}") == "18"
     assert extract_robust(prose) is None
 
 
 @given(st.lists(st.sampled_from([*r"0189١８²−,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
 @example("boxed{\x1c18}")
-def test_strict_reads_what_the_original_s_pattern_and_int_read(text: str) -> None:
+def test_strict_mode_reads_what_the_originals_pattern_and_int_read(text: str) -> None:
     boxes = re.findall(r"boxed\{([^}]+)\}", text)
     try:
         original = str(int(boxes[-1].replace(",", "")))
@@ -256,7 +258,7 @@ def test_strict_reads_what_the_original_s_pattern_and_int_read(text: str) -> Non
         (r"18^\circ 30'", None),
     ],
 )
-def test_robust_reads_a_dressed_number_and_no_formula(box: str, robust: str | None) -> None:
+def test_robust_mode_reads_formatted_numbers_but_no_formulas(box: str, robust: str | None) -> None:
     assert extract_robust(rf"So \boxed{{{box}}}.") == robust
 
 
@@ -274,12 +276,12 @@ def test_robust_reads_a_dressed_number_and_no_formula(box: str, robust: str | No
         ("", -1.0),
     ],
 )
-def test_rewards_minus_one_zero_one(attempt: str, reward: float) -> None:
+def test_rewards_are_minus_one_zero_or_one(attempt: str, reward: float) -> None:
     assert Gsm8k().grade(attempt, CLIPS).reward == reward
 
 
 @pytest.mark.parametrize("tail", [" " * 500_000, "-" + " " * 500_000, "$" * 500_000, "1." * 250_000])
-def test_a_long_gold_answer_without_a_number_is_refused_at_once(tail: str) -> None:
+def test_a_long_gold_answer_without_a_number_is_rejected_quickly(tail: str) -> None:
     assert parse_gold(f"#### {tail}x") is None
 
 
@@ -289,7 +291,7 @@ def test_trap_1_a_boxed_one_does_not_match_a_gold_of_1080() -> None:
     assert Gsm8k().grade(r"\boxed{1,080}", problem).reward == 1
 
 
-def test_equality_is_of_numbers_and_a_missing_answer_equals_nothing() -> None:
+def test_equality_is_numeric_and_a_missing_answer_equals_nothing() -> None:
     assert equivalent("18", "18.0")
     assert equivalent("-0", "0")
     assert not equivalent("18", "18.000000000000000000000000000000000001")
@@ -298,13 +300,13 @@ def test_equality_is_of_numbers_and_a_missing_answer_equals_nothing() -> None:
     assert not equivalent("x", "x")
 
 
-def test_demonstration_ends_in_the_box_and_holds_no_annotation() -> None:
+def test_a_demonstration_ends_with_the_box_and_contains_no_annotations() -> None:
     text = Gsm8k().demonstration(CLIPS)
     assert text == ("Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips.\nThe answer is \\boxed{72}.")
     assert strip_annotations("a <<1+1=2>>2\n#### 2") == "a 2"
 
 
-def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was() -> None:
+def test_a_slip_is_wrong_reproducible_and_replaces_the_final_result() -> None:
     env = Gsm8k()
     slips = [env.slip(CLIPS, 0, sample) for sample in range(20)]
     assert slips == [env.slip(CLIPS, 0, sample) for sample in range(20)]
@@ -314,13 +316,13 @@ def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was() -> None:
 
 
 @pytest.mark.parametrize("gold", ["0", "1", "-3", "2.5", "1000000", "9" * 28, "1" * 40, "0.0000001", "-0.0000003"])
-def test_a_slip_never_lands_on_the_gold_number(gold: str) -> None:
+def test_a_slip_never_equals_the_gold_number(gold: str) -> None:
     problem = Problem("p", "q", f"So it is {gold}.\n#### {gold}", gold)
     for key in range(40):
         assert Gsm8k().grade(Gsm8k().slip(problem, key), problem).reward == 0
 
 
-def test_load_names_file_and_line_of_a_gold_that_does_not_parse() -> None:
+def test_load_names_file_and_line_of_an_unparsable_gold_answer() -> None:
     rows = [(1, {"question": "q", "answer": "#### 1"}), (2, {"question": "q2", "answer": "#### one"})]
     with pytest.raises(UserError, match=r"my\.jsonl, line 2: no number after '####'"):
         Gsm8k().load(rows, Path("my.jsonl"))
@@ -339,7 +341,7 @@ def test_ids_come_from_content_and_survive_reordering() -> None:
     assert [p.id for p in own] == ["x", "x-2", "x-3"]
 
 
-def test_environments_are_named_explicitly_and_unknown_options_refused() -> None:
+def test_make_env_selects_the_extraction_mode_and_refuses_unknown_names_and_options() -> None:
     assert make_env("gsm8k").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == 1
     assert make_env("gsm8k", "strict").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == -1
     for arguments in (("MATH",), ("gsm8k", "loose"), ("gsm8k", "robust", "extended"), ("math", "strict")):
@@ -355,19 +357,19 @@ def test_any_text_is_graded_without_error(text: str) -> None:
     for strict in (True, False):
         grade = Gsm8k(strict).grade(text, CLIPS)
         assert (grade.reward == -1) == (grade.answer is None)
-        if grade.answer is not None:  # what was extracted, boxed again, is extracted again
+        if grade.answer is not None:  # boxing and extracting the answer again gives the same answer
             assert Gsm8k(strict).extract(rf"\boxed{{{grade.answer}}}") == grade.answer
 
 
 @given(numbers, st.sampled_from(["{}", r"\${}", "{}%", "{} apples", r"{}\text{{ m}}", "${}$"]))
-def test_a_number_in_any_dress_is_the_gold_number(number: Any, dress: str) -> None:
+def test_a_number_in_any_formatting_equals_the_gold_number(number: Any, dress: str) -> None:
     gold = parse_gold(f"#### {number:,}")
     assert gold is not None
     assert Decimal(gold) == number
     assert equivalent(extract_robust(rf"\boxed{{{dress.format(f'{number:,}')}}}"), gold)
 
 
-def test_hostile_boxes_do_not_take_exponential_time() -> None:
+def test_adversarial_boxes_do_not_take_exponential_time() -> None:
     assert extract_robust(r"\boxed{1 " + "a" * 5000 + "!}") is None
     assert extract_robust(r"\boxed{" + "1" * 5000 + "!}") is None
     for piece in ("boxed{", r"\boxed{", "boxed{}", r"\mathbf{", "/ ", " m", "1^", r"\text{", " "):
