@@ -44,7 +44,7 @@ def test_the_expert_finds_every_paragraph_and_solves_every_split(world: Any, sea
 
 @pytest.mark.parametrize("params", [{"people": 60, "distractors": 0}, {"people": 700, "distractors": 500}])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_so_it_does_in_small_worlds_and_among_many_distractors(params: Any, seed: int) -> None:
+def test_lookups_find_their_paragraphs_in_small_worlds_and_among_many_distractors(params: Any, seed: int) -> None:
     small = make_encyclopedia(EncyclopediaParams(**params), {"train": 60, "dev": 15, "test": 30}, seed=seed)
     search = LocalSearch(small.paragraphs)
     text = {paragraph.title: paragraph.text for paragraph in small.paragraphs}
@@ -52,13 +52,13 @@ def test_so_it_does_in_small_worlds_and_among_many_distractors(params: Any, seed
         assert [search(lookup.query) for lookup in quest.lookups] == [text[lookup.title] for lookup in quest.lookups]
 
 
-def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world: Any, search: Any) -> None:
+def test_a_bridge_answer_is_in_its_last_paragraph_and_a_comparison_names_both_titles(world: Any, search: Any) -> None:
     for quest in world.splits["test"]:
         question = quest.question
         last = search(quest.lookups[-1].query)
         assert last is not None
         if question.kind == "bridge":
-            assert question.gold.lower() in last.lower()  # copied from what was read
+            assert question.gold.lower() in last.lower()  # copied from the paragraph
             assert question.gold not in re.findall(r"\w+", question.question)
         else:
             a, b = question.titles
@@ -67,7 +67,7 @@ def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world: Any, 
             assert b in question.question
 
 
-def test_comparisons_are_right_by_the_facts() -> None:
+def test_gold_answers_of_comparisons_agree_with_the_facts() -> None:
     world = build_world(300, 0, rng("encyclopedia", 5))
     made = make_encyclopedia(EncyclopediaParams(people=300, distractors=0, comparisons=1), {"test": 200}, seed=5)
     golds: Counter[Any] = Counter()
@@ -100,7 +100,7 @@ def test_splits_are_disjoint_by_question_and_by_entry(world: Any) -> None:
         assert not entries[one] & entries[other]
 
 
-def test_a_split_is_the_same_whatever_the_sizes_of_all(world: Any) -> None:
+def test_a_split_does_not_depend_on_the_sizes_of_the_other_splits(world: Any) -> None:
     fewer = make_encyclopedia(EncyclopediaParams(), {"train": 10, "test": 300}, seed=17)
     assert fewer.paragraphs == world.paragraphs
     assert fewer.splits["test"] == world.splits["test"][:300]
@@ -139,7 +139,7 @@ def test_difficulty_params_set_the_kinds_of_questions() -> None:
     assert {"Of", "Name"} <= starts[1] - starts[0]
 
 
-def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_short(world: Any, search: Any) -> None:
+def test_questions_and_thoughts_vary_in_wording_and_paragraphs_are_short(world: Any, search: Any) -> None:
     quests = world.splits["train"]
     assert len({quest.question.question.split(" ")[0] for quest in quests}) > 8
     assert len({quest.lookups[0].thought.split(" the ")[0] for quest in quests}) == len(words.FIRST_THOUGHTS)
@@ -151,7 +151,7 @@ def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_sho
     assert "[" not in "".join(paragraph.title + paragraph.text for paragraph in world.paragraphs)
 
 
-def test_no_title_is_a_word_of_another_kind() -> None:
+def test_no_word_belongs_to_two_kinds_of_names() -> None:
     towns = {stem + end for stem in words.TOWN_STEMS for end in words.TOWN_ENDS}
     pools = [words.FIRST_NAMES, words.LAST_NAMES, towns, words.LANDS, words.RIVERS, words.ADJECTIVES, words.NOUNS]
     for one, other in combinations([{word.lower() for word in pool} for pool in pools], 2):
@@ -171,12 +171,12 @@ def test_no_title_is_a_word_of_another_kind() -> None:
         {"comparisons": 1.5},
     ],
 )
-def test_params_that_fit_no_world_are_refused(params: Any) -> None:
+def test_params_that_no_world_can_satisfy_are_refused(params: Any) -> None:
     with pytest.raises(ValidationError):
         EncyclopediaParams(**params)
 
 
-def test_a_world_too_small_for_the_questions_says_so() -> None:
+def test_a_world_too_small_for_its_questions_is_reported() -> None:
     with pytest.raises(UserError, match=r"questions for the dev split, but 400 are requested; raise people"):
         make_encyclopedia(
             EncyclopediaParams(people=60, distractors=0, comparisons=0, hops={1: 1.0}), {"dev": 400}, seed=1
