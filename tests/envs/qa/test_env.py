@@ -1,4 +1,4 @@
-"""Questions that are acted in: look-ups of what was found."""
+"""The environment of lookup questions: searches and lookups that find nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from selfimprove.envs.registry import text_env
 
 
 @pytest.mark.parametrize("action", ["lookup[]", "lookup[ ]", "lookup[a]", "search[]", "search[zzyx]"])
-def test_what_finds_nothing_is_not_valid(action: str) -> None:
+def test_an_action_that_finds_nothing_is_invalid(action: str) -> None:
     env = text_env(name="encyclopedia", questions=10).make()
     env.reset(0)
     step = env.step(action)
