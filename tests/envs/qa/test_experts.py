@@ -32,7 +32,7 @@ def read(tmp_path: Path, rows: Any, **options: Any) -> Any:
     return read_experts(file, **options)
 
 
-def test_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path: Path) -> None:
+def test_a_trajectory_is_read_and_its_terminal_line_removed(tmp_path: Path) -> None:
     (expert,), audit = read(tmp_path, [alpaca("What is Tolma?", GOOD)])
     assert expert.question.question == "What is Tolma?"
     assert expert.question.gold == expert.answer == "a town"
@@ -43,7 +43,7 @@ def test_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path: Path) ->
     assert (audit.read, audit.kept, audit.dropped, audit.repaired) == (1, 1, {}, {})
 
 
-def test_chat_rows_give_the_same_experts(tmp_path: Path) -> None:
+def test_chat_rows_give_the_same_experts_as_alpaca_rows(tmp_path: Path) -> None:
     parts = [
         ("user", "What is Tolma?"),
         ("assistant", "Thought: I need Tolma.\nAction: search[Tolma]"),
@@ -57,7 +57,7 @@ def test_chat_rows_give_the_same_experts(tmp_path: Path) -> None:
     assert read(tmp_path, [chat])[0] == read(tmp_path, [alpaca("What is Tolma?", GOOD)])[0]
 
 
-def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Path) -> None:
+def test_question_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Path) -> None:
     options = "A. making\nB. eating\nC. crying\nD. noting\n"
     rows = [alpaca("Question: What is D?", options + GOOD.replace("a town]", "D]"))]
     rows += [alpaca("Is it so", "or not?\n" + GOOD), alpaca("Which?\n" + options.strip(), GOOD)]
@@ -69,7 +69,7 @@ def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Path
     assert audit.repaired == {"options moved back to the question": 1, "question continued in the output": 1}
 
 
-def test_an_option_written_out_has_its_letter_as_gold(tmp_path: Path) -> None:
+def test_an_answer_that_spells_out_an_option_has_its_letter_as_gold(tmp_path: Path) -> None:
     options = "A. making\nB. eating\nC. crying\nD. noting"
     answers = ("B. eating", "A, D")
     rows = [alpaca(f"Question: {answer}?\n{options}", GOOD.replace("a town]", f"{answer}]")) for answer in answers]
@@ -105,7 +105,7 @@ def test_an_option_written_out_has_its_letter_as_gold(tmp_path: Path) -> None:
         ({}, "malformed row"),
     ],
 )
-def test_rows_that_are_no_good_are_dropped_and_counted_by_reason(tmp_path: Path, row: Any, reason: Any) -> None:
+def test_unusable_rows_are_dropped_and_counted_by_reason(tmp_path: Path, row: Any, reason: Any) -> None:
     experts, audit = read(tmp_path, [alpaca("What is Tolma?", GOOD), row])
     assert len(experts) == audit.kept == 1
     assert audit.dropped == {reason: 1}
@@ -121,14 +121,14 @@ def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path: P
     assert audit.dropped == {"no search": 1}
 
 
-def test_an_experts_tools_are_known_without_regard_to_case_as_the_policys_are(tmp_path: Path) -> None:
+def test_the_case_of_tool_names_in_experts_is_ignored_as_it_is_for_the_policy(tmp_path: Path) -> None:
     (expert,), _ = read(tmp_path, [alpaca("q", GOOD.replace("search[", "Search [").replace("finish[", "FINISH["))])
     assert [part.action for part in expert.rounds] == ["Search [Tolma]", "FINISH[a town]"]
     assert expert.question.gold == expert.answer == "a town"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[1]", json.dumps([alpaca("q", "nothing")])])
-def test_a_file_without_a_usable_row_is_one_sentence(tmp_path: Path, content: Any) -> None:
+def test_a_file_without_a_usable_row_is_an_error_that_names_it(tmp_path: Path, content: Any) -> None:
     (tmp_path / "experts.json").write_text(content)
     with pytest.raises(UserError, match=r"experts\.json"):
         read_experts(tmp_path / "experts.json")
@@ -144,7 +144,7 @@ def test_any_output_is_kept_whole_or_dropped(tmp_path_factory: pytest.TempPathFa
         assert all(part.observation is not None for part in expert.rounds[:-1])
 
 
-# --- scripted ones ---------------------------------------------------------------------------------------------------
+# --- scripted experts ------------------------------------------------------------------------------------------------
 
 ROW = {
     "id": "5a",
@@ -168,7 +168,7 @@ def test_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer
     assert expert == demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
 
 
-def test_scripted_experts_that_would_guess_are_left_out_and_counted() -> None:
+def test_scripted_experts_that_would_have_to_guess_are_omitted_and_counted() -> None:
     corpus = context_paragraphs([("here", ROW)])
     lost = {**ROW, "id": "5b", "supporting_facts": [["The Gate", 0], ["Mara Vann", 0]]}
     experts, audit = hotpotqa_experts([read_question(row, "here") for row in (ROW, lost)], LocalSearch(corpus))
@@ -187,7 +187,7 @@ def test_the_audits_of_two_files_add_up_and_keep_their_reasons_apart() -> None:
     )  # fmt: skip
 
 
-def test_contexts_make_a_corpus_with_each_title_once() -> None:
+def test_contexts_form_a_corpus_with_each_title_once() -> None:
     again = {"context": [["The Gate", ["Another text."]], ["New", ["Text."]]]}
     corpus = context_paragraphs([("a", ROW), ("b", again)])
     assert [paragraph.title for paragraph in corpus] == ["Mara Venn", "The Gate", "New"]
@@ -197,7 +197,7 @@ def test_contexts_make_a_corpus_with_each_title_once() -> None:
             context_paragraphs([("line 3", {"context": context})])
 
 
-def test_a_plan_that_leads_nowhere_is_refused() -> None:
+def test_a_plan_that_finds_nothing_or_earns_no_reward_is_refused() -> None:
     question = Question(id="q", task="hotpotqa", question="Where?", gold="Tolma", titles=["The Gate"])
     lookup = Lookup("I look.", "The Gate", "The Gate")
     with pytest.raises(UserError, match=r"question q: the search returns nothing for 'The Gate'"):
