@@ -1,4 +1,4 @@
-"""The real files: search as good as is known of it, the released order, every expert audited (needs DATA_MIRROR)."""
+"""The real files: known retrieval quality, the released order, an audit of every expert (needs DATA_MIRROR)."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_every_gold_answer_is_rewarded(task: str, split: str, folder: Any, count
     assert [q.question for q in questions if score(q.gold, q).reward != 1 or score(q.gold, q).f1 != 1] == []
 
 
-def test_the_released_runs_are_marked_alike() -> None:
+def test_the_released_runs_get_their_released_scores_except_empty_answers() -> None:
     questions = load_questions("hotpotqa", "dev", HOTPOTQA)
     order = task_order(len(questions))[:500]
     differing: Counter[Any] = Counter()
@@ -80,7 +80,9 @@ def test_the_released_runs_are_marked_alike() -> None:
         ),
     ],
 )
-def test_the_released_expert_files(file: str, read: int, repaired: int, dropped: Any) -> None:
+def test_the_released_expert_files_are_read_with_the_known_counts(
+    file: str, read: int, repaired: int, dropped: Any
+) -> None:
     experts, audit = read_experts(FIREACT / file)
     assert (audit.read, audit.kept, sum(audit.repaired.values())) == (read, len(experts), repaired)
     assert audit.dropped == dropped
@@ -90,7 +92,7 @@ def test_the_released_expert_files(file: str, read: int, repaired: int, dropped:
         assert not expert.question.question.endswith("\n")
 
 
-def test_both_formats_hold_the_same_experts() -> None:
+def test_both_formats_contain_the_same_experts() -> None:
     one, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
     other, _ = read_experts(FIREACT / "gpt_format/hotpotqa.jsonl")
     assert [expert.rounds for expert in one] == [expert.rounds for expert in other]
@@ -110,7 +112,7 @@ def test_scripted_experts_of_300_training_questions_have_read_every_paragraph() 
         assert expert.source == "scripted"
 
 
-def test_replay_gives_every_query_of_the_experts_what_it_found() -> None:
+def test_replay_returns_the_recorded_snippet_for_over_95_percent_of_the_experts_queries() -> None:
     search = ReplaySearch(read_snippets(FIREACT / "search_snippets.jsonl"))
     experts, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
     asked = [part for expert in experts for part in expert.rounds[:-1] if part.observation != "None"]
@@ -118,4 +120,4 @@ def test_replay_gives_every_query_of_the_experts_what_it_found() -> None:
     assert sum(same) / len(same) > 0.95
     plots = search("The Misadventures of Merlin Jones plot")
     assert plots is not None
-    assert len(plots) > 400  # a recorded snippet is given whole; only paragraphs are cut
+    assert len(plots) > 400  # recorded snippets are returned whole; only paragraphs are cut
