@@ -19,7 +19,7 @@ def question(task: Any, gold: Any) -> Question:
     return Question(id="q", task=task, question="?", gold=gold)
 
 
-def test_hotpotqa_splits_keep_the_files_order_and_index(tmp_path: Path) -> None:
+def test_hotpotqa_splits_keep_the_order_of_their_file(tmp_path: Path) -> None:
     rows = [{"question": f"q{i}", "answer": f"a{i}", "type": "bridge"} for i in range(5)]
     (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
     dev = load_questions("hotpotqa", "dev", tmp_path)
@@ -33,7 +33,7 @@ def test_hotpotqa_splits_keep_the_files_order_and_index(tmp_path: Path) -> None:
         load_questions("hotpotqa", "train", tmp_path)
 
 
-def test_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path: Path) -> None:
+def test_ids_survive_reordering_and_a_repeated_question_gets_its_own_id(tmp_path: Path) -> None:
     rows = [{"question": q, "answer": "a"} for q in ("x", "y", "x")]
     (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
     ids = [q.id for q in load_questions("hotpotqa", "dev", tmp_path)]
@@ -42,7 +42,7 @@ def test_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path: P
     assert {q.id for q in load_questions("hotpotqa", "dev", tmp_path)} == set(ids)
 
 
-def test_supporting_titles_each_once_in_the_order_of_the_facts() -> None:
+def test_supporting_titles_are_listed_once_each_in_the_order_of_the_facts() -> None:
     row = {"id": "5a", "question": "q", "answer": "a", "supporting_facts": [["B", 0], ["A", 1], ["B", 2]]}
     assert read_question(row, "here").titles == ["B", "A"]
     assert read_question(row, "here").id == "hotpotqa-5a"
@@ -56,7 +56,7 @@ def test_supporting_titles_each_once_in_the_order_of_the_facts() -> None:
         ("Yes, it will.", "yes", 1),
         ("YES!", "yes", 1),
         ("no.", "no", 1),
-        ("not sure", "no", 0),  # a prefix is no word
+        ("not sure", "no", 0),  # a prefix is not a word
         ("nothing", "no", 0),
         ("yesterday", "yes", 0),
         ("It is so: yes", "yes", 0),  # the first word decides
@@ -74,7 +74,7 @@ def test_supporting_titles_each_once_in_the_order_of_the_facts() -> None:
         ("__no__", "no", 1),
     ],
 )
-def test_strategyqa_first_word_decides(answer: str, gold: str, reward: int) -> None:
+def test_strategyqa_is_decided_by_the_first_word(answer: str, gold: str, reward: int) -> None:
     assert score(answer, question("strategyqa", gold)).reward == reward
 
 
@@ -108,7 +108,7 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
         ("B or C", "B"),
         ("B/C", ""),
         ("B / because", "B"),
-        ("A cat", "A"),  # the letter stands alone, article or not
+        ("A cat", "A"),  # a separate letter counts even if it is an article
         ("a cat", "A"),
         ("A is right", "A"),
         ("A 5", "A"),
@@ -120,22 +120,22 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
         ("b because it is", "B"),
         ("c is correct", "C"),
         ("A's", ""),
-        ("'B'", "B"),  # marks around the letter, as around any
+        ("'B'", "B"),  # quotation marks around a letter are ignored
         ("‘B’ because", "B"),
         ("__B__", "B"),
         ("_B_ is right", "B"),
         ("B_cell", ""),
         ("E", ""),
-        ("The answer is B", ""),  # leading, or not at all
+        ("The answer is B", ""),  # only a leading letter counts
         ("", ""),
         ("B2", ""),
-        ("Bézier curve", ""),  # a letter without an accent is no letter by itself
+        ("Bézier curve", ""),  # B is followed by a letter with an accent
         ("Cézanne", ""),
         ("Dürer", ""),
         ("Aя", ""),
     ],
 )
-def test_mmlu_a_leading_letter_by_itself_decides(answer: str, letter: str) -> None:
+def test_mmlu_is_decided_by_a_separate_leading_letter(answer: str, letter: str) -> None:
     assert letter_of(answer) == letter
     assert score(answer, question("mmlu", "B")).reward == float(letter == "B")
 
@@ -160,7 +160,7 @@ def test_mmlu_files_are_sorted_and_options_lettered(tmp_path: Path) -> None:
         load_questions("mmlu", "dev", tmp_path)
 
 
-def test_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path: Path) -> None:
+def test_bamboogle_reads_its_csv_and_is_scored_as_hotpotqa(tmp_path: Path) -> None:
     (tmp_path / "bamboogle_test.csv").write_text('Question,Answer\nWhen?,"April 30, 1789"\nWho?,the Owl\n')
     questions = load_questions("bamboogle", "test", tmp_path)
     assert [q.gold for q in questions] == ["April 30, 1789", "the Owl"]
@@ -179,21 +179,21 @@ def test_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "[]", '["x"]', '[{"question": "q"}]', '[{"question": " "}]'])
-def test_a_malformed_file_is_one_sentence_that_names_it(tmp_path: Path, content: str) -> None:
+def test_a_malformed_file_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
     (tmp_path / "dev_simplified.json").write_text(content)
     with pytest.raises(UserError, match=r"dev_simplified\.json"):
         load_questions("hotpotqa", "dev", tmp_path)
 
 
-def test_the_original_order_is_pythons_shuffle_by_233() -> None:
+def test_the_original_order_is_pythons_shuffle_with_seed_233() -> None:
     expected = list(range(7405))
     random.Random(233).shuffle(expected)
     assert task_order(7405) == expected
-    assert task_order(7405)[:3] == [3687, 6238, 5388]  # 6238 opens FireAct's released trajectories
+    assert task_order(7405)[:3] == [3687, 6238, 5388]  # 6238 is first in FireAct's released trajectories
     assert task_order(4, shuffled=False) == [0, 1, 2, 3]
 
 
-def test_questions_that_stand_in_two_splits_are_found_case_and_spaces_aside() -> None:
+def test_questions_in_two_splits_are_found_ignoring_case_and_spaces() -> None:
     splits = {"train": [Question(id="1", task="hotpotqa", question="Who  is IT?", gold="x")]}
     splits["test"] = [Question(id="2", task="hotpotqa", question="who is it?", gold="y")]
     assert duplicates(splits) == {"who is it?": ["train", "test"]}
@@ -201,7 +201,7 @@ def test_questions_that_stand_in_two_splits_are_found_case_and_spaces_aside() ->
 
 
 @given(st.text(max_size=30))
-def test_any_answer_is_scored_under_every_task(answer: str) -> None:
+def test_any_answer_can_be_scored_under_every_task(answer: str) -> None:
     for task, gold in zip(TASKS, ("Tolma", "Tolma", "yes", "Tolma", "A", "Tolma"), strict=True):
         mark = score(answer, question(task, gold))
         assert mark.reward in (0.0, 1.0)
