@@ -20,7 +20,7 @@ TEXTS = st.lists(
 
 
 def formula(texts: Any, query: Any, k1: float = 1.5, b: float = 0.75) -> Any:
-    """The formula of docs/spin.md, S20, written out; texts in the order of their scores, ties in their own order."""
+    """The formula of docs/spin.md, S20: the scores, and the texts above 0 by score; ties keep the corpus order."""
     documents = [re.findall(r"\w+", text.lower()) for text in texts]
     mean = sum(map(len, documents)) / max(1, len(documents))
     scores = []
@@ -56,11 +56,13 @@ def test_ties_are_broken_by_corpus_order_at_any_count() -> None:
     texts = ["owl sea", "owl", "owl", "owl", "sea"]
     assert Bm25(texts).ranked("owl", 5) == [1, 2, 3, 0]
     assert Bm25(texts).ranked("owl", 2) == [1, 2]
-    many = ["sea" if place % 3 else "owl" for place in range(300)]  # more than a sort keeps in order by luck
+    many = [
+        "sea" if place % 3 else "owl" for place in range(300)
+    ]  # too many for an unstable sort to keep in order by luck
     assert Bm25(many).ranked("owl", 300) == list(range(0, 300, 3))
 
 
-def test_title_and_text_are_searched_and_the_text_is_the_answer() -> None:
+def test_title_and_text_are_searched_and_the_text_is_returned() -> None:
     corpus = [Paragraph(title="Tolma", text="A town."), Paragraph(title="Kesby", text="Another town.")]
     corpus += [Paragraph(title=f"R{i}", text=f"River number {i}.") for i in range(9)]
     search = LocalSearch(corpus)
@@ -69,11 +71,11 @@ def test_title_and_text_are_searched_and_the_text_is_the_answer() -> None:
     plain = LocalSearch(corpus, setup="plain")
     assert plain("kesby") is None  # the plain set-up does not see titles
     assert plain("another") == "Another town."
-    assert plain("town") is None  # nor does it part words from their full stop
+    assert plain("town") is None  # nor does it separate words from a full stop
     assert plain.ranked("TOWN.", 2) == ["Tolma", "Kesby"]
 
 
-def test_a_corpus_with_no_match_answers_none() -> None:
+def test_a_query_without_a_match_returns_none() -> None:
     search = LocalSearch([Paragraph(title="Tolma", text="A town.")])
     for query in ("zzyx", "", "?!", " "):
         assert search(query) is None
@@ -81,7 +83,7 @@ def test_a_corpus_with_no_match_answers_none() -> None:
     assert LocalSearch([Paragraph(title="", text="...")])("tolma") is None
 
 
-def test_words_are_runs_of_word_characters_lower_cased() -> None:
+def test_words_are_lower_cased_runs_of_word_characters() -> None:
     assert words("The Hork-Bajir's 2nd_ÄRA!") == ["the", "hork", "bajir", "s", "2nd_ära"]
 
 
@@ -97,13 +99,13 @@ def test_a_paragraph_is_cut_near_the_limit_at_a_sentence_or_else_at_a_word() -> 
 
 
 @given(st.text(max_size=600), st.integers(20, 400))
-def test_a_cut_text_is_never_longer_and_has_no_newline(text: str, length: int) -> None:
+def test_a_cut_text_never_exceeds_the_limit_and_has_no_newline(text: str, length: int) -> None:
     cut = cut_near(text, length)
     assert len(cut) <= max(length, 0)
     assert "\n" not in cut
 
 
-def test_an_index_may_be_asked_by_many_threads() -> None:
+def test_an_index_can_be_queried_from_many_threads() -> None:
     search = LocalSearch([Paragraph(title=f"T{i}", text=f"word{i} common") for i in range(200)])
     with ThreadPoolExecutor(8) as pool:
         assert (
