@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 class Counting:
-    """Answers with the query turned round; counts what it was asked."""
+    """Returns the query reversed and records all queries."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -31,11 +31,11 @@ class Counting:
         return query[::-1] or None
 
 
-def test_a_query_is_paid_for_once_over_runs(tmp_path: Path) -> None:
+def test_a_query_is_sent_to_the_service_once_across_runs(tmp_path: Path) -> None:
     first, second = Counting(), Counting()
     cache = CachedSearch(first, tmp_path / "deep" / "cache.jsonl")
     assert [cache("abc"), cache("abc"), cache("Abc"), cache(""), cache("")] == ["cba", "cba", "cbA", None, None]
-    assert first.asked == ["abc", "Abc", ""]  # exact queries; that nothing was found is kept too
+    assert first.asked == ["abc", "Abc", ""]  # queries match exactly; empty results are stored too
     cache.close()
     again = CachedSearch(second, tmp_path / "deep" / "cache.jsonl")
     assert [again("abc"), again("")] == ["cba", None]
@@ -44,7 +44,7 @@ def test_a_query_is_paid_for_once_over_runs(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+def test_failures_are_not_cached(tmp_path: Path) -> None:
     search = Counting()
     cache = CachedSearch(search, tmp_path / "cache.jsonl")
     for _ in range(2):
@@ -54,10 +54,10 @@ def test_a_failure_is_not_kept(tmp_path: Path) -> None:
     cache.close()
 
 
-def test_threads_that_ask_at_once_ask_the_service_once(tmp_path: Path) -> None:
+def test_the_service_is_called_once_if_many_threads_send_the_same_query(tmp_path: Path) -> None:
     search = Counting()
 
-    def slow(query: Any) -> Any:  # so that others come while it is asked
+    def slow(query: Any) -> Any:  # so that other threads arrive during the call
         time.sleep(0.02)
         return search(query)
 
@@ -107,7 +107,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize(
     "foreign", [b"my thesis", b"{}\n", b'{"a": 1}', b"0123456789abcdef\n", b"0123456789abcdef x", b"\n", b"DEADBEEF 1"]
 )
-def test_a_foreign_file_is_refused_and_untouched(foreign: bytes, tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_and_left_untouched(foreign: bytes, tmp_path: Path) -> None:
     file = tmp_path / "thesis.txt"
     file.write_bytes(foreign)
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_foreign_file_is_refused_and_untouched(foreign: bytes, tmp_path: Path)
     assert file.read_bytes() == foreign
 
 
-def test_a_file_whose_first_line_is_torn_is_ours(tmp_path: Path) -> None:
+def test_a_file_with_a_torn_first_line_is_accepted_as_a_cache(tmp_path: Path) -> None:
     file = tmp_path / "cache.jsonl"
     cache = CachedSearch(Counting(), file)
     cache("abc")
@@ -131,7 +131,7 @@ def test_a_file_whose_first_line_is_torn_is_ours(tmp_path: Path) -> None:
         assert file.read_bytes() == line
 
 
-def test_a_cache_that_is_no_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_cache_path_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
