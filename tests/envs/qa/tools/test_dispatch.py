@@ -35,27 +35,27 @@ def gather(made: Any, arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["search", "Search", "SEARCH", " search "])
-def test_names_are_matched_without_regard_to_case(name: str) -> None:
+def test_tool_names_are_case_insensitive(name: str) -> None:
     made = tools(str.upper)
     assert made.has(name)
     assert call(made, "owl", name) == "OWL"
     assert made.names == ("search",)
 
 
-def test_an_unknown_tool_is_neutral_and_counted() -> None:
+def test_an_unknown_tool_returns_none_and_is_counted() -> None:
     made = tools(str.upper)
     assert not made.has("lookup")
     assert call(made, "owl", "lookup") is None
     assert made.stats == {"calls": 1, "unknown": 1}
 
 
-def test_one_text_in_one_text_or_none_out() -> None:
+def test_a_call_returns_one_line_of_text_or_none() -> None:
     made = tools({"a": "found", "b": None, "c": "", "d": " two\n lines\t", "e": 7}.get)
     assert gather(made, "abcde") == ["found", None, None, "two lines", None]
     assert made.stats == {"calls": 5, "empty": 2, "odd": 1}
 
 
-def test_what_a_tool_raises_is_neutral_counted_and_never_shown() -> None:
+def test_a_tools_exceptions_become_none_and_are_counted_by_type_without_their_messages() -> None:
     def broken(argument: Any) -> None:
         if argument == "exit":
             sys.exit(3)
@@ -67,7 +67,7 @@ def test_what_a_tool_raises_is_neutral_counted_and_never_shown() -> None:
     assert made.faults == {"ValueError": 2, "RuntimeError": 1}
 
 
-def test_a_tool_that_hangs_is_given_up_and_others_go_on() -> None:
+def test_a_call_that_hangs_is_abandoned_and_others_continue() -> None:
     release = threading.Event()
 
     def hanging(argument: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_tool_that_hangs_is_given_up_and_others_go_on() -> None:
     assert made.stats["late"] == 2
 
 
-def test_a_hanging_tool_does_not_keep_the_process_from_ending() -> None:
+def test_a_hanging_tool_does_not_prevent_the_process_from_exiting() -> None:
     program = """
 import asyncio, time
 from selfimprove.envs.qa.tools import dispatch
@@ -97,7 +97,7 @@ print(asyncio.run(made.call("search", "x")))
     assert done.stdout == "None\n"
 
 
-def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_at_every_call_occupies_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "MOST_STUCK", 3)
     release = threading.Event()
 
@@ -126,12 +126,12 @@ def test_an_answer_of_10_mb_is_cut() -> None:
     assert call(tools(lambda _: " " * 10_000_000)) is None
 
 
-def test_text_that_no_file_could_hold_is_mended() -> None:
+def test_lone_surrogates_are_replaced_and_surrogate_pairs_joined() -> None:
     assert call(tools(lambda _: "a\ud800b")) == "a\ufffdb"
     assert call(tools(lambda _: "\ud83d\ude00")) == "\U0001f600"
 
 
-def test_calls_run_together_but_never_more_than_the_limit() -> None:
+def test_calls_run_concurrently_up_to_the_limit() -> None:
     lock, now, most = threading.Lock(), 0, 0
     all_there = threading.Barrier(3, timeout=30)
 
@@ -150,7 +150,7 @@ def test_calls_run_together_but_never_more_than_the_limit() -> None:
     assert most == 3
 
 
-def test_answers_belong_to_their_calls_whoever_is_first() -> None:
+def test_answers_belong_to_their_calls_whichever_finishes_first() -> None:
     def uneven(argument: Any) -> str:
         time.sleep(0.02 * (5 - int(argument)))
         return f"answer {argument}"
@@ -158,7 +158,7 @@ def test_answers_belong_to_their_calls_whoever_is_first() -> None:
     assert gather(tools(uneven, concurrency=5), "01234") == [f"answer {i}" for i in range(5)]
 
 
-def test_what_no_call_could_survive_ends_the_run() -> None:
+def test_a_user_error_raised_by_a_tool_ends_the_run() -> None:
     def refused(_: Any) -> None:
         raise UserError("the key is refused; set it again.")
 
@@ -166,9 +166,7 @@ def test_what_no_call_could_survive_ends_the_run() -> None:
         call(tools(refused))
 
 
-def test_a_persons_own_tool_is_one_function_and_one_line_of_params(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_custom_tool_is_one_function_and_one_line_of_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_tools.py").write_text("def shout(text: str) -> str:\n    return text.upper()\n\nnumber = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     made = make_tools(ToolsParams(use={"shout": "my_tools:shout"}), None)
@@ -182,7 +180,7 @@ def test_a_persons_own_tool_is_one_function_and_one_line_of_params(
         own_tool("torn_tools:shout", "tools.use.x")
 
 
-def test_built_in_tools_are_made_by_name(tmp_path: Path) -> None:
+def test_built_in_tools_are_created_by_name(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", [Paragraph(title="Tolma", text="A town by the sea.")])
     (tmp_path / "snippets.jsonl").write_text('{"query": "tolma", "snippet": "by the sea"}\n')
     params = ToolsParams(use={"search": "local", "recall": "replay"}, snippets=str(tmp_path / "snippets.jsonl"))
@@ -200,6 +198,6 @@ def test_built_in_tools_are_made_by_name(tmp_path: Path) -> None:
     "use",
     [{}, {"search": "bing"}, {"search": "a:b c"}, {"finish": "local"}, {"a[": "local"}, {"a": "local", "A": "replay"}],
 )
-def test_tools_that_can_not_be_called_are_refused(use: Any) -> None:
+def test_tools_that_cannot_be_called_are_refused(use: Any) -> None:
     with pytest.raises(ValidationError, match="use"):
         ToolsParams(use=use)
