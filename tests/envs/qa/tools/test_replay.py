@@ -14,14 +14,14 @@ PAIRS = [
 ]
 
 
-def test_an_exact_query_gets_its_own_snippet_the_first_if_there_are_two() -> None:
+def test_an_exact_query_returns_its_own_snippet_or_the_first_of_several() -> None:
     search = ReplaySearch(PAIRS)
     assert search("director of Beowulf 2007") == "Robert Zemeckis"
     assert search(" Boston College founder ") == "Society of Jesus"
-    assert search("?") == "odd"  # no word in it, and yet exact
+    assert search("?") == "odd"  # contains no word, but matches exactly
 
 
-def test_any_other_query_gets_the_snippet_of_the_nearest_query() -> None:
+def test_any_other_query_returns_the_snippet_of_the_nearest_query() -> None:
     search = ReplaySearch(PAIRS)
     assert search("who was the director of the film Beowulf") == "Robert Zemeckis"
     assert search("founder Boston") == "Society of Jesus"
@@ -30,7 +30,7 @@ def test_any_other_query_gets_the_snippet_of_the_nearest_query() -> None:
     assert ReplaySearch([])("Boston") is None
 
 
-def test_rows_without_a_snippet_are_left_out_and_bad_ones_named(tmp_path: Path) -> None:
+def test_rows_without_a_snippet_are_skipped_and_malformed_ones_named(tmp_path: Path) -> None:
     file = tmp_path / "snippets.jsonl"
     file.write_text('{"query": "a", "snippet": null}\n{"query": "b", "snippet": "B", "source": "x"}\n')
     assert read_snippets(file) == [("b", "B")]
