@@ -21,7 +21,7 @@ KEY = "s3cret-key"
 
 @contextmanager
 def service(*replies: Any) -> Iterator[Any]:
-    """A local service that gives each (status, body) once, the last for ever; yields its address and what it saw."""
+    """A local service that sends each (status, body) once and repeats the last; yields its address and the queries."""
     left, seen = list(replies), []
 
     class Handler(BaseHTTPRequestHandler):
@@ -35,7 +35,7 @@ def service(*replies: Any) -> Iterator[Any]:
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing on the terminal."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -59,7 +59,7 @@ HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"
         ({"answer_box": {"answer": "a", "snippet": "s"}, "organic_results": HITS}, "a"),
         ({"answer_box": {"snippet": "s", "snippet_highlighted_words": ["h"]}, "organic_results": HITS}, "s"),
         ({"answer_box": {"snippet_highlighted_words": ["h", "i"]}, "organic_results": HITS}, "h"),
-        ({"answer_box": {"title": "t"}, "organic_results": HITS}, "third hit"),  # every hit is looked at
+        ({"answer_box": {"title": "t"}, "organic_results": HITS}, "third hit"),  # all hits are searched for a snippet
         ({"organic_results": HITS}, "third hit"),
         ({"answer_box": [{"title": "t"}, {"answer": "listed"}]}, "listed"),
         ({"answer_box": {"answer": " "}, "organic_results": HITS[:2]}, None),
@@ -70,7 +70,7 @@ HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"
         ({"answer_box": {"answer": True}, "organic_results": HITS}, "third hit"),
     ],
 )
-def test_the_first_of_answer_snippet_phrase_and_hit(page: Any, answer: str | None) -> None:
+def test_the_result_is_the_first_available_of_answer_snippet_phrase_and_hit(page: Any, answer: str | None) -> None:
     assert pick(page) == answer
     with service((200, page)) as (url, seen):
         assert made(url)("who?") == answer
@@ -91,31 +91,31 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["answer_box", "organic_results", "error"]), json_values))
-def test_any_page_gives_text_or_none(page: Any) -> None:
+def test_any_page_yields_text_or_none(page: Any) -> None:
     answer = pick(page)
     assert answer is None or answer.strip() == answer != ""
 
 
-def test_what_may_pass_is_tried_again() -> None:
+def test_transient_errors_are_retried() -> None:
     good = {"answer_box": {"answer": "a"}}
     with service((429, {}), (500, {}), (200, b"{torn"), (200, good)) as (url, seen):
         assert made(url)("q") == "a"
     assert len(seen) == 4
 
 
-def test_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words() -> None:
+def test_after_the_last_try_the_call_fails_with_a_message_that_omits_the_key() -> None:
     refusal = pytest.raises(SearchFailed, match=r"status 503 \(2 tries\)")
     with service((503, {"error": KEY})) as (url, seen), refusal as failed:
         made(url, tries=2)("q")
     assert len(seen) == 2
     assert KEY not in str(failed.value)
     with pytest.raises(SearchFailed, match="ConnectError") as failed:
-        made(url, tries=2)("q")  # nobody listens there any more
+        made(url, tries=2)("q")  # nothing is listening there any more
     assert KEY not in str(failed.value)
     assert failed.value.__cause__ is None
 
 
-def test_a_refused_key_ends_the_run_and_a_refused_query_does_not() -> None:
+def test_a_rejected_key_ends_the_run_and_a_rejected_query_does_not() -> None:
     refusal = pytest.raises(UserError, match=r"rejects the key SERPAPI_API_KEY \(status 401\)")
     with service((401, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
         made(url)("q")
@@ -144,7 +144,7 @@ def test_a_missing_key_fails_at_start_up(monkeypatch: pytest.MonkeyPatch) -> Non
         make_tools(ToolsParams(use={"search": "serpapi"}), None)
 
 
-def test_the_cache_stands_before_the_service_when_a_param_names_it(
+def test_a_cache_named_in_the_params_is_used_before_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import asyncio
