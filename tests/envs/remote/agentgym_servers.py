@@ -1,4 +1,4 @@
-"""Real servers on 127.0.0.1 for the tests of AgentGym's protocol: ours, and one that is scripted to misbehave."""
+"""Real servers on 127.0.0.1 for the tests of AgentGym's protocol: our own, and one scripted to misbehave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def our_server(
     clock: Any = time.monotonic,
     port: int = 0,
 ) -> Iterator[str]:
-    """Serve copies of an environment in a thread; the address."""
+    """Serve copies of an environment in a thread; yields the address."""
     protocol = named(TextParams)[name].agentgym()
     assert protocol is not None
     app = make_app(protocol.dialect, make_env, environments=environments, idle=idle, clock=clock)
@@ -46,7 +46,7 @@ def our_server(
 
 @dataclass
 class Reply:
-    """What to send; ``body`` is sent as JSON unless it is bytes. ``cut``: hang up in the middle of it."""
+    """A response. ``body`` is sent as JSON unless it is bytes; ``cut`` closes the connection in the middle of it."""
 
     body: Any = None
     status: int = 200
@@ -55,7 +55,7 @@ class Reply:
 
 @dataclass
 class Hostile:
-    """A server whose every answer ``script(method and path, fields)`` decides; it keeps what it was sent."""
+    """A server that answers every request with ``script(method and path, fields)`` and records it in ``seen``."""
 
     script: Callable[[str, dict[str, Any]], Reply]
     url: str = ""
@@ -72,7 +72,7 @@ def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[H
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # header and body are sent apart
+        disable_nagle_algorithm = True  # headers and body are sent separately
 
         def do_POST(self) -> None:
             self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -92,14 +92,14 @@ def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[H
             self.close_connection = reply.cut
 
         def log_message(self, *_: Any) -> None:
-            """Nothing on the terminal."""
+            """Log nothing."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 64
 
         def handle_error(self, *_: Any) -> None:
-            """A client that gave up waiting is part of the tests."""
+            """Clients that stop waiting are part of the tests."""
 
     listening = Server(("127.0.0.1", 0), Handler)
     server.url = f"http://127.0.0.1:{listening.server_port}"
