@@ -1,4 +1,4 @@
-"""What the tests of AgentGym's protocol play: environments, a world on a server, a client that says what it likes."""
+"""For the tests of AgentGym's protocol: environments, a world on a server, a client that sends arbitrary requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.envs.remote.agentgym_servers import our_server
 
 
 class Laboratory:
-    """ScienceWorld in small, with what our server asks of it: a score in percent, and a mistake that is fatal."""
+    """A miniature ScienceWorld with what our server requires: a score in percent and a fatal mistake."""
 
     name = "sciworld"
     instruction = "Melt the ice."
@@ -97,7 +97,7 @@ def remote(name: str, url: str, concurrency: int = 3, timeout: float = 10.0) -> 
 
 
 class Caller:
-    """A client that says what it likes."""
+    """A client that sends arbitrary requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
