@@ -1,4 +1,4 @@
-"""What the tests of worlds by replay play: a bakery, live copies of it that are counted, and a walk through it."""
+"""For the tests of worlds by replay: a bakery, live copies of it that are counted, and a walk through it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIONS = ("get 1 flour", "get 1 water", "mix", "bake", "inventory", "sing", "dr
 
 
 class Bakery:
-    """A world small enough to read: bread is baked dough, dough is flour and water; task n wants n + 1 loaves."""
+    """A very small world: bread is baked dough, dough is flour and water; task n requires n + 1 loaves."""
 
     name = "bakery"
     instruction = "Bake bread."
@@ -65,9 +65,9 @@ class Bakery:
 
 @dataclass
 class Copies:
-    """Makes slots over Bakery and keeps account of them.
+    """Creates slots over Bakery and counts them and their calls.
 
-    ``before`` runs before every call and may fail or wait; ``answer`` may change what a call gives.
+    ``before`` runs before every call and may fail or wait; ``answer`` may change what a call returns.
     """
 
     before: Callable[[int, str], Awaitable[None]] | None = None
@@ -108,7 +108,7 @@ class Copy:
 
     async def step(self, action: str) -> Step:
         step = self.env.step(action)
-        await self._call(action)  # whoever is cancelled or fails here has acted, and never learns what came of it
+        await self._call(action)  # a call that is cancelled or fails here has acted, but its result is lost
         return self.copies.answer(step)
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class Copy:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """A deadlock is a failure, not a hanging test."""
+    """Run with a time limit, so that a deadlock fails the test instead of hanging it."""
     return asyncio.run(asyncio.wait_for(work, 20))
 
 
@@ -127,7 +127,7 @@ def bakery(copies: Copies, slots: int) -> ReplayWorld:
 
 
 async def walk(world: World, *actions: str, task: int = 0) -> Any:
-    """The state after some actions."""
+    """The state after these actions."""
     state, _ = await world.reset(task)
     for action in actions:
         state, _ = await world.step(state, action)
