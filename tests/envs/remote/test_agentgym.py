@@ -20,10 +20,10 @@ from tests.envs.remote.agentgym_worlds import Caller, Laboratory, caller, remote
 
 
 async def episodes(world: World, make_env: Callable[[], AgentEnv], tasks: Sequence[int]) -> list[Any]:
-    """The expert's way through each task, with side steps from every state that are then forgotten."""
+    """Play the expert's actions in each task, with side steps from every state that are then discarded."""
 
     async def play(task: int) -> list[Any]:
-        here = make_env()  # only plans
+        here = make_env()  # used only for planning
         dice = rng("side steps", here.name, task)
         state, observation = await world.reset(task)
         assert observation == here.reset(task)
@@ -43,7 +43,7 @@ async def episodes(world: World, make_env: Callable[[], AgentEnv], tasks: Sequen
 
 
 def same_over_http(name: str, make_env: Callable[[], AgentEnv], tasks: Sequence[int]) -> ReplayWorld:
-    """Embedded and remote episodes are equal, in all that the protocol carries."""
+    """Check that embedded and remote episodes are equal in everything that the protocol carries."""
 
     async def both(world: World) -> list[Any]:
         try:
@@ -65,25 +65,25 @@ def same_over_http(name: str, make_env: Callable[[], AgentEnv], tasks: Sequence[
     return world
 
 
-def test_textcraft_over_http_is_the_embedded_one() -> None:
+def test_textcraft_over_http_equals_the_embedded_environment() -> None:
     stats = same_over_http("textcraft", textcraft, [0, 200, 600]).stats
     assert stats.failures == stats.diverged == 0
     assert stats.resets >= 4
     assert stats.replayed > 0, "side steps were replayed"
 
 
-def test_sciworld_dialect_over_http_is_the_embedded_one() -> None:
+def test_the_sciworld_dialect_over_http_equals_the_embedded_environment() -> None:
     same_over_http("sciworld", Laboratory, [0, 7, 29])
 
 
-def test_webshop_over_http_is_the_embedded_one() -> None:
+def test_webshop_over_http_equals_the_embedded_environment() -> None:
     same_over_http("webshop", webshop, [0, 222])
 
 
-# Our server, as other people's clients see it
+# Our server, as other clients see it
 
 
-def test_textcraft_server_speaks_the_table() -> None:
+def test_the_textcraft_server_implements_agentgyms_protocol() -> None:
     env = textcraft()
     with caller("textcraft", textcraft) as server:
         assert server.get("/") == "This is environment TextCraft."
@@ -108,7 +108,7 @@ def test_textcraft_server_speaks_the_table() -> None:
         assert server.get("/list_envs") == [1]
 
 
-def test_sciworld_server_speaks_the_table() -> None:
+def test_the_sciworld_server_implements_agentgyms_protocol() -> None:
     with caller("sciworld", Laboratory) as server:
         assert server.get("/") == "This is environment ScienceWorld."
         assert server.raw("/create", b"") == {"id": 0}
@@ -166,7 +166,7 @@ def test_sciworld_server_speaks_the_table() -> None:
         assert server.post("/close", id=0) is True
 
 
-def test_webshop_server_speaks_the_table() -> None:
+def test_the_webshop_server_implements_agentgyms_protocol() -> None:
     env = webshop()
     with caller("webshop", webshop) as server:
         assert server.get("/") == "ok"
@@ -204,7 +204,7 @@ def test_webshop_server_speaks_the_table() -> None:
         ("/close", b'{"id": 99}', "The id 99 is not valid."),
     ],
 )
-def test_a_bad_request_is_answered_200_with_an_error(path: str, content: bytes, says: str) -> None:
+def test_a_bad_request_is_answered_with_status_200_and_an_error(path: str, content: bytes, says: str) -> None:
     with caller("textcraft", textcraft) as server:
         server.post("/create")
         assert says in server.raw(path, content)["error"]
@@ -221,7 +221,7 @@ def test_errors_name_the_dialects_own_fields_and_tasks() -> None:
         assert "has been deleted" in server.post("/close", env_idx=0)["error"]
 
 
-def test_the_server_holds_a_bounded_number_and_takes_back_the_idle() -> None:
+def test_the_server_limits_its_environments_and_reclaims_idle_ones() -> None:
     now, made = [0.0], []
 
     def make_env() -> Laboratory:
@@ -245,7 +245,7 @@ def test_the_server_holds_a_bounded_number_and_takes_back_the_idle() -> None:
     assert all(env.closed for env in made), "the server takes its environments with it"
 
 
-def test_an_environment_that_fails_ends_one_call_only() -> None:
+def test_an_environment_that_fails_ends_only_one_call() -> None:
     class Frail(Laboratory):
         def step(self, action: str) -> Step:
             if action == "break":
@@ -259,7 +259,7 @@ def test_an_environment_that_fails_ends_one_call_only() -> None:
         assert server.post("/step", id=0, action="heat ice")["score"] == 67
 
 
-def test_a_call_that_waited_for_a_closed_environment_is_refused() -> None:
+def test_a_call_queued_behind_the_closing_of_its_environment_is_refused() -> None:
     busy, go_on = threading.Event(), threading.Event()
 
     class Slow(Laboratory):
@@ -310,7 +310,7 @@ def test_many_episodes_share_few_environments() -> None:
     assert run(work()) == 0
 
 
-def test_answers_are_json_that_others_read() -> None:
+def test_answers_are_json_that_other_clients_can_read() -> None:
     with our_server("textcraft", textcraft) as url, httpx.Client(base_url=url, trust_env=False, verify=False) as client:
         response = client.post("/create", json={})
         assert response.headers["content-type"] == "application/json"
