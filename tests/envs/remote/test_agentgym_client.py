@@ -1,4 +1,4 @@
-"""Our AgentGym client, on servers that misbehave."""
+"""Our AgentGym client with servers that misbehave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.envs.remote.agentgym_worlds import Caller, Laboratory, remote, run, t
 
 
 def script(**answers: Any) -> Callable[[str, dict[str, Any]], Reply]:
-    """A TextCraft server that is well but for ``answers``: path -> a reply, or a function of the fields."""
+    """A TextCraft server that works correctly except for ``answers``: path -> a reply, or a function of the fields."""
     count = iter(range(1000))
 
     def reply(call: str, fields: dict[str, Any]) -> Reply:
@@ -37,7 +37,7 @@ def script(**answers: Any) -> Callable[[str, dict[str, Any]], Reply]:
 
 
 async def one_step(world: ReplayWorld, *actions: str) -> Step:
-    """Play; the last step. Closes the world, whatever happens."""
+    """Play the actions and return the last step. The world is closed in any case."""
     try:
         state, _ = await world.reset(5)
         for action in actions:
@@ -54,7 +54,7 @@ def fails(world: ReplayWorld, *actions: str, error: type[Exception] = EnvError) 
     return str(caught.value)
 
 
-def test_a_server_that_is_down_is_one_sentence() -> None:
+def test_a_server_that_is_down_is_reported_in_one_sentence() -> None:
     with hostile_server(script()) as server:
         pass
     says = fails(remote("textcraft", server.url), error=UserError)
@@ -63,7 +63,7 @@ def test_a_server_that_is_down_is_one_sentence() -> None:
     assert "null" in says
 
 
-def test_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_come_back() -> None:
+def test_a_lost_server_ends_episodes_but_not_the_stage_and_may_come_back() -> None:
     async def work() -> None:
         with our_server("textcraft", textcraft) as url:
             world = remote("textcraft", url)
@@ -74,7 +74,7 @@ def test_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_come_back()
             await world.step(state, "inventory")
         port = int(url.rpartition(":")[2])
         with our_server("textcraft", textcraft, port=port):
-            stranger, env = Caller(url), textcraft()  # who now holds the numbers 0 and 1
+            stranger, env = Caller(url), textcraft()  # another client, which now holds the ids 0 and 1
             env.reset(4)
             for number in (0, 1):
                 stranger.post("/create")
@@ -89,7 +89,7 @@ def test_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_come_back()
     run(work())
 
 
-def test_a_slow_step_is_never_sent_again_to_the_same_environment() -> None:
+def test_a_slow_step_is_never_resent_to_the_same_environment() -> None:
     later = threading.Event()
 
     def slow_once(fields: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def test_a_server_that_is_always_slow_ends_the_episode() -> None:
         (Reply({"observation": "cut", "reward": 0, "done": False}, cut=True), "the connection broke"),
     ],
 )
-def test_a_step_that_fails_is_taken_on_a_fresh_environment_and_then_ends_the_episode(reply: Reply, says: str) -> None:
+def test_a_failed_step_is_retried_once_on_a_fresh_environment_then_the_episode_ends(reply: Reply, says: str) -> None:
     with hostile_server(script(step=reply)) as server:
         assert says in fails(remote("textcraft", server.url))
         steps = [fields["id"] for call, fields in server.seen if call == "POST /step"]
@@ -162,7 +162,7 @@ def test_a_server_that_forgets_the_environment_does_not_end_the_episode() -> Non
     run(work())
 
 
-def test_creating_and_resetting_are_tried_again() -> None:
+def test_creating_and_resetting_are_retried() -> None:
     def shaky(times: int) -> Callable[[dict[str, Any]], Any]:
         left = [times]
 
@@ -179,7 +179,7 @@ def test_creating_and_resetting_are_tried_again() -> None:
         assert server.paths() == ["POST /create"] * 4 + ["POST /reset"] * 4 + ["POST /step", "POST /close"]
 
 
-def test_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
+def test_a_reset_that_may_be_running_is_not_resent_to_the_same_environment() -> None:
     with hostile_server(script(reset=Reply({"observation": "x"}, cut=True))) as server:
         assert "the connection broke" in fails(remote("textcraft", server.url))
         assert [fields["id"] for call, fields in server.seen if call == "POST /reset"] == [0, 1]
@@ -193,18 +193,18 @@ def test_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
         (Reply({"detail": "Not Found"}, status=404), "is not an AgentGym server (status 404 for /create)"),
     ],
 )
-def test_a_server_without_environments_is_one_sentence(reply: Reply, says: str) -> None:
+def test_a_server_that_cannot_create_environments_is_reported_in_one_sentence(reply: Reply, says: str) -> None:
     with hostile_server(script(create=reply)) as server:
         assert says in fails(remote("textcraft", server.url), error=UserError)
 
 
-def test_another_environments_server_is_noticed() -> None:
+def test_a_server_of_another_environment_is_detected() -> None:
     with our_server("webshop", webshop) as url:
         assert "not this environment's protocol" in fails(remote("textcraft", url))
 
 
 @pytest.mark.parametrize("action", ["get 1 oak log", "Action: look", "\ud800 \x00\n\t “ü”", "", "x" * 10_000])
-def test_the_bare_action_is_sent_as_it_is(action: str) -> None:
+def test_the_bare_action_is_sent_verbatim(action: str) -> None:
     with hostile_server(script(step={"observation": "\ud800", "reward": 0, "done": False})) as server:
         step = run(one_step(remote("textcraft", server.url), action))
         assert [fields["action"] for call, fields in server.seen if call == "POST /step"] == [action]
@@ -240,13 +240,13 @@ def test_scores_are_normalised_and_negative_ones_are_disasters(
     assert (step.reward, step.done, step.info["raw_score"], step.info["disaster"]) == (reward, disaster, raw, disaster)
 
 
-def test_the_first_observation_opens_with_the_task() -> None:
+def test_the_first_observation_starts_with_the_task() -> None:
     with our_server("sciworld", Laboratory) as url:
         observation = run(remote("sciworld", url).reset(2))[1]
     assert observation == "Your task is to melt ice.\nVariation 2.\nA table, after 0 moves."
 
 
-def test_an_older_webshop_has_no_close_and_prints_the_score() -> None:
+def test_an_older_webshop_server_without_close_that_prints_the_score_is_supported() -> None:
     def play(call: str, fields: dict[str, Any]) -> Reply:
         if call == "POST /create":
             return Reply(48_950_076)
@@ -265,7 +265,7 @@ def test_an_older_webshop_has_no_close_and_prints_the_score() -> None:
     async def work(server: Hostile) -> None:
         world = remote("webshop", server.url)
         state, _ = await world.reset(5)
-        long = "click" + "[" * 1_000_000  # read as the embedded shop reads it, not in the square of its length
+        long = "click" + "[" * 1_000_000  # parsed as in the embedded shop, not in quadratic time
         for action, valid in (
             ("click[red]", True), ("click[blue]", False), ("search[x]", True), ("sing", False), (long, False)
         ):  # fmt: skip
@@ -292,7 +292,7 @@ def test_an_older_webshop_has_no_close_and_prints_the_score() -> None:
         "http://host:99999",
     ],
 )
-def test_an_address_that_is_none_is_refused_and_keeps_its_secrets(address: str) -> None:
+def test_an_invalid_address_is_refused_without_revealing_its_secrets(address: str) -> None:
     with pytest.raises(UserError, match=r"env\.server") as caught:
         remote("textcraft", address)
     assert "secret" not in str(caught.value)
