@@ -1,4 +1,4 @@
-"""What the environment server does with clients that stall, flood it, or are web pages. All on 127.0.0.1."""
+"""How the environment server handles clients that stall, flood it, or are web pages. All on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALF = b"POST /create HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server with little patience and room for eight connections."""
+    """A server with a short timeout and a limit of eight connections."""
     monkeypatch.setattr(BoundedProtocol, "patience", 0.2)
     monkeypatch.setattr(BoundedProtocol, "most", 8)
     with our_server("textcraft", textcraft) as address:
@@ -39,9 +39,9 @@ def connected(url: str, sent: bytes) -> socket.socket:
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" + HALF,
     ],
 )
-def test_a_request_that_never_ends_is_hung_up_on(url: str, sent: bytes) -> None:
+def test_the_connection_of_a_request_that_never_ends_is_closed(url: str, sent: bytes) -> None:
     with connected(url, sent) as client:
-        while not hung_up(client):  # after the answer to a whole request before
+        while not hung_up(client):  # a complete earlier request is answered first
             continue
 
 
@@ -52,14 +52,14 @@ def test_a_body_that_never_ends_is_answered_with_an_error(url: str) -> None:
 
 
 def hung_up(client: socket.socket) -> bool:
-    """Whether the server ends the connection, rather than waiting for more."""
+    """Whether the server closes the connection instead of waiting for more."""
     try:
         return client.recv(1) == b""
     except ConnectionResetError:
         return True
 
 
-def test_connections_beyond_the_limit_are_hung_up_on_and_room_is_taken_again(
+def test_connections_beyond_the_limit_are_closed_and_freed_places_are_reused(
     url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(BoundedProtocol, "patience", 60.0)
@@ -88,7 +88,7 @@ def test_connections_beyond_the_limit_are_hung_up_on_and_room_is_taken_again(
         ({"Content-Type": "text/plain"}, "content type must be application/json, not text/plain"),
     ],
 )
-def test_what_only_a_web_page_sends_is_refused(url: str, headers: dict[str, str], says: str) -> None:
+def test_requests_that_only_a_web_page_sends_are_refused(url: str, headers: dict[str, str], says: str) -> None:
     assert says in httpx.post(f"{url}/create", content=b"{}", headers=headers).json()["error"]
     assert httpx.get(f"{url}/list_envs").json() == []
 
