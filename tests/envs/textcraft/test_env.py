@@ -1,4 +1,4 @@
-"""TextCraft: observations, replies and rewards of the original, for any text; snapshots; the embedded book."""
+"""TextCraft: the original's observations, replies and rewards, for any text; snapshots; the embedded book."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def replies(env: TextCraft, *actions: str) -> list[str]:
     return [env.step(action).observation for action in actions]
 
 
-def test_the_episode_that_opens_the_file_is_what_happens() -> None:
+def test_the_example_episode_in_the_module_docstring_is_accurate() -> None:
     text = re.sub(r"(?m)^    ", "", module.__doc__.split("::\n\n", 1)[1].split("\n\nThe last craft", 1)[0])
     number = int(re.search(r"goal (\d+)", module.__doc__)[1])  # type: ignore[index]
     opening, played = text.split("\n\nThought: ", 1)
@@ -37,7 +37,7 @@ def test_the_episode_that_opens_the_file_is_what_happens() -> None:
 
 
 def test_observation_lists_reachable_recipes_and_a_distractor_then_the_goal() -> None:
-    """The order is what the original's generator gives at seed 42 over sorted lists."""
+    """The order is that of the original's generator with seed 42 over sorted lists."""
     assert TextCraft(SMALL).reset(TASK["bow"]).split("\n") == [
         "Crafting commands:",
         "craft 3 silk cord using 1 silk",
@@ -52,7 +52,7 @@ def test_observation_lists_reachable_recipes_and_a_distractor_then_the_goal() ->
     ]
 
 
-def test_at_most_ten_distractors_and_each_line_once() -> None:
+def test_there_are_at_most_ten_distractors_and_no_repeated_lines() -> None:
     env = TextCraft(BOOK)
     for task in range(0, len(BOOK.goals), 7):
         goal = BOOK.goals[task][0]
@@ -63,7 +63,7 @@ def test_at_most_ten_distractors_and_each_line_once() -> None:
         assert len(lines) - len(needed) <= 10
 
 
-def test_order_of_commands_depends_on_the_seed_alone() -> None:
+def test_the_order_of_commands_depends_only_on_the_seed() -> None:
     task = len(BOOK.goals) - 1
     first = TextCraft(BOOK).reset(task)
     again = TextCraft(RecipeBook(dict(reversed(embedded_recipes().items())), "turned round"))
@@ -137,7 +137,7 @@ def test_task_is_the_index_modulo_the_number_of_goals() -> None:
         ),
     ],
 )
-def test_replies_word_for_word(held: Any, action: str, reply: str) -> None:
+def test_replies_match_the_original_word_for_word(held: Any, action: str, reply: str) -> None:
     env = at("rack", **held)
     before = env.snapshot()
     step = env.step(action)
@@ -148,7 +148,7 @@ def test_replies_word_for_word(held: Any, action: str, reply: str) -> None:
         assert env.snapshot() == before
 
 
-def test_the_inventory_keeps_its_order_and_drops_what_is_used_up() -> None:
+def test_the_inventory_keeps_its_order_and_drops_items_that_are_used_up() -> None:
     env = at("rack")
     assert replies(env, "get 1 silk", "get 2 log", "get 1 silk", "craft 2 plank using 1 log", "inventory")[-1] == (
         "Inventory: [silk] (2) [log] (1) [plank] (2) "
@@ -162,14 +162,14 @@ def test_the_inventory_keeps_its_order_and_drops_what_is_used_up() -> None:
 
 
 @pytest.mark.parametrize("cord", ["hemp cord", "silk cord"])
-def test_a_tag_takes_any_item_that_bears_it(cord: str) -> None:
+def test_a_tag_accepts_any_item_that_has_it(cord: str) -> None:
     env = at("bow", stick=2, hemp_cord=1, silk_cord=1)
     step = env.step(f"craft 1 bow using 1 {cord}, 2 stick")  # in any order
     assert (step.observation, step.reward, step.done) == ("Crafted 1 minecraft:bow", 1, True)
     assert step.info["raw_score"] == 1
 
 
-def test_only_the_goal_brings_the_reward_and_it_stays() -> None:
+def test_only_the_goal_is_rewarded_and_the_reward_persists() -> None:
     env = at("bow", stick=4, hemp_cord=2, log=1)
     assert env.step("craft 2 plank using 1 log").reward == 0
     assert env.step("craft 1 bow using 2 stick, 1 hemp cord").reward == 1
@@ -178,7 +178,7 @@ def test_only_the_goal_brings_the_reward_and_it_stays() -> None:
     assert (env.expert(), env.valid_actions()) == ([], [])
 
 
-def test_an_item_named_twice_is_needed_twice() -> None:
+def test_an_item_named_twice_is_required_twice() -> None:
     book = RecipeBook(
         {
             "knot": {
@@ -195,13 +195,13 @@ def test_an_item_named_twice_is_needed_twice() -> None:
     env.step("get 1 rope")
     action = "craft 1 knot using 1 rope, 1 rope"
     assert action not in env.valid_actions()
-    assert env.step(action).observation == "Could not find enough items to craft minecraft:knot"  # original: a crash
+    assert env.step(action).observation == "Could not find enough items to craft minecraft:knot"  # the original crashes
     assert env.snapshot().inventory == (("minecraft:rope", 1),)
     env.step("get 1 rope")
     assert env.step(action).done
 
 
-def test_a_snapshot_is_a_value_that_any_copy_takes_up() -> None:
+def test_a_snapshot_is_a_hashable_value_that_any_copy_can_restore() -> None:
     env, other = TextCraft(BOOK), TextCraft(BOOK)
     env.reset(400)
     moves = env.expert()
@@ -223,7 +223,7 @@ def test_copies_share_nothing_but_the_book() -> None:
     for task, env in enumerate(envs):
         env.reset(task)
     plans = [env.expert() for env in envs]
-    for turn in range(max(map(len, plans))):  # all of them interleaved
+    for turn in range(max(map(len, plans))):  # all episodes interleaved
         for env, moves in zip(envs, plans, strict=True):
             if turn < len(moves):
                 env.step(moves[turn].action)
@@ -248,7 +248,7 @@ ACTIONS = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(SMALL.goals) - 1), st.lists(ACTIONS | st.tuples(ACTIONS, ACTIONS).map("\n".join), max_size=8))
-def test_no_action_text_breaks_the_world(task: int, actions: Any) -> None:
+def test_no_action_text_breaks_the_environment(task: int, actions: Any) -> None:
     env = TextCraft(SMALL)
     env.reset(task)
     scores = [0.0]
@@ -287,8 +287,8 @@ def test_valid_actions_are_sorted_and_all_work() -> None:
             env.step(random.choice([*actions, "inventory"]))
 
 
-def test_the_embedded_book_is_regular_in_its_materials() -> None:
-    """What is learnt of one material holds for the others: the goals of a family differ by the name alone."""
+def test_the_embedded_book_is_regular_across_materials() -> None:
+    """What is learnt about one material holds for the others: the goals of a family differ only in the name."""
     names = Counter(item_name(goal) for goal, _ in BOOK.goals)
     for materials, lines in FAMILIES.items():
         for line in lines.strip().splitlines():
@@ -300,6 +300,6 @@ def test_the_embedded_book_is_regular_in_its_materials() -> None:
     inputs = [len(recipe.inputs) for recipes in BOOK.recipes.values() for recipe in recipes]
     assert max(inputs) <= 3
     assert {"minecraft:cord", "minecraft:handle", "minecraft:jam"} == BOOK.tags
-    assert "minecraft:herb" in BOOK.items - BOOK.tags  # a tag nobody crafts
+    assert "minecraft:herb" in BOOK.items - BOOK.tags  # a tag that no recipe produces
     assert sum(len(recipes) > 1 for recipes in BOOK.recipes.values()) >= 9  # alternatives
     json.dumps(embedded_recipes())
