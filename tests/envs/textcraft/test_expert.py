@@ -1,4 +1,4 @@
-"""TextCraft's expert: its plans win from anywhere and are the shortest; its thoughts."""
+"""TextCraft's expert: its plans win from any state and are shortest; its thoughts."""
 
 import re
 from collections import deque
@@ -15,7 +15,7 @@ from tests.envs.textcraft.textcraft_books import BOOK, SMALL, at, shapeless
 
 
 def played(env: TextCraft) -> int:
-    """Plays the expert's moves from here and returns their number; each must work, and a new plan must agree."""
+    """Play the expert's moves from here and return their number; each must be valid, and replanning must agree."""
     moves = env.expert()
     for i, move in enumerate(moves):
         assert len(env.expert()) == len(moves) - i
@@ -38,7 +38,7 @@ def test_the_expert_solves_every_embedded_goal_in_at_most_eight_actions() -> Non
     assert means[0] < 3 < 5 < means[2]
 
 
-def test_the_expert_finishes_from_wherever_one_has_strayed() -> None:
+def test_the_expert_finishes_after_random_actions() -> None:
     random = rng("stray")
     env = TextCraft(BOOK)
     for task in range(0, len(BOOK.goals), 5):
@@ -51,7 +51,7 @@ def test_the_expert_finishes_from_wherever_one_has_strayed() -> None:
 
 
 def shortest(goal: str, inventory: dict[str, int]) -> int:
-    """Breadth-first search with the environment's own steps; what is fetched is at most four of a kind."""
+    """Breadth-first search with the environment's own steps; one ``get`` fetches at most four of a kind."""
     env = at(goal, **inventory)
     seen, queue = {env.snapshot()}, deque([(env.snapshot(), 0)])
     while queue:
@@ -90,7 +90,7 @@ def test_no_plan_is_shorter_than_the_experts(goal: str, held: Any) -> None:
     assert len(at(goal, **held).expert()) == shortest(goal, held)
 
 
-def test_the_expert_chooses_the_cheaper_way_and_the_right_amounts() -> None:
+def test_the_expert_chooses_the_cheaper_recipe_and_the_right_amounts() -> None:
     actions = [move.action for move in at("rack").expert()]
     assert actions == [
         "get 2 log",  # three planks for the sticks and for the rack itself
@@ -105,7 +105,7 @@ def test_the_expert_chooses_the_cheaper_way_and_the_right_amounts() -> None:
     ]
 
 
-def test_thoughts_are_short_first_person_varied_and_always_the_same() -> None:
+def test_thoughts_are_short_first_person_varied_and_deterministic() -> None:
     env, again = TextCraft(BOOK), TextCraft(RecipeBook(embedded_recipes(), "again"))
     thoughts = []
     for task in range(0, len(BOOK.goals), 3):
@@ -118,12 +118,12 @@ def test_thoughts_are_short_first_person_varied_and_always_the_same() -> None:
     assert len({thought.split(" ")[0] for thought in thoughts}) >= 5
 
 
-def test_the_expert_has_no_way_where_there_is_none() -> None:
+def test_the_plan_for_an_unobtainable_item_is_empty() -> None:
     assert plan(SMALL, "minecraft:gold", ()) == ()
 
 
-def test_the_expert_does_not_plan_in_a_circle() -> None:
-    """Twist is a twine and made of cord, which is made of any twine: of yarn, then."""
+def test_the_expert_does_not_plan_in_circles() -> None:
+    """Twist is a twine made of cord, and cord is made of any twine, so the first cord has to be made of yarn."""
     files = {
         "cord": shapeless("cord", 1, "#twine"),
         "twist": shapeless("twist", 1, "cord", group="twine"),
