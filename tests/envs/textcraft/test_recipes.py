@@ -1,4 +1,4 @@
-"""Recipe books: what is read from recipe files, what is left out, what is refused, and the real book."""
+"""Recipe books: what is read from recipe files, what is skipped, what is refused, and the real book."""
 
 import json
 import os
@@ -59,25 +59,25 @@ def test_a_shapeless_recipe_counts_names_in_the_order_of_their_first_mention() -
 
 
 @pytest.mark.parametrize("kind", ["minecraft:smelting", "minecraft:crafting_special_mapcloning", "stonecutting"])
-def test_other_recipes_are_left_out(kind: str) -> None:
+def test_recipes_of_other_types_are_skipped(kind: str) -> None:
     assert read_recipe({"type": kind}, "some.json") is None
     assert goals(RecipeBook({"a": DOUGH, "b": {"type": kind}}, "book")) == {"dough": 1}
 
 
-def test_a_name_without_a_namespace_is_in_the_games_own() -> None:
+def test_a_name_without_a_namespace_is_in_the_games_namespace() -> None:
     bare = json.loads(json.dumps(LADDER).replace("minecraft:", ""))
     assert read_recipe(bare, "ladder.json") == read_recipe(LADDER, "ladder.json")
 
 
-def test_what_is_made_of_one_block_is_left_out() -> None:
+def test_recipes_with_a_block_as_their_only_input_are_skipped() -> None:
     book = RecipeBook(
         {"a": one("bar", "bar_block"), "b": one("plate", "bar"), "c": one("fort", "bar_block", "bar")}, "book"
     )
     assert goals(book) == {"fort": 1, "plate": 1}
-    assert book.is_raw("minecraft:bar")  # known, and nothing makes it
+    assert book.is_raw("minecraft:bar")  # known, but no recipe makes it
 
 
-def test_a_tag_nobody_crafts_becomes_an_item() -> None:
+def test_a_tag_that_no_recipe_produces_becomes_a_raw_item() -> None:
     book = RecipeBook({"tea": one("tea", "#herb", "water")}, "book")
     assert book.is_raw("minecraft:herb")
     env = TextCraft(book)
@@ -86,7 +86,7 @@ def test_a_tag_nobody_crafts_becomes_an_item() -> None:
     assert env.step("get 1 herb").observation == "Got 1 herb"
 
 
-def test_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them() -> None:
+def test_a_tag_of_crafted_items_has_the_depth_of_the_nearest_of_them() -> None:
     book = RecipeBook(
         {
             "net": one("net", "#cord"),
@@ -100,11 +100,11 @@ def test_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them() -> None
     assert not book.is_raw("minecraft:cord")
 
 
-def test_a_goal_counts_whose_tag_is_borne_by_an_item_that_is_crafted_in_another_way() -> None:
+def test_a_goal_may_need_a_tag_that_its_item_has_only_in_a_skipped_recipe() -> None:
     files = {
         "1": one("cord", "hemp"),
         "2": one("net", "cord"),
-        "3": one("cord", "net", group="tie"),  # left out, as a net is made of cord; but cord bears the tag
+        "3": one("cord", "net", group="tie"),  # skipped, because a net is made of cord; but cord has the tag
         "4": one("bow", "stick", "#tie"),
     }
     book = RecipeBook(files, "book")
@@ -116,7 +116,7 @@ def test_a_goal_counts_whose_tag_is_borne_by_an_item_that_is_crafted_in_another_
     assert [env.step(move.action).reward for move in env.expert()] == [0, 0, 0, 1]
 
 
-def test_a_group_may_be_called_as_its_item() -> None:
+def test_a_group_may_have_the_name_of_its_item() -> None:
     book = RecipeBook({"a": one("ladder", "pole", group="ladder")}, "book")
     assert book.tags == set()
     assert book.match("minecraft:ladder", [("minecraft:pole", 1)]) is not None
@@ -130,7 +130,7 @@ def test_a_recipe_whose_input_already_depends_on_its_output_is_skipped(length: i
     assert book.is_raw(f"minecraft:i{length}")
 
 
-def test_what_leads_back_to_itself_through_a_tag_is_no_goal() -> None:
+def test_an_item_that_depends_on_itself_through_a_tag_is_not_a_goal() -> None:
     book = RecipeBook(
         {"a": one("cord", "#twine"), "b": one("twist", "cord", group="twine"), "c": one("cup", "clay")}, "b"
     )
@@ -140,7 +140,7 @@ def test_what_leads_back_to_itself_through_a_tag_is_no_goal() -> None:
     assert env.step("get 1 twist").observation == "Could not find twist"
 
 
-def test_what_needs_an_item_that_is_called_as_a_tag_is_no_goal() -> None:
+def test_an_item_that_needs_an_item_with_the_name_of_a_tag_is_not_a_goal() -> None:
     files = {"a": one("x", "cord"), "b": one("rope", "rope", group="cord"), "c": one("cup", "clay")}
     book = RecipeBook(files, "book")
     assert goals(book) == {"cup": 1}
@@ -194,7 +194,7 @@ def without(row: dict, key: str) -> dict:
         (None, "a recipe must be a JSON object"),
     ],
 )
-def test_a_bad_recipe_is_refused_by_file_and_key(tmp_path: Path, row: Any, says: str) -> None:
+def test_a_bad_recipe_is_refused_with_its_file_and_key(tmp_path: Path, row: Any, says: str) -> None:
     path = tmp_path / "book.json"
     path.write_text(json.dumps({"good.json": DOUGH, "bad.json": row}))
     with pytest.raises(UserError) as error:
@@ -206,7 +206,7 @@ def test_a_bad_recipe_is_refused_by_file_and_key(tmp_path: Path, row: Any, says:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1} x', b"\xff\xfe\x00", b"[" * 100_000])
-def test_what_is_no_json_is_refused(tmp_path: Path, content: Any) -> None:
+def test_invalid_json_is_refused(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "recipes" / "bad.json"
     path.parent.mkdir()
     path.write_bytes(content)
@@ -216,7 +216,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: Any) -> None:
             RecipeBook.load(place)
 
 
-def test_a_book_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_empty_book_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.json does not exist"):
         RecipeBook.load(tmp_path / "absent.json")
     with pytest.raises(UserError, match=r"the folder contains no \.json recipe files"):
@@ -249,7 +249,7 @@ def test_any_recipe_is_read_or_refused(row: Any, changes: Any) -> None:
         assert recipe is None or all(slot.count > 0 for slot in recipe.inputs)
 
 
-def test_a_folder_and_one_file_give_the_same_book_whatever_the_order(tmp_path: Path) -> None:
+def test_a_folder_and_a_single_file_give_the_same_book_in_any_order(tmp_path: Path) -> None:
     files = embedded_recipes()
     folder = tmp_path / "recipes"
     folder.mkdir()
@@ -263,7 +263,7 @@ def test_a_folder_and_one_file_give_the_same_book_whatever_the_order(tmp_path: P
     assert RecipeBook.load(folder).goals == RecipeBook.load(merged).goals == RecipeBook.load().goals
 
 
-def test_goals_are_sorted_by_depth_and_by_file_name_within() -> None:
+def test_goals_are_sorted_by_depth_and_then_by_file_name() -> None:
     book = RecipeBook.load()
     assert book.goals == sorted(book.goals, key=lambda goal: goal[1])
     made = [read_recipe(row, name).output for name, row in sorted(embedded_recipes().items())]  # type: ignore[union-attr]
@@ -278,7 +278,7 @@ def test_names_and_ids_are_two_spellings_of_one_thing(name: str) -> None:
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_real_recipes_give_544_goals_in_the_published_order_all_solved() -> None:
+def test_the_real_recipes_give_544_goals_in_the_published_order_and_all_are_solved() -> None:
     book = RecipeBook.load(REAL)
     listed = json.loads((MIRROR / "textcraft" / "goals_sorted_order.json").read_text())
     assert [(row["goal"], row["depth"]) for row in listed] == book.goals
@@ -292,8 +292,8 @@ def test_the_real_recipes_give_544_goals_in_the_published_order_all_solved() -> 
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_an_opening_of_the_real_book() -> None:
-    """Drawn as the original draws, with its sets sorted."""
+def test_the_first_observation_of_a_task_of_the_real_book() -> None:
+    """Drawn as in the original, but with its sets sorted."""
     opening = TextCraft(RecipeBook.load(REAL)).reset(5)
     assert opening == (
         "Crafting commands:\ncraft 1 black dye using 1 wither rose\n"
