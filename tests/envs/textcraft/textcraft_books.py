@@ -1,4 +1,4 @@
-"""What the tests of TextCraft play: the embedded book, and a small world with things in hand."""
+"""For the tests of TextCraft: the embedded book, and a small world with given things in hand."""
 
 from selfimprove.envs.textcraft.env import TextCraft, TextCraftSnapshot
 from selfimprove.envs.textcraft.files import item_name
@@ -8,13 +8,13 @@ BOOK = RecipeBook.load()
 
 
 def shapeless(output: str, count: int, *inputs: str, group: str | None = None) -> dict:
-    """``#cord`` is a tag; an input named twice is needed twice."""
+    """``#cord`` is a tag; an input named twice is required twice."""
     choices = [{"tag": name[1:]} if name.startswith("#") else {"item": name} for name in inputs]
     row = {"type": "crafting_shapeless", "ingredients": choices, "result": {"item": output, "count": count}}
     return row | ({"group": group} if group else {})
 
 
-# A small world with a tag, two ways to a thing, several pieces at once, and an item wanted twice on the way.
+# A small world with a tag, two recipes for an item, recipes for several pieces, and an intermediate item needed twice.
 SMALL = RecipeBook(
     {
         "bow": shapeless("bow", 1, "stick", "stick", "#cord"),
