@@ -40,19 +40,19 @@ def test_the_catalogue_is_large_varied_and_compact(shop: Any) -> None:
     assert len(words) < 300
 
 
-def test_distractors_differ_in_one_thing(shop: Any) -> None:
+def test_distractors_differ_in_one_property(shop: Any) -> None:
     def twins(**same: Any) -> Any:
         return sum(
             all((getattr(a, field) == getattr(b, field)) == equal for field, equal in same.items())
             for a, b in itertools.combinations(shop.products, 2)
         )
 
-    assert twins(title=True, attributes=True, options=True, price=False) > 50  # dearer
+    assert twins(title=True, attributes=True, options=True, price=False) > 50  # more expensive
     assert twins(title=True, attributes=True, options=False, price=True) > 50  # other colours or sizes
     assert twins(title=False, attributes=True, options=True, price=True) > 50  # another brand
 
 
-def test_the_product_in_the_file_is_real(shop: Any) -> None:
+def test_the_example_product_in_the_module_docstring_is_accurate(shop: Any) -> None:
     told = dict(re.findall(r"^    (\S+) +(.+)$", catalogue_module.__doc__, re.MULTILINE))
     product = shop.by_id[told["id"]]
     assert told["title"] == product.title
@@ -71,12 +71,12 @@ def test_catalogue_and_goals_are_functions_of_their_seed() -> None:
     assert generate(400, 1) != generate(400, 2)
     products = generate(400, 1)
     assert make_goals(products, 1) == make_goals(products, 1)
-    # the default's bytes: a change here changes every published result
+    # the default catalogue's bytes: a change here changes every published result
     told = "\n".join(goal.instruction for goal in open_shop(1000, 233).goals)
     assert hashlib.sha256(told.encode()).hexdigest()[:16] == "b65c268037443aeb"
 
 
-def test_no_word_of_the_vocabulary_is_taken_for_another() -> None:
+def test_no_word_of_the_vocabulary_is_mistaken_for_another() -> None:
     for department in DEPARTMENTS:
         for a, b in itertools.permutations(department.attributes, 2):
             assert not similar(a, b), (a, b)
@@ -98,11 +98,11 @@ def test_there_is_a_goal_for_every_combination_of_options(shop: Any) -> None:
             count *= len(values)
         assert len(goals) == count == len({goal.options for goal in goals})
         assert {name for goal in goals for name, _ in goal.options} == {name for name, _ in product.options}
-        assert len({goal.price_upper for goal in goals}) == 1  # one limit a product
+        assert len({goal.price_upper for goal in goals}) == 1  # one limit per product
     assert wanted != sorted(wanted)
 
 
-def test_goals_are_shuffled_as_the_original_does(shop: Any) -> None:
+def test_goals_are_shuffled_as_in_the_original(shop: Any) -> None:
     ordered = [goal for product in shop.products for goal in shop.goals if goal.id == product.id]
     by_product = {product.id: place for place, product in enumerate(shop.products)}
     expected = sorted(shop.goals, key=lambda goal: by_product[goal.id])
@@ -112,7 +112,7 @@ def test_goals_are_shuffled_as_the_original_does(shop: Any) -> None:
     assert ids == [goal.id for goal in shop.goals]
 
 
-def test_instructions_are_worded_as_the_original_s() -> None:
+def test_instructions_are_worded_as_in_the_original() -> None:
     options = (("color", "black"), ("size", "5x-large"))
     wish = "Find me machine wash men's sweaters"
     assert instruction(wish, options, 60.0) == (
@@ -132,7 +132,7 @@ def test_a_price_limit_is_one_of_the_next_multiples_of_ten(price: float, seed: i
         assert limit in above[1:]  # the larger of two: never the nearest
 
 
-def test_a_price_limit_takes_each_place_as_often_as_the_original() -> None:
+def test_price_limits_are_as_frequent_as_in_the_original() -> None:
     limits = [price_limit(15.0, random.Random(seed)) for seed in range(3000)]
     shares = [limits.count(limit) / len(limits) for limit in (30.0, 40.0, 50.0)]
     assert np.allclose(shares, [1 / 6, 2 / 6, 3 / 6], atol=0.04)
@@ -142,7 +142,7 @@ def test_a_price_limit_takes_each_place_as_often_as_the_original() -> None:
 
 
 def reference_bm25(products: Any, words: Any) -> Any:
-    """BM25 as Lucene scores it (k1 = 0.9, b = 0.4), straight from its formula; words are stems already."""
+    """BM25 as in Lucene (k1 = 0.9, b = 0.4), directly from the formula; ``words`` are already stemmed."""
     import Stemmer
 
     stem = Stemmer.Stemmer("english").stemWord
@@ -159,7 +159,7 @@ def reference_bm25(products: Any, words: Any) -> Any:
     return total
 
 
-def test_search_is_bm25_with_lucene_s_settings(shop: Any) -> None:
+def test_search_is_bm25_with_lucenes_settings(shop: Any) -> None:
     found = shop.index.search("Quick Drying SHIRTS for boots")
     scores = reference_bm25(shop.products, ["quick", "dri", "shirt", "boot"])
     expected = np.argsort(-scores.round(4), kind="stable")[:HITS]
@@ -168,7 +168,7 @@ def test_search_is_bm25_with_lucene_s_settings(shop: Any) -> None:
     assert found == tuple(dict.fromkeys(found))
 
 
-def test_search_stems_and_breaks_ties_by_the_catalogue_s_order(shop: Any) -> None:
+def test_search_stems_words_and_breaks_ties_by_the_catalogues_order(shop: Any) -> None:
     assert shop.index.search("shirts") == shop.index.search("shirt") == shop.index.search("Shirt!")
     twin = Product("X", "T", "c", "q", "p", (), (), ("soft",), "warm rug", (1.0,), 1.0, ())
     index = Index([twin, replace(twin, title="T T")] * 40)
