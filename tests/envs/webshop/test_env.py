@@ -1,4 +1,4 @@
-"""WebShop's episodes: pages worded as the original's, states that nobody shares, an expert that always scores 1."""
+"""WebShop's episodes: pages worded as in the original, states that are not shared, an expert that always scores 1."""
 
 import re
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ def failed_by_expert(env: WebShop, tasks: Iterable[int]) -> list[int]:
     return failed
 
 
-def test_the_episode_in_the_file_is_real(shop: WebShop) -> None:
+def test_the_example_episode_in_the_module_docstring_is_accurate(shop: WebShop) -> None:
     told = re.sub(r"\s+", " ", env_module.__doc__.split("::\n")[1].split("Pages and reward")[0])
     pages = [re.sub(r" \(reward 1.0\)", "", part).strip() for part in re.split(r"> (?:search|click)\[[^]]*\]", told)]
     seen = [shop.reset(0)]
@@ -49,25 +49,29 @@ def test_the_episode_in_the_file_is_real(shop: WebShop) -> None:
     assert steps[-1].done
 
 
-def test_expert_reaches_one_on_a_seeded_sample_of_tasks(shop: WebShop) -> None:
+def test_the_expert_scores_1_on_a_seeded_sample_of_tasks(shop: WebShop) -> None:
     assert len(shop.task_ids()) > 4000
     assert failed_by_expert(shop, rng("validate").sample(shop.task_ids(), 300)) == []
 
 
 @pytest.mark.parametrize(("products", "seed"), [(300, 1), (1500, 5)])
-def test_expert_reaches_one_in_other_catalogues(products: int, seed: int) -> None:
+def test_the_expert_scores_1_in_other_catalogues(products: int, seed: int) -> None:
     env = WebShop(products, seed)
     assert failed_by_expert(env, list(env.task_ids())[::50]) == []
 
 
-def test_the_check_above_tells_tasks_that_the_expert_fails(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_module.expert, "fits", lambda shop, task, product: True)  # an expert that does not look
+def test_failed_by_expert_detects_the_tasks_that_an_expert_fails(
+    shop: WebShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        env_module.expert, "fits", lambda shop, task, product: True
+    )  # an expert that accepts any product
     assert failed_by_expert(shop, range(40)) != []
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 4000), st.lists(st.integers(0, 10**6), max_size=8), st.sampled_from(["", "tea", "red boots"]))
-def test_expert_reaches_one_from_any_state(task: int, choices: list[int], words: str) -> None:
+def test_the_expert_scores_1_from_any_state(task: int, choices: list[int], words: str) -> None:
     env = WebShop()
     env.reset(task)
     for choice in choices:
@@ -83,7 +87,7 @@ def test_expert_reaches_one_from_any_state(task: int, choices: list[int], words:
     assert env.expert() == []
 
 
-def test_the_expert_s_way_shortens_by_one_action_a_step(shop: WebShop) -> None:
+def test_the_experts_plan_shortens_by_one_action_per_step(shop: WebShop) -> None:
     for task in range(0, 400, 10):
         shop.reset(task)
         moves = shop.expert()
@@ -147,7 +151,7 @@ def test_a_search_with_no_match_is_an_empty_page(shop: WebShop) -> None:
         assert shop.step("click[next >]").observation.endswith("Page 2 (Total results: 0) [SEP] < Prev [SEP] Next >")
 
 
-def test_search_works_on_every_page_and_forgets_the_options(shop: WebShop) -> None:
+def test_search_works_on_every_page_and_returning_to_the_results_clears_the_options(shop: WebShop) -> None:
     shop.reset(0)
     for way in (["click[b0092]"], ["click[b0092]", "click[reviews]"], ["click[next >]"], ["click[back to search]"]):
         play(shop, "search[classic style warm lining shirts]", *way)
@@ -157,7 +161,7 @@ def test_search_works_on_every_page_and_forgets_the_options(shop: WebShop) -> No
         shop.reset(0)
         play(shop, "search[classic style warm lining shirts]", "click[b0092]", "click[green]", "click[small]", *detour)
         bought.append(shop.step("click[buy now]").reward)
-    assert bought == [1.0, 3 / 5, 1.0]  # back to the results forgets, a sub page keeps
+    assert bought == [1.0, 3 / 5, 1.0]  # going back to the results clears the options; a subpage keeps them
 
 
 def test_the_last_choice_of_an_option_counts(shop: WebShop) -> None:
@@ -173,7 +177,7 @@ def test_the_last_choice_of_an_option_counts(shop: WebShop) -> None:
     ["", "search[]", "search", "click[search]", "click[b0092]", "click[buy now]", "buy[now]", "Action: search[tea]",
      "click", "[]", "wait", "click[< prev]", "Search[tea]", "a" * 10_000],
 )  # fmt: skip
-def test_what_is_not_listed_does_nothing(shop: WebShop, action: str) -> None:
+def test_actions_that_are_not_listed_do_nothing(shop: WebShop, action: str) -> None:
     page = shop.reset(0)
     state = shop.snapshot()
     assert shop.step(action) == (page, 0.0, False, {"raw_score": 0.0, "valid": False, "disaster": False})
@@ -182,12 +186,12 @@ def test_what_is_not_listed_does_nothing(shop: WebShop, action: str) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(st.text("[]aB \n\r", max_size=12))
-def test_an_action_is_read_as_the_original_s_expression_reads_it(action: str) -> None:
+def test_an_action_is_parsed_as_by_the_originals_regular_expression(action: str) -> None:
     found = re.match(r"(.+)\[(.+)\]", action.strip())
     assert parse_action(action) == ((found[1], found[2].lower()) if found else ("", ""))
 
 
-def test_a_million_opening_brackets_are_read_at_once() -> None:
+def test_a_million_opening_brackets_are_parsed_quickly() -> None:
     assert parse_action("search" + "[" * 1_000_000) == ("", "")
 
 
@@ -200,7 +204,7 @@ def test_a_million_opening_brackets_are_read_at_once() -> None:
         max_size=12,
     )
 )
-def test_any_text_is_answered(actions: Any) -> None:
+def test_any_text_gets_an_answer_with_a_reward_between_0_and_1(actions: Any) -> None:
     env = WebShop()
     env.reset(7)
     for action in actions:
@@ -211,7 +215,7 @@ def test_any_text_is_answered(actions: Any) -> None:
         assert step.done == ("Thank you for shopping" in step.observation)
 
 
-def test_the_score_stays_out_of_what_is_seen(shop: WebShop) -> None:
+def test_the_score_is_not_shown_in_the_observation(shop: WebShop) -> None:
     shop.reset(0)
     seen = play(shop, "search[classic style warm lining shirts]", "click[b0092]", "click[green]", "click[buy now]")[-1]
     assert seen.reward == 0.8
@@ -226,7 +230,7 @@ def test_the_score_stays_out_of_what_is_seen(shop: WebShop) -> None:
     assert (parts["attributes"], parts["options"], parts["price"], parts["r_type"]) == (2, 1, True, 1.0)
 
 
-def test_after_the_purchase_the_reward_stays(shop: WebShop) -> None:
+def test_the_reward_persists_after_the_purchase(shop: WebShop) -> None:
     shop.reset(0)
     last = play(shop, *[move.action for move in shop.expert()])[-1]
     for action in ("search[tea]", "click[back to search]", "click[buy now]", "nonsense"):
@@ -237,7 +241,7 @@ def test_after_the_purchase_the_reward_stays(shop: WebShop) -> None:
     assert shop.available_actions() == {"has_search_bar": False, "clickables": []}
 
 
-def test_valid_actions_are_sorted_and_all_understood(shop: WebShop) -> None:
+def test_valid_actions_are_sorted_and_all_accepted(shop: WebShop) -> None:
     shop.reset(3)
     for action in ("", "search[tea]", "click[next >]", *[m.action for m in shop.expert()[:2]], "click[features]"):
         if action:
@@ -252,7 +256,7 @@ def test_valid_actions_are_sorted_and_all_understood(shop: WebShop) -> None:
         shop.restore(state)
 
 
-def test_a_snapshot_brings_the_moment_back_in_any_copy(shop: WebShop) -> None:
+def test_a_snapshot_restores_its_state_in_any_copy(shop: WebShop) -> None:
     shop.reset(0)
     moves = [move.action for move in shop.expert()]
     play(shop, *moves[:3])
@@ -274,7 +278,7 @@ def test_hundreds_of_copies_share_the_catalogue_and_no_state() -> None:
         copy.reset(task)
         plans.append(copy.expert())
     rewards = [0.0] * len(copies)
-    for turn in range(max(map(len, plans))):  # all episodes at once, a turn at a time
+    for turn in range(max(map(len, plans))):  # all episodes interleaved, one turn at a time
         for task, copy in enumerate(copies):
             if turn < len(plans[task]):
                 rewards[task] = copy.step(plans[task][turn].action).reward
@@ -293,7 +297,7 @@ async def _through_a_world(env: Any, task: Any) -> Any:
     return left, again, root
 
 
-def test_a_world_steps_from_any_node(shop: WebShop) -> None:
+def test_a_world_can_step_again_from_an_earlier_state(shop: WebShop) -> None:
     import asyncio
 
     last, again, root = asyncio.run(_through_a_world(shop, 5))
@@ -313,7 +317,7 @@ def test_too_small_a_catalogue_is_refused() -> None:
         WebShop(299)
 
 
-def test_the_instruction_tells_how_to_act(shop: WebShop) -> None:
+def test_the_instruction_explains_how_to_act(shop: WebShop) -> None:
     for needed in ("search[keywords]", "click[value]", "Thought:", "Action:", "lists"):
         assert needed in shop.instruction
     assert (shop.name, shop.task_ids()[0]) == ("webshop", 0)
