@@ -1,4 +1,4 @@
-"""The score of a purchase, against the formula of docs/agent-r.md, A38, and the real goals that are at hand."""
+"""The score of a purchase, compared with the formula of docs/agent-r.md, A38, and with the available real goals."""
 
 import json
 import os
@@ -62,7 +62,7 @@ CHOSEN = {"color": "navy blue", "size": "small"}
         (SHIRT, CHOSEN | {"size": "large"}, 4 / 5),
         (SHIRT, {"size": "small"}, 4 / 5),
         (SHIRT, {}, 3 / 5),
-        (SHIRT, CHOSEN | {"color": "sky blue"}, 5 / 5),  # both are blue to the original
+        (SHIRT, CHOSEN | {"color": "sky blue"}, 5 / 5),  # the original reduces both to blue
         (replace(SHIRT, price=30.0), CHOSEN, 5 / 5),
         (replace(SHIRT, price=30.01), CHOSEN, 4 / 5),
         (replace(SHIRT, attributes=("soft cotton",)), CHOSEN, 4 / 5),
@@ -84,11 +84,13 @@ def test_reward_is_type_times_matched_parts(product: Any, chosen: Any, expected:
         (True, True, 0.0, 0.0),
     ],
 )  # fmt: skip
-def test_type_factor(query: bool, category: bool, overlap: float, expected: float) -> None:
+def test_the_type_factor_depends_on_query_category_and_title_overlap(
+    query: bool, category: bool, overlap: float, expected: float
+) -> None:
     assert type_factor(query, category, overlap) == expected
 
 
-def test_two_shared_categories_make_the_type() -> None:
+def test_two_shared_categories_give_the_full_type_factor() -> None:
     far = replace(SHIRT, query="x", title="Norvi a b c d e f g h i")  # one noun in many
     goal = replace(GOAL, title="Norvi lamp desk chair bed rug tent")
     assert score(goal, far, CHOSEN).r_type == 1.0  # three categories shared
@@ -96,17 +98,17 @@ def test_two_shared_categories_make_the_type() -> None:
     assert score(goal, replace(far, product_category=" Shirts›Clothing"), CHOSEN).r_type == 1.0
 
 
-def test_title_overlap_counts_the_goal_s_nouns() -> None:
-    assert title_overlap("a red shirt shirt", "shirt", str.split) == 1 / 4  # repetitions count below, not above
+def test_title_overlap_is_a_share_of_the_goals_nouns() -> None:
+    assert title_overlap("a red shirt shirt", "shirt", str.split) == 1 / 4  # repetitions count in the denominator only
     assert title_overlap("", "shirt", str.split) == 0.2
     assert lexicon_nouns("Norvi Soft Cotton Shirt, 2 Pack for the Office (Long)") == [
         "norvi", "cotton", "shirt", "pack", "office",
     ]  # fmt: skip
     tagged = score(GOAL, SHIRT, CHOSEN, nouns=lambda title: [])
-    assert (tagged.title_score, tagged.r_type) == (0.2, 1.0)  # any tagger can stand in
+    assert (tagged.title_score, tagged.r_type) == (0.2, 1.0)  # any tagger can be used instead
 
 
-def test_an_attribute_may_stand_in_any_text() -> None:
+def test_an_attribute_may_occur_in_any_text_of_the_product() -> None:
     for wanted, found in {
         "gift box": True,
         "long sleeves": True,
@@ -126,7 +128,7 @@ def test_an_attribute_may_stand_in_any_text() -> None:
         ("red_wine", "wine", False),
     ],
 )  # fmt: skip
-def test_fuzzy_comparison_is_thefuzz_s(a: str, b: str, expected: bool) -> None:
+def test_fuzzy_comparison_agrees_with_thefuzz(a: str, b: str, expected: bool) -> None:
     assert similar(a, b) is expected
 
 
@@ -136,10 +138,12 @@ def test_colours_are_reduced_to_the_first_known_one() -> None:
     assert reduce_color("xxl") == "xxl"
     assert list(COLORS) == sorted(COLORS)
     assert len(COLORS) == 102
-    human = replace(GOAL, options=("dark navy", "small"))  # plain values: reduced on both sides
-    assert score(human, SHIRT, {"color": "dark grape", "size": "small"}).options == 2  # both are dark
+    human = replace(GOAL, options=("dark navy", "small"))  # plain values are reduced on both sides
+    assert score(human, SHIRT, {"color": "dark grape", "size": "small"}).options == 2  # both are reduced to "dark"
     assert score(human, SHIRT, {"color": "navy", "size": "small"}).options == 1
-    pair = replace(GOAL, options=(("color", "dark navy"), ("fit", "standard")))  # pairs: only whole names are reduced
+    pair = replace(
+        GOAL, options=(("color", "dark navy"), ("fit", "standard"))
+    )  # in pairs, only whole names are reduced
     assert score(pair, SHIRT, {"color": "navy"}).options == 1
     assert score(pair, SHIRT, {"fit": "standard"}).options == 0  # "tan" in "standard", as in the original
 
@@ -168,7 +172,7 @@ def _bought(goal: Goal, attributes: tuple[str, ...]) -> Product:
 
 
 @real
-def test_real_human_goals_score_as_the_formula_says() -> None:
+def test_real_human_goals_are_scored_by_the_formula() -> None:
     rows = json.loads((REAL / "sample_goals.json").read_text(encoding="utf-8"))
     assert len(rows) == 9
     for row in rows:
@@ -185,7 +189,7 @@ def test_real_human_goals_score_as_the_formula_says() -> None:
         assert score(goal, product, chosen).reward == 1.0
         assert score(goal, product, {}).reward == pytest.approx((parts - len(chosen)) / parts)
         assert score(goal, replace(product, price=goal.price_upper + 1), chosen).reward == pytest.approx(1 - 1 / parts)
-        for other in rows:  # products of quite other kinds
+        for other in rows:  # products of a different kind
             if other["product_category"].split(" › ")[0] != row["product_category"].split(" › ")[0]:
                 wrong = _bought(replace(goal, title=other["name"], query="x", product_category="y"), goal.attributes)
                 assert score(goal, wrong, chosen).reward <= 0.5
