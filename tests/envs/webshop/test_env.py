@@ -63,9 +63,7 @@ def test_the_expert_scores_1_in_other_catalogues(products: int, seed: int) -> No
 def test_failed_by_expert_detects_the_tasks_that_an_expert_fails(
     shop: WebShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        env_module.expert, "fits", lambda shop, task, product: True
-    )  # an expert that accepts any product
+    monkeypatch.setattr(env_module.expert, "fits", lambda shop, task, product: True)  # accepts any product
     assert failed_by_expert(shop, range(40)) != []
 
 

@@ -141,9 +141,7 @@ def test_colours_are_reduced_to_the_first_known_one() -> None:
     human = replace(GOAL, options=("dark navy", "small"))  # plain values are reduced on both sides
     assert score(human, SHIRT, {"color": "dark grape", "size": "small"}).options == 2  # both are reduced to "dark"
     assert score(human, SHIRT, {"color": "navy", "size": "small"}).options == 1
-    pair = replace(
-        GOAL, options=(("color", "dark navy"), ("fit", "standard"))
-    )  # in pairs, only whole names are reduced
+    pair = replace(GOAL, options=(("color", "dark navy"), ("fit", "standard")))  # pairs: only whole names are reduced
     assert score(pair, SHIRT, {"color": "navy"}).options == 1
     assert score(pair, SHIRT, {"fit": "standard"}).options == 0  # "tan" in "standard", as in the original
 
