@@ -1,7 +1,8 @@
-"""Bad input, given to Reflect-RL's real stages: one sentence, exit code 2, nothing published and nothing lost.
+"""Bad input to Reflect-RL's real stages: one sentence, exit code 2, nothing published and nothing lost.
 
-(Params: test_params; the parts themselves, in more cases: test_tasks, test_curriculum, test_rollout for a cost that is
-no number, test_learn, tests/envs; a teacher that fails for a while: test_generate, contracts/test_kill.)
+Tested elsewhere: params in test_params; further cases of the individual parts in test_tasks, test_curriculum,
+test_rollout (costs that are not numbers), test_learn and tests/envs; teachers that fail temporarily in test_generate
+and contracts/test_kill.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ AUTO = {"name": "autoexplore"}
 
 
 def refused(bench: Workbench, folder: Path, stage: str, item: str = "") -> str:
-    """The one sentence with which a stage ends; whatever was published before is as it was."""
+    """The one sentence with which a stage fails; asserts that everything published before is unchanged."""
     return bench.refused(folder, f"reflect_rl.{stage}", item)
 
 
 def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
-    """Run a stage that ends well; what it said."""
+    """Run a stage that succeeds; returns the lines that it printed."""
     return bench.done(folder, f"reflect_rl.{stage}", item)
 
 
@@ -38,12 +39,12 @@ def with_(**section: Any) -> dict[str, Any]:
 
 
 def exploring(repos: str, **tasks: Any) -> dict[str, Any]:
-    """AutoExplore over a folder, with few tasks."""
+    """AutoExplore on a folder of repositories, with few tasks."""
     few = {"train": 2, "dev": 1, "test": 1}
     return with_(env={"name": "autoexplore", "labels": "single", "repos": repos}, tasks=few | tasks)
 
 
-# Nothing to explore, nothing to read, nothing to find
+# Repositories and tasks of AutoExplore
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def exploring(repos: str, **tasks: Any) -> dict[str, Any]:
         ({"a.py": "short", "b.md": "äöü " * 9}, "nothing to explore"),
     ],
 )
-def test_a_repository_with_nothing_to_explore(
+def test_a_repository_with_nothing_to_explore_is_refused(
     reflect_bench: Workbench, tmp_path: Path, files: dict[str, str], said: str
 ) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos"))
@@ -71,18 +72,18 @@ def test_unreadable_files_are_counted_and_the_first_is_named(reflect_bench: Work
     for name in ("b.py", "a.py"):
         (folder / "repos" / name).write_bytes(b"\xff\xfe\x00binary" * 9)
     assert "(2 of its files cannot be read; the first is 'a.py')" in refused(reflect_bench, folder, "data")
-    plant(folder / "repos", FILES)  # beside files that can be read, they are left out and counted
+    plant(folder / "repos", FILES)  # if other files are readable, these are skipped and counted
     assert not done(reflect_bench, folder, "data")
     (row,) = json.loads((folder / TASKS / "repos.json").read_text())
     assert (row["files"], row["dropped"]) == (len(FILES), {"unreadable": 2})
 
 
-def test_a_folder_of_repositories_that_is_not_there(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_missing_folder_of_repositories_is_refused(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("nowhere"))
     assert "nowhere: cannot be listed (No such file or directory)" in refused(reflect_bench, folder, "data")
 
 
-def test_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_task_whose_target_file_is_missing_is_refused(reflect_bench: Workbench, tmp_path: Path) -> None:
     overlay = exploring("repos")
     overlay["reflect_rl"]["agents"] = {"oracle": {"kind": "expert"}}
     folder = reflect_bench.copy(tmp_path / "bench", overlay)
@@ -95,7 +96,7 @@ def test_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path
         assert "restore the file or remove the task" in sentence
 
 
-def test_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_task_file_without_a_playable_task_or_valid_json_is_refused(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos", file="given.json"))
     plant(folder / "repos/eventlib", FILES)
     (folder / "given.json").write_text(json.dumps([task_for("gone.py").model_dump(mode="json")]))
@@ -104,9 +105,7 @@ def test_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, t
     assert "given.json is not JSON" in refused(reflect_bench, folder, "data")
 
 
-def test_tasks_of_a_file_that_cannot_be_played_are_dropped_and_counted(
-    reflect_bench: Workbench, tmp_path: Path
-) -> None:
+def test_unplayable_tasks_of_a_task_file_are_dropped_and_counted(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos", file="given.json"))
     plant(folder / "repos/eventlib", FILES)
     asked = [task_for(name) for name in [*list(FILES)[:4], "gone.py", "logo.png"]]
@@ -117,7 +116,7 @@ def test_tasks_of_a_file_that_cannot_be_played_are_dropped_and_counted(
     assert len(json.loads((folder / TASKS / "tasks.json").read_text())) == 4
 
 
-# Teachers at an endpoint
+# Teachers behind an endpoint
 
 
 def asking(url: str, **more: Any) -> dict[str, Any]:
@@ -135,14 +134,16 @@ def asking(url: str, **more: Any) -> dict[str, Any]:
         (Reply(status=500), "the teacher failed on all 6 files"),
     ],
 )
-def test_a_teacher_that_is_of_no_use(reflect_bench: Workbench, tmp_path: Path, reply: Reply, said: str) -> None:
+def test_a_teacher_without_a_usable_answer_is_refused(
+    reflect_bench: Workbench, tmp_path: Path, reply: Reply, said: str
+) -> None:
     with endpoint(then=lambda seen: reply) as server:
         folder = reflect_bench.copy(tmp_path / "bench", asking(server.url, tries=2))
         plant(folder / "repos/eventlib", FILES)
         assert said in refused(reflect_bench, folder, "data")
 
 
-def test_a_teacher_that_is_away(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_an_unreachable_teacher_is_refused(reflect_bench: Workbench, tmp_path: Path) -> None:
     with endpoint() as server:
         pass
     folder = reflect_bench.copy(tmp_path / "bench", asking(server.url))
@@ -150,7 +151,7 @@ def test_a_teacher_that_is_away(reflect_bench: Workbench, tmp_path: Path) -> Non
     assert f"no endpoint answers at {server.url}" in refused(reflect_bench, folder, "data")
 
 
-def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
+def test_files_on_which_the_teacher_failed_have_no_tasks_and_are_reported(
     reflect_bench: Workbench, tmp_path: Path
 ) -> None:
     def teacher(seen: Seen) -> Reply:
@@ -184,7 +185,7 @@ def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
         ({"env": AUTO | {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),
     ],
 )
-def test_reflect_rl_bad_input_params_of_teachers_and_rewards(
+def test_invalid_params_of_teachers_and_rewards_are_refused(
     reflect_bench: Workbench, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     assert said in refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", with_(**changes)), "data")
@@ -193,7 +194,7 @@ def test_reflect_rl_bad_input_params_of_teachers_and_rewards(
 # Labels, reflectors, curricula, checkpoints
 
 
-def test_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
+def test_labels_that_are_not_single_tokens_are_listed_and_the_smaller_set_is_suggested(
     reflect_bench: Workbench, tmp_path: Path
 ) -> None:
     overlay = with_(env={"name": "alfworld", "labels": "full"}, evaluate={"levels": []})
@@ -207,21 +208,25 @@ def test_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
         assert f"set reflect_rl.env.labels: single (the {len(LABELS['single'])} one-character labels)" in sentence
 
 
-def test_a_policy_that_reads_reflections_needs_somebody_who_reflects(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_policy_trained_on_reflections_is_refused_without_a_reflector(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
     overlay = with_(iterations={"reflect_rl": {"reflector": "none"}}, rows={"reflect_rl": {"reflector": "none"}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
     assert "'policy' was trained to act on reflections, but the run has no reflection model" in sentence
     assert "set reflector, or start" in sentence
 
 
-def test_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_curriculum_that_leaves_a_level_without_iterations_is_refused(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
     overlay = with_(iterations={"reflect_rl": {"rl": {"max_steps": 2}}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
     assert "2 iterations leave none for level 'pickup'" in sentence
     assert "raise max_steps" in sentence
 
 
-def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_environment_is_refused(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
     done(reflect_bench, folder, "data")
     for stage, item in (("reinforce", "reflect_rl"), ("evaluate", "policy")):
@@ -229,6 +234,6 @@ def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path:
         assert "models/reflect_rl/policy was trained to act in taxi, not in alfworld" in sentence
 
 
-def test_splits_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_splits_of_another_environment_are_refused(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
     assert "train.jsonl, line 1: not a task of alfworld" in refused(reflect_bench, folder, "generate")
