@@ -1,4 +1,4 @@
-"""The policy in training: head of labels, packed prompts, adapters, dropout (docs/reflect-rl.md, L6, L22, L28)."""
+"""The policy during training: label head, packed prompts, adapters, dropout (docs/reflect-rl.md, L6, L22, L28)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decisions(count: int = 23, allowed: list[int] | None = IDS) -> list[Decision
 
 
 def logprobs(policy: Policy, some: list[Decision], row_tokens: int = 64, micro_tokens: int = 200) -> torch.Tensor:
-    """Of all decisions, in their order, as an update lays them out."""
+    """Log-probabilities of all decisions, in order, computed in the layout of an update."""
     examples = [example(one) for one in some]
     (share,) = lay_out(range(len(some)), [len(one.ids) for one in examples], row_tokens, micro_tokens, 1)
     out = torch.empty(len(some))
@@ -48,7 +48,7 @@ def logprobs(policy: Policy, some: list[Decision], row_tokens: int = 64, micro_t
 
 
 def expected(folder: Path, some: list[Decision]) -> torch.Tensor:
-    """One prompt after another through the plain model; the full softmax renormalised over what was allowed."""
+    """The reference: each prompt alone through the plain model, the full softmax renormalised over allowed tokens."""
     model, out = load_causal_lm(folder), []
     with torch.inference_mode():
         for one in some:
@@ -57,7 +57,7 @@ def expected(folder: Path, some: list[Decision]) -> torch.Tensor:
     return torch.stack(out)
 
 
-def test_filters_of_play_hold_for_what_is_trained(tiny: Path) -> None:
+def test_top_k_of_the_rollouts_also_applies_in_training(tiny: Path) -> None:
     some = decisions(5)
     free = torch.stack([logprobs(load(tiny), [replace(one, token=token) for one in some]) for token in IDS])
     cfg = RLParams.model_validate({"top_k": 2})
@@ -73,7 +73,7 @@ def test_a_shrunk_head_is_the_full_softmax_renormalised_over_the_labels(tiny: Pa
     assert torch.allclose(logprobs(load(tiny), some), expected(tiny, some), atol=1e-5)
 
 
-def test_the_head_is_frozen_without_bias_and_switched_back(tiny: Path) -> None:
+def test_the_shrunk_head_is_frozen_has_no_bias_and_is_removed_on_exit(tiny: Path) -> None:
     model = load_causal_lm(tiny)
     whole, ids = model.get_output_embeddings(), torch.tensor([[5, 9, 30]])
     before = model(input_ids=ids).logits
@@ -90,25 +90,25 @@ def test_the_head_is_frozen_without_bias_and_switched_back(tiny: Path) -> None:
     assert model.get_output_embeddings() is whole
 
 
-def test_without_a_shrunk_head_the_vocabulary_is_chosen_from(tiny: Path) -> None:
+def test_without_a_shrunk_head_the_softmax_covers_the_whole_vocabulary(tiny: Path) -> None:
     some = decisions(allowed=None)
     assert torch.allclose(logprobs(load(tiny, None), some), expected(tiny, some), atol=1e-5)
 
 
-def test_labels_that_were_not_listed_are_masked(tiny: Path) -> None:
+def test_labels_that_are_not_listed_are_masked(tiny: Path) -> None:
     some = [*decisions(6), *decisions(6, IDS[1:3]), *decisions(6, IDS[3:])]
     for labels in (IDS, None):
         assert torch.allclose(logprobs(load(tiny, labels), some), expected(tiny, some), atol=1e-5)
 
 
-def test_how_prompts_are_packed_changes_no_probability(tiny: Path) -> None:
+def test_packing_does_not_change_probabilities(tiny: Path) -> None:
     some = decisions()
     policy = load(tiny)
     for row_tokens, micro_tokens in ((1, 50), (200, 400), (60, 5000)):
         assert torch.allclose(logprobs(policy, some, row_tokens, micro_tokens), logprobs(policy, some), atol=1e-5)
 
 
-def test_the_heads_weights_stay_and_the_body_learns(tiny: Path) -> None:
+def test_the_head_is_frozen_and_the_body_is_trained(tiny: Path) -> None:
     policy, some = load(tiny), decisions(4)
     head = policy.model.get_output_embeddings().weight
     values, hidden = policy.evaluate(((0, 1), (2, 3)), some, [example(one) for one in some])
@@ -143,7 +143,7 @@ def test_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.
         load(tiny)
 
 
-def test_with_adapters_only_they_learn_and_the_written_model_decides_alike(tiny: Path, tmp_path: Path) -> None:
+def test_only_adapters_are_trained_and_the_written_model_has_the_same_probabilities(tiny: Path, tmp_path: Path) -> None:
     policy, some = load(tiny, lora={"rank": 4, "alpha": 8}), decisions(8)
     assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)
     assert {"lora_A", "lora_B"} == {name.split(".")[-3] for name in policy.state()}
@@ -161,7 +161,7 @@ def test_with_adapters_only_they_learn_and_the_written_model_decides_alike(tiny:
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4, "targets": ["q_proj", "lm_head"]}])
-def test_gradient_checkpointing_changes_no_gradient(tiny: Path, lora: object) -> None:
+def test_gradient_checkpointing_does_not_change_gradients(tiny: Path, lora: object) -> None:
     some, gradients = decisions(6), []
     for checkpointing in (False, True):
         policy = load(tiny, lora=lora, gradient_checkpointing=checkpointing)
@@ -172,7 +172,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny: Path, lora: object) ->
     assert gradients[0].abs().max() > 0
 
 
-def test_a_policy_goes_on_from_its_state_to_the_bit(tiny: Path) -> None:
+def test_a_policy_restored_from_its_state_is_bit_identical(tiny: Path) -> None:
     policy, other = load(tiny), load(tiny)
     with torch.no_grad():
         for parameter in policy.trainable:
@@ -181,7 +181,7 @@ def test_a_policy_goes_on_from_its_state_to_the_bit(tiny: Path) -> None:
     assert weights_hash(other.model) == weights_hash(policy.model) != weights_hash(load(tiny).model)
 
 
-def test_dropout_is_off_in_training_mode_too(tiny: Path) -> None:
+def test_dropout_is_off_in_training_mode(tiny: Path) -> None:
     policy, some = load(tiny), decisions(4)
     for layer in policy.model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -194,7 +194,7 @@ def test_dropout_is_off_in_training_mode_too(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["8bit", "4bit"])
-def test_quantised_weights_ask_for_their_package(tiny: Path, quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantised_weights_require_their_package(tiny: Path, quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     find = importlib.util.find_spec
