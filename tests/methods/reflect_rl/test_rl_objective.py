@@ -1,4 +1,4 @@
-"""Costs to go, policy gradient, PPO and replay, against their formulas (docs/reflect-rl.md, L16 to L20)."""
+"""Costs to go, policy gradient, PPO and replay, checked against their formulas (docs/reflect-rl.md, L16 to L20)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ numbers = st.floats(-5, 5)
 
 
 @given(st.lists(st.tuples(numbers, st.floats(0, 3)), max_size=20), st.floats(0, 1))
-def test_costs_to_go_sum_what_follows_less_the_worth_of_entropy(steps: list[tuple[float, float]], beta: float) -> None:
+def test_costs_to_go_sum_the_remaining_costs_minus_the_entropy_bonus(
+    steps: list[tuple[float, float]], beta: float
+) -> None:
     costs, entropies = [cost for cost, _ in steps], [entropy for _, entropy in steps]
     q = costs_to_go(costs, entropies, beta)
     for t in range(len(steps)):
         assert q[t] == pytest.approx(sum(c - beta * h for c, h in steps[t:]), abs=1e-9)
 
 
-def test_of_success_in_n_steps_q0_is_n_less_the_horizon() -> None:
+def test_q0_of_a_success_in_n_steps_is_n_minus_the_horizon() -> None:
     assert costs_to_go([1, 1, 1 - 15], [0, 0, 0], 0.0) == [-12, -13, -14]
 
 
-def test_the_policy_gradient_makes_cheap_actions_likely() -> None:
+def test_the_policy_gradient_makes_low_cost_actions_more_likely() -> None:
     logits = torch.zeros(2, 3, requires_grad=True)
     logprob = torch.log_softmax(logits, -1)[[0, 1], [2, 0]]
     loss = policy_gradient(logprob, torch.tensor([-2.0, 1.0]), 4)
@@ -44,7 +46,7 @@ def test_the_policy_gradient_makes_cheap_actions_likely() -> None:
     assert logits.grad is not None
     assert logits.grad[0].tolist() == pytest.approx(
         [2 * third / 4, 2 * third / 4, -2 * (1 - third) / 4]
-    )  # downhill: up
+    )  # descent raises its logit
     assert logits.grad[1].tolist() == pytest.approx([(1 - third) / 4, -third / 4, -third / 4])
 
 
@@ -52,7 +54,7 @@ def test_the_policy_gradient_makes_cheap_actions_likely() -> None:
     ("ratio", "advantage", "learnt"),
     [(1.0, -1.0, True), (1.05, -1.0, True), (1.2, -1.0, False), (0.8, -1.0, True), (0.8, 1.0, False), (1.2, 1.0, True)],
 )
-def test_ppo_stops_where_the_ratio_has_gone_far_enough(ratio: float, advantage: float, learnt: bool) -> None:
+def test_the_ppo_gradient_vanishes_once_the_ratio_is_clipped(ratio: float, advantage: float, learnt: bool) -> None:
     logprob = torch.tensor([math.log(ratio * 0.3)], requires_grad=True)
     loss = clipped_surrogate(logprob, torch.tensor([math.log(0.3)]), torch.tensor([advantage]), 0.1, 2)
     gain = -advantage
@@ -62,7 +64,7 @@ def test_ppo_stops_where_the_ratio_has_gone_far_enough(ratio: float, advantage: 
     assert float(logprob.grad) == pytest.approx(-gain * ratio / 2 if learnt else 0.0)
 
 
-def test_at_the_policy_that_acted_ppo_and_policy_gradient_agree() -> None:
+def test_ppo_and_policy_gradient_have_equal_gradients_at_the_policy_that_acted() -> None:
     old, advantage = torch.tensor([-0.3, -2.0]), torch.tensor([0.7, -1.5])
     gradients = []
     for loss in (
@@ -75,7 +77,7 @@ def test_at_the_policy_that_acted_ppo_and_policy_gradient_agree() -> None:
     assert torch.allclose(*gradients)  # type: ignore[arg-type]
 
 
-def test_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:
+def test_ppo_without_a_critic_and_other_contradictory_params_are_refused() -> None:
     for wrong, said in (
         ({"algorithm": "ppo"}, "needs a critic"),
         ({"temperature": 0.0}, "does not explore"),
@@ -93,9 +95,9 @@ def episode(name: int, success: bool = True) -> RLTrajectory:
     return RLTrajectory(str(name), success, [])
 
 
-def test_replay_keeps_the_last_successes_and_draws_with_replacement_by_key() -> None:
+def test_replay_keeps_the_latest_successes_and_samples_with_replacement_by_key() -> None:
     replay = Replay(3)
-    assert replay.sample(4, "none") == []  # and an empty sample is no update
+    assert replay.sample(4, "none") == []  # an empty sample causes no update
     replay.add([episode(1), episode(2, success=False), episode(3), episode(4), episode(5)])
     assert [one.id for one in replay.kept] == ["3", "4", "5"]
     draws = [one.id for key in range(300) for one in replay.sample(4, key)]
