@@ -1,4 +1,4 @@
-"""Prompts: the exact text, split at the last heading, and the original's token stream under ``text``."""
+"""Prompts: the exact text, the split at the last heading, and the original's token stream with template ``text``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LINES = (
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    """A tokenizer built as GPT-2's is (bytes, its regular expression, one end token), with the template ``text``."""
+    """A tokenizer built like GPT-2's (bytes, its regular expression, one end token), with the template ``text``."""
     folder: Path = tmp_path_factory.mktemp("gpt2")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,13 +50,13 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder, "text")
 
 
-def test_the_reflection_model_reads_all_but_the_actions() -> None:
+def test_the_reflection_prompt_contains_everything_but_the_actions() -> None:
     (message,) = reflection_prompt("Drive.\n", STATE)
     assert message.role == "user"
     assert message.content == "Drive.\n# Task\nFind it.\n # Analyze:\n"
 
 
-def test_policies_read_the_specs_text() -> None:
+def test_policy_prompts_have_the_specified_text() -> None:
     with_reflection = policy_prompt("Drive.\n", STATE, "It is a.py.")[0].content
     assert with_reflection == (
         "Drive.\n# Task\nFind it.\n # Analyze:\nIt is a.py."
@@ -82,16 +82,16 @@ def test_a_reflection_is_cut_at_the_act_marker(before: str, after: str, markers:
     assert before.strip().startswith(cut)
 
 
-def test_a_marker_without_its_newline_ends_a_reflection_too() -> None:
+def test_a_marker_without_its_newline_also_ends_a_reflection() -> None:
     assert cut_reflection("It is near. # Action:3") == "It is near."
 
 
-def test_a_marker_without_its_leading_blank_ends_a_reflection_too() -> None:
+def test_a_marker_without_its_leading_space_also_ends_a_reflection() -> None:
     assert cut_reflection("The way is free.\n# Action:\n0") == "The way is free."
     assert cut_reflection("# Action:\n0") == ""
 
 
-def test_under_text_the_tokens_are_the_plain_completions(gpt2: ChatFormat) -> None:
+def test_with_the_text_template_an_example_is_the_tokenized_plain_text(gpt2: ChatFormat) -> None:
     for reflection, label in ((None, "137"), ("The file may help.", "0"), ("", "b")):
         example = policy_example("x", "Drive.\n", STATE, reflection, label)
         whole = "".join(message.content for message in example.messages)
@@ -103,7 +103,7 @@ def test_under_text_the_tokens_are_the_plain_completions(gpt2: ChatFormat) -> No
     assert gpt2.encode(example.messages).ids[:-1] == gpt2._tokens.encode(whole, add_special_tokens=False).ids
 
 
-def test_what_is_asked_is_what_was_trained_token_for_token(gpt2: ChatFormat) -> None:
+def test_prompts_at_inference_equal_the_trained_prompts_token_for_token(gpt2: ChatFormat) -> None:
     example = policy_example("x", "", STATE, "R", "1")
     asked = gpt2.encode(example.messages[:1], add_generation_prompt=True).ids
     encoded = gpt2.encode(example.messages)
@@ -115,7 +115,7 @@ def test_what_is_asked_is_what_was_trained_token_for_token(gpt2: ChatFormat) -> 
     assert example.messages[1].weight == 1
 
 
-def test_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2: ChatFormat) -> None:
+def test_the_text_template_renders_contents_verbatim_and_end_tokens_cannot_be_forged(gpt2: ChatFormat) -> None:
     messages = [Message(role="user", content=" <|endoftext|> \n"), Message(role="assistant", content=" x ")]
     ids = gpt2.encode(messages).ids
     assert ids.count(gpt2.end_id) == 1
@@ -123,7 +123,7 @@ def test_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2: ChatFormat
     assert "text" in NAMED_TEMPLATES
 
 
-def test_overlong_prompts_lose_their_left_side_never_the_answer(gpt2: ChatFormat) -> None:
+def test_overlong_prompts_are_truncated_on_the_left_and_keep_the_answer(gpt2: ChatFormat) -> None:
     example = policy_example("x", "", STATE._replace(pre="word " * 300), "R", "1")
     whole = gpt2.encode(example.messages)
     limit = 60
@@ -134,4 +134,4 @@ def test_overlong_prompts_lose_their_left_side_never_the_answer(gpt2: ChatFormat
     assert short.messages[0].content.endswith(" # Action:\n")
     assert short.messages[1] == example.messages[1]
     assert shortened([example], gpt2, len(whole.ids)) == [example]
-    assert shortened([example], gpt2, 1) == [example]  # no room for the answer: left as it is, training counts it
+    assert shortened([example], gpt2, 1) == [example]  # no room for the answer: unchanged, since training counts it
