@@ -1,4 +1,4 @@
-"""Curves: stitched over ancestors, smoothed by a centred mean that skips what was not measured."""
+"""Curves: stitched across ancestors, smoothed by a centred mean that skips missing values."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_childs_offset_is_its_parents_plus_limit_over_accumulation() -> None:
     assert [point.step for point in stitch([parent, child, grandchild])] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
 
 
-def test_an_ancestor_counts_only_up_to_where_its_child_took_over() -> None:
+def test_an_ancestor_contributes_only_the_steps_before_its_child_starts() -> None:
     parent = Log(points(1, 2, 3, success=0.0), limit=2)
     assert [(p.step, p.success) for p in stitch([parent, Log(points(1, success=1.0))])] == [(1, 0), (2, 0), (3, 1)]
 
 
 @given(st.lists(MAYBE, max_size=30), st.integers(0, 6))
-def test_the_mean_is_centred_and_skips_what_is_missing(values: Any, half: int) -> None:
+def test_the_mean_is_centred_and_skips_missing_values(values: Any, half: int) -> None:
     means = centred_mean(values, 2 * half + 1)
     assert len(means) == len(values)
     for i, mean in enumerate(means):
@@ -54,7 +54,7 @@ def test_the_mean_is_centred_and_skips_what_is_missing(values: Any, half: int) -
         assert means == values
 
 
-def test_a_step_in_the_values_stays_where_it_is() -> None:
+def test_smoothing_does_not_shift_a_jump_in_the_values() -> None:
     """The original's curves lag by one sample."""
     values = [0.0] * 10 + [1.0] * 10
     means = centred_mean(values, 5)
@@ -79,7 +79,7 @@ def test_curves_are_read_and_written_as_tables(tmp_path: Path) -> None:
 
 
 def original(folder: Path, steps: int, succ: float, save_steps: int, **setting: object) -> Path:
-    """A run as the original leaves it: each checkpoint logs the iterations since the one before, from 0 on."""
+    """A run in the original's layout: each checkpoint logs the iterations since the previous one, counted from 0."""
     for end in range(save_steps, steps + 1, save_steps):
         place = folder / f"checkpoint-{end}"
         place.mkdir(parents=True)
@@ -92,14 +92,14 @@ def original(folder: Path, steps: int, succ: float, save_steps: int, **setting: 
     return folder
 
 
-def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path) -> None:
+def test_curves_of_the_originals_runs_include_their_ancestors(tmp_path: Path) -> None:
     original(tmp_path / "001_rl_finetune", 6, 0.0, 2, gradient_accumulation_steps=2)
     sft = tmp_path / "000_supervised_pretrain/checkpoint-9"
     sft.mkdir(parents=True)
     with (tmp_path / "001_rl_finetune/setting.yml").open("a") as file:
         file.write("load_dir: results/000_supervised_pretrain/checkpoint-9\n")
     child = original(tmp_path / "1002_rl_finetune", 3, 1.0, 3, load_dir="results/001_rl_finetune/checkpoint-4/")
-    (child / "checkpoint-4").mkdir()  # killed while it was written
+    (child / "checkpoint-4").mkdir()  # killed while writing it
     curve = stitch(read_original(child))
     assert [(point.step, point.success) for point in curve] == [
         (0.5, 0), (1, 0), (1.5, 0), (2, 0), (3, 1), (4, 1), (5, 1),
@@ -108,23 +108,23 @@ def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("loaded", ["results/000_supervised_pretrain/checkpoint-9/", "results/000_supervised_pretrain"])
-def test_a_lineage_begins_after_its_supervised_run_whose_folder_need_not_be_there(tmp_path: Path, loaded: str) -> None:
+def test_a_lineage_starts_after_its_supervised_run_whose_folder_may_be_missing(tmp_path: Path, loaded: str) -> None:
     run = original(tmp_path / "001_rl_finetune", 4, 1.0, 2, load_dir=loaded)
     assert [point.step for point in stitch(read_original(run))] == [1, 2, 3, 4]
 
 
-def test_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path) -> None:
+def test_each_iteration_of_the_original_is_one_point_and_later_checkpoints_take_precedence(tmp_path: Path) -> None:
     run = original(tmp_path / "003_rl_finetune", 1000, 1.0, 100, gradient_accumulation_steps=1)
     assert [point.step for point in stitch(read_original(run))] == list(range(1, 1001))
     again = json.loads((run / "checkpoint-200/logs.json").read_text())
-    again[0] |= {"iter": 99, "succ": 0.0}  # the later checkpoint's word counts
+    again[0] |= {"iter": 99, "succ": 0.0}  # the later checkpoint takes precedence
     (run / "checkpoint-200/logs.json").write_text(json.dumps(again))
     curve = stitch(read_original(run))
     assert [point.step for point in curve if point.success == 0] == [100]
     assert len(curve) == 999  # iteration 100 was not logged
 
 
-def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint-K"):
         read_original(tmp_path)
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, load_dir="results/001_rl_finetune/checkpoint-2")
@@ -139,7 +139,7 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [-2, 0, 1.5, "many", [1], True])
-def test_an_accumulation_that_is_no_positive_whole_number_is_refused(tmp_path: Path, steps: object) -> None:
+def test_an_accumulation_that_is_not_a_positive_integer_is_refused(tmp_path: Path, steps: object) -> None:
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, gradient_accumulation_steps=json.dumps(steps))
     with pytest.raises(UserError, match=r"setting\.yml: gradient_accumulation_steps must be an integer of at least 1"):
         read_original(run)
@@ -148,7 +148,7 @@ def test_an_accumulation_that_is_no_positive_whole_number_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     "fields", [{}, {"loss": []}, {"loss": [[]]}, {"cost": "much"}, {"cost": "nan"}, {"iter": 10**400}]
 )
-def test_rows_that_are_no_iterations_are_refused_in_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_invalid_rows_of_a_log_are_refused_in_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
     row = {"iter": 0, "loss": [0.5, None], "cost": 1.0, "succ": 0.5} | fields if fields else {"iter": 1}
     (tmp_path / "logs.json").write_text(json.dumps([row]))
     with pytest.raises(UserError, match=r"logs\.json: not a list of iterations"):
