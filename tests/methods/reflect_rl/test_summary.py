@@ -1,4 +1,4 @@
-"""The summary: every row, paired differences to Reflect-RL, curves stitched, smoothed and drawn."""
+"""The summary: every row, paired differences to Reflect-RL, and stitched, smoothed and plotted curves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARAMS = ReflectRLParams.model_validate(
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """What the stages leave for every row; in each, one task more succeeds than in the row before."""
+    """The stages' outputs for every row; each row solves one more task than the previous one."""
     for better, name in enumerate(reflect_rl_rows(PARAMS)):
         folder = tmp_path / name
         folder.mkdir(parents=True)
@@ -56,7 +56,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_row_is_compared_with_reflect_rl_in_pairs(results: Path) -> None:
+def test_every_row_has_paired_differences_to_reflect_rl(results: Path) -> None:
     summary = summarise_reflect_rl(PARAMS, results)
     assert summary["order"] == ["chance", "policy", "more_sft", "reflect_rl", "longer"]
     assert summary["last"] == "reflect_rl"
@@ -69,17 +69,17 @@ def test_every_row_is_compared_with_reflect_rl_in_pairs(results: Path) -> None:
     assert results_table("reflect_rl", summary).row_count == 5
 
 
-def test_a_run_goes_on_where_its_parent_stopped(results: Path) -> None:
+def test_a_runs_curve_continues_its_parents(results: Path) -> None:
     found = curves(PARAMS, results)
     assert [point.step for point in found["reflect_rl"]] == [1, 2, 3, 4]
     assert [point.step for point in found["longer"]] == [1, 2, 3, 4, 5, 6, 7, 8]
     first = found["reflect_rl"]
     assert first[1].success == pytest.approx(0.2)
-    assert first[1].loss == pytest.approx(2.0)  # of 1 and 3: what was not measured is no 0
+    assert first[1].loss == pytest.approx(2.0)  # mean of 1 and 3: a missing value is not 0
     assert first[0].cost == pytest.approx(-1.5)
 
 
-def test_steps_count_updates_where_gradients_are_accumulated(results: Path) -> None:
+def test_steps_count_updates_when_gradients_are_accumulated(results: Path) -> None:
     told = PARAMS.model_dump(mode="json")
     told["iterations"]["reflect_rl"]["rl"]["gradient_accumulation_steps"] = 2
     found = curves(ReflectRLParams.model_validate(told), results)
@@ -87,7 +87,7 @@ def test_steps_count_updates_where_gradients_are_accumulated(results: Path) -> N
     assert [point.step for point in found["longer"]] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
 
 
-def test_three_curves_are_drawn(results: Path, tmp_path: Path) -> None:
+def test_the_report_plots_three_curves_and_the_rows(results: Path, tmp_path: Path) -> None:
     summary = summarise_reflect_rl(PARAMS, results)
     draw({"reflect_rl": summary}, tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
