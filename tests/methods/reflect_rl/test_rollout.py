@@ -1,4 +1,4 @@
-"""One episode of Reflect-RL: who reads what, what acts, what is kept (docs/reflect-rl.md, L1 to L7)."""
+"""One episode of Reflect-RL: prompts of both models, actions, and recorded data (docs/reflect-rl.md, L1 to L7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = SeedKey(7, "e0")
 
 
 class Scripted:
-    """Answers with what a function makes of the prompt; keeps what it was asked."""
+    """An engine that answers with a function of the prompt and records its requests."""
 
     def __init__(self, answer: object, room: int = 10**6, finish: Finish = "stop") -> None:
         self._answer, self._room, self._finish = answer, room, finish
@@ -53,7 +53,7 @@ def run(policy: object, reflector: object = None, cfg: object = None, env: Corri
     return asyncio.run(play(1, env, reflector, policy, cfg or ActingParams(), KEY))  # type: ignore[arg-type]
 
 
-def test_the_reflector_reads_no_actions_and_the_policy_reads_what_it_said() -> None:
+def test_the_reflector_sees_no_actions_and_the_policy_sees_the_reflection() -> None:
     policy = Scripted(lambda prompt: "1")
     reflector = Scripted(lambda prompt: " two cells are left # Action:\nleft")
     episode = run(policy, reflector)
@@ -73,7 +73,7 @@ def test_the_reflector_reads_no_actions_and_the_policy_reads_what_it_said() -> N
     assert all(request.max_tokens == 100 and not request.choice for request in reflector.asked)
 
 
-def test_steps_whose_prompts_lost_their_left_side_or_whose_reflection_was_cut_are_counted() -> None:
+def test_steps_with_shortened_prompts_or_cut_reflections_are_counted() -> None:
     whole = len("Walk. task 1, at 0 # Analyze:\n\npick:\n0. left\n1. right # Action:\n")
     asked = len("Walk. task 1, at 0 # Analyze:\n")
     for policy_room, reflector_room, finish, counted in (
@@ -94,7 +94,7 @@ def test_without_a_reflector_the_policy_reads_the_plain_state() -> None:
     assert episode.steps[0].reflection is None
 
 
-def test_one_token_acts_among_all_labels_those_listed_or_the_vocabulary() -> None:
+def test_the_action_token_is_one_of_all_labels_the_listed_labels_or_the_vocabulary() -> None:
     for cfg, allowed in (
         (ActingParams(), ("0", "1", "2")),
         (ActingParams(mask_invalid=True), ("0", "1")),
@@ -106,14 +106,14 @@ def test_one_token_acts_among_all_labels_those_listed_or_the_vocabulary() -> Non
         assert len({request.seed for request in policy.asked}) == len(policy.asked)
 
 
-def test_an_action_that_is_not_listed_costs_its_step_and_is_told_as_such() -> None:
+def test_an_unlisted_action_costs_a_step_and_is_recorded_as_invalid() -> None:
     episode = run(Scripted(lambda prompt: "2"))
     assert len(episode.steps) == 4
     assert (episode.status, episode.cost) == ("unsolved", 2.0)
     assert all(not step.valid and step.command is None for step in episode.steps)
 
 
-def test_where_no_action_is_listed_any_label_is_invalid_and_time_passes() -> None:
+def test_if_no_action_is_listed_every_label_is_invalid_and_uses_up_a_step() -> None:
     policy = Scripted(lambda prompt: "1")
     episode = run(policy, cfg=ActingParams(mask_invalid=True), env=DeadEnd())
     assert [request.allowed for request in policy.asked] == [("0", "1"), *[("0", "1", "2")] * 3]
@@ -122,7 +122,7 @@ def test_where_no_action_is_listed_any_label_is_invalid_and_time_passes() -> Non
     assert [decision.allowed for decision in decisions] == [[5, 9], *[[5, 9, 8]] * 3]
 
 
-def test_one_coin_a_step_is_the_whole_batchs() -> None:
+def test_all_episodes_of_a_batch_share_one_reflection_draw_per_step() -> None:
     cfg = ActingParams(reflect_prob=0.5)
     coins = {(batch, turn): reflects(cfg, SeedKey(batch, "a", turn)) for batch in range(40) for turn in range(5)}
     assert all(reflects(cfg, SeedKey(b, "other", t, 3)) == coin for (b, t), coin in coins.items())
@@ -131,7 +131,7 @@ def test_one_coin_a_step_is_the_whole_batchs() -> None:
     assert not any(reflects(ActingParams(reflect_prob=0.0), SeedKey(0, "a", turn)) for turn in range(9))
 
 
-def test_where_the_coin_says_no_the_policy_reads_an_empty_reflection() -> None:
+def test_if_the_draw_skips_the_reflection_the_policy_reads_an_empty_one() -> None:
     policy, reflector = Scripted(lambda prompt: "1"), Scripted(lambda prompt: "words")
     episode = run(policy, reflector, ActingParams(reflect_prob=0.0))
     assert not reflector.asked
@@ -139,12 +139,12 @@ def test_where_the_coin_says_no_the_policy_reads_an_empty_reflection() -> None:
     assert policy.asked[0].messages[0].content.startswith("Walk. task 1, at 0 # Analyze:\n\npick:")
 
 
-def test_a_cost_that_is_no_number_is_refused_with_its_place() -> None:
+def test_a_cost_that_is_not_a_number_is_refused_with_its_action_and_task() -> None:
     with pytest.raises(UserError, match=r"corridor: action '1' in task 1 returned cost nan"):
         run(Scripted(lambda prompt: "1"), env=nan_cost())
 
 
-def test_an_engine_that_fails_for_good_blocks_the_episode_and_keeps_its_steps() -> None:
+def test_a_permanent_engine_failure_blocks_the_episode_and_keeps_its_steps() -> None:
     class Failing(Scripted):
         async def generate(self, request: Request) -> list[Completion]:
             if len(self.asked) == 1:
@@ -155,7 +155,7 @@ def test_an_engine_that_fails_for_good_blocks_the_episode_and_keeps_its_steps() 
     assert (episode.status, episode.error, len(episode.steps)) == ("blocked", "gone", 1)
 
 
-def test_what_an_update_needs_is_kept_but_not_written() -> None:
+def test_prompt_ids_are_kept_for_updates_but_not_written() -> None:
     episode = run(Scripted(lambda prompt: "1"), cfg=ActingParams(mask_invalid=True))
     decision = trajectory(episode, {"0": 5, "1": 9, "2": 8}, masked=True).decisions[0]
     assert (decision.prompt, decision.token, decision.allowed, decision.cost) == ([1, 2, 3], 9, [5, 9], 0.5)
@@ -175,7 +175,7 @@ def make_engine(folder: Path) -> TransformersEngine:
     return TransformersEngine(cfg, folder, threads=1)
 
 
-def test_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
+def test_concurrent_episodes_equal_those_played_one_by_one(folder: Path) -> None:
     cfg = ActingParams(max_tokens=6)
 
     def played(at_once: int) -> list[RLEpisode]:
@@ -188,7 +188,7 @@ def test_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
     assert len({step.label for episode in together for step in episode.steps}) > 1
 
 
-def test_a_remembering_engine_reads_equal_greedy_questions_once_and_draws_the_others(folder: Path) -> None:
+def test_a_remembering_engine_caches_greedy_requests_and_samples_all_others(folder: Path) -> None:
     inner = make_engine(folder)
     engine = RememberingEngine(inner, most=3)
 
@@ -202,11 +202,11 @@ def test_a_remembering_engine_reads_equal_greedy_questions_once_and_draws_the_ot
     first = asyncio.run(together([ask("a", "1"), ask("a", "2"), ask("b", "3")]))
     assert inner.stats.requests == 2
     assert first[0] == first[1] != first[2]
-    assert asyncio.run(together([ask("a", "9")])) == first[:1]  # in another event loop too
+    assert asyncio.run(together([ask("a", "9")])) == first[:1]  # also in another event loop
     assert inner.stats.requests == 2
     noisy = asyncio.run(together([ask("a", str(i), 1.0) for i in range(6)]))
     assert inner.stats.requests == 8
     assert len({one.text for one in noisy}) > 1
-    asyncio.run(together([ask(text, "1") for text in "cde"]))  # "a" makes room
+    asyncio.run(together([ask(text, "1") for text in "cde"]))  # evicts "a"
     asyncio.run(together([ask("a", "1")]))
     assert inner.stats.requests == 12
