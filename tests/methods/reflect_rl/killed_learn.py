@@ -1,7 +1,8 @@
-"""Runs ``learn`` several times, each in a fork of its own that may kill itself; for test_learn.
+"""Runs ``learn`` several times, each in its own fork, which may kill itself; used by test_learn.
 
-Reads a JSON list of runs from the file named on the command line: where to write, what RLParams to use, and when to
-die: ``kill_at_step`` (after that iteration, before its checkpoint) or ``kill_at_seal`` (written, not yet whole).
+Reads a JSON list of runs from the file named on the command line. Each run specifies its model, output folder and
+RLParams, and optionally when to die: ``kill_at_step`` (after that iteration, before its checkpoint) or ``kill_at_seal``
+(after that checkpoint is written, before it is sealed).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ ORPHAN_SECONDS = 60
 
 
 def main(runs_file: Path) -> None:
-    """Do the runs in turn; write how each ended, and the iterations it did, to ``<runs_file>.results``."""
+    """Execute the runs in order; write each one's signal, exit code and iterations to a file with suffix .results."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import selfimprove.engines.cpu.engine
     import selfimprove.training.fork  # noqa: F401
     from selfimprove.methods.reflect_rl import learn, rl_run
 
-    gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
+    gc.freeze()  # a collection in a fork would traverse all objects and copy their memory
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
         steps = runs_file.with_suffix(f".{number}.steps")
@@ -48,7 +49,7 @@ def _run_or_die(run: dict[str, Any], steps: Path, learn: Any, rl_run: Any) -> No
 
     def die() -> None:
         os.kill(caller, signal.SIGKILL)
-        time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
+        time.sleep(ORPHAN_SECONDS)  # only reached in a fork of the caller, which must end on its own
 
     def progress(done: int, *_: Any) -> None:
         with steps.open("a") as file:
