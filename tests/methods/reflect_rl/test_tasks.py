@@ -1,4 +1,4 @@
-"""Splits: 7:2:1 or counted, disjoint, seeded; AutoExplore's tasks from templates or a file."""
+"""Splits: 7:2:1 or with given sizes, disjoint, seeded; AutoExplore's tasks from templates or a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_without_counts_the_split_is_7_2_1() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
-def test_splits_are_disjoint_and_drawn_by_the_seed(seed: int, train: int, dev: int, test: int) -> None:
+def test_splits_are_disjoint_and_determined_by_the_seed(seed: int, train: int, dev: int, test: int) -> None:
     cfg = TaskParams(train=train, dev=dev, test=test)
     splits = build_splits(cfg, TAXI, seed=seed)
     everything = [task for ids in splits.values() for task in ids]
@@ -38,29 +38,29 @@ def test_splits_are_disjoint_and_drawn_by_the_seed(seed: int, train: int, dev: i
     assert set(everything) <= set(TAXI.task_ids())
 
 
-def test_the_split_is_one_shuffle() -> None:
-    """Other sizes give the same order, so that growing a split keeps what was in it."""
+def test_splits_of_all_sizes_come_from_one_shuffle() -> None:
+    """The order does not depend on the sizes, so an enlarged split keeps its tasks."""
     small = build_splits(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
     large = build_splits(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
     assert large["train"][:50] == small["train"]
     assert build_splits(TaskParams(), TAXI, seed=4) != build_splits(TaskParams(), TAXI, seed=5)
 
 
-def test_few_data_takes_the_first_of_the_training_tasks() -> None:
+def test_few_data_takes_the_first_training_tasks() -> None:
     whole = build_splits(TaskParams(), TAXI, seed=1)
     few = build_splits(TaskParams(few_data=7), TAXI, seed=1)
     assert few == {**whole, "train": whole["train"][:7]}
 
 
-def test_kitchens_to_be_tested_in_are_other_kitchens() -> None:
+def test_dev_and_test_use_other_kitchens_than_training() -> None:
     env = listed_env(name="alfworld").make()
     splits = build_splits(TaskParams(train=30, dev=10, test=20), env, seed=1)
     assert set(splits["train"]) <= set(TRAIN)
     assert set(splits["dev"]) | set(splits["test"]) <= set(VALID)
 
 
-def test_an_environment_that_is_acted_in_has_the_other_methods_split() -> None:
-    """Whoever draws as many tasks for dev and test gets these, so that methods can be compared."""
+def test_textcraft_has_the_same_splits_as_in_the_other_methods() -> None:
+    """Methods with equal numbers of dev and test tasks draw the same tasks, so that they can be compared."""
     env = listed_env(name="textcraft").make()
     splits = build_splits(TaskParams(train=30, dev=10, test=20), env, seed=3)
     others = draw_splits(
@@ -75,21 +75,21 @@ def test_an_environment_that_is_acted_in_has_the_other_methods_split() -> None:
         build_splits(TaskParams(train=1300, dev=10, test=20), env, seed=3)
 
 
-def test_too_many_tasks_are_refused() -> None:
+def test_too_many_tasks_and_incomplete_split_sizes_are_refused() -> None:
     with pytest.raises(UserError, match="310 tasks are requested, but taxi has 300; request fewer"):
         build_splits(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
     with pytest.raises(ValueError, match=r"train, dev and test, or none"):
         TaskParams(train=5)
 
 
-def test_tasks_are_made_from_what_the_repositories_say(tmp_path: Path) -> None:
+def test_tasks_are_generated_from_the_repositories_contents(tmp_path: Path) -> None:
     plant(tmp_path / "eventlib", FILES)
     tasks = playable_tasks(AutoExploreParams(repos=str(tmp_path))).tasks
     assert "core/hub.py" in {task.filename for task in tasks}
     assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
 
 
-def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path) -> None:
+def test_a_task_file_is_filtered_and_merged(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", FILES)
     asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", asked)
@@ -101,7 +101,7 @@ def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path) -> None:
         playable_tasks(env, tmp_path / "given.json")
 
 
-def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path) -> None:
+def test_dropped_tasks_of_a_task_file_are_counted_by_reason(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", {**FILES, "logo.png": "pixels " * 9})
     asked = [task_for("core/hub.py"), task_for("gone.py"), task_for("logo.png"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", [*asked, task_for("a.py").model_copy(update={"root": "nowhere"})])
@@ -111,7 +111,7 @@ def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Pa
     assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})
 
 
-def test_splits_are_read_back_and_others_refused(tmp_path: Path) -> None:
+def test_splits_are_read_back_and_foreign_or_missing_ones_are_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
     assert load_split(tmp_path / "train.jsonl", "taxi") == [3, 1]
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: not a task of alfworld"):
