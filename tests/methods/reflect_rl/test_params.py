@@ -1,4 +1,4 @@
-"""The params refuse what can't work, each in a sentence that names the key."""
+"""Invalid params are refused in one sentence that names the key."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(**changes: object) -> ReflectRLParams:
     return load_section({name: params(**changes)}, name, ReflectRLParams, "params.yaml")
 
 
-def test_rows_stand_in_the_tables_order() -> None:
+def test_rows_are_in_the_order_of_the_results_table() -> None:
     loaded = load()
     assert list(reflect_rl_rows(loaded)) == ["chance", "policy", "more_sft", "rl_only", "no_reflection", "reflect_rl"]
     assert reflect_rl_rows(loaded)["policy"] == "SFT only"
@@ -58,24 +58,24 @@ def test_rows_stand_in_the_tables_order() -> None:
 
 
 def only(**runs: object) -> dict[str, Any]:
-    """Changes that leave no runs but these, and no control."""
+    """Changes that leave only these runs and remove the control."""
     models = {name: MODELS[name] for name in ("reflector", "policy", "plain")}
     return {"models": models, "iterations": runs, "rows": {"policy": ADVISED, **dict.fromkeys(runs, ALONE)}}
 
 
-def test_a_run_inherits_its_start_from_its_parent() -> None:
+def test_the_lineage_of_a_run_lists_its_ancestors() -> None:
     runs = {name: {"init": init, "reflector": "none"} for name, init in (("a", "plain"), ("b", "a"), ("c", "b"))}
     assert load(**only(**runs)).lineage("c") == ["a", "b", "c"]
 
 
-def test_the_reflector_and_the_evaluations_may_have_engines_of_their_own() -> None:
+def test_the_reflector_and_the_evaluation_may_use_their_own_engines() -> None:
     remote = {"engine": "openai", "base_url": "http://x", "model": "m"}
     for reflector in (ENGINE, VLLM, remote):
         engines = {"policy": ENGINE, "reflector": reflector, "teacher": {"engine": "scripted"}, "fast": VLLM}
         assert load(engines=engines, evaluate={"engine": "fast"}).evaluate.engine == "fast"
 
 
-def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new() -> None:
+def test_an_environment_accepts_its_own_options_and_others_at_their_defaults() -> None:
     for env in (
         {"name": "taxi", "mode": "pickup", "max_files": 300},
         {"name": "alfworld", "backend": "textworld", "games": "x", "thing": None},
@@ -151,7 +151,7 @@ def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new() -
         ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: taxi does not support tasks from a file or a teacher"),
     ],
 )
-def test_reflect_rl_bad_input_params(changes: Any, said: str) -> None:
+def test_invalid_params_are_refused_in_one_sentence(changes: Any, said: str) -> None:
     with pytest.raises(UserError) as refused:
         load(**changes)
     assert said in str(refused.value)
