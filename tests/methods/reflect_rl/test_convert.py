@@ -1,4 +1,4 @@
-"""The five supervised sets: which steps, which prompts, what is learnt; and what the tokenizer is made of."""
+"""The five supervised sets: steps, prompts and training targets; and the texts that the tokenizer is trained on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made() -> list[TeacherTrajectory]:
     return [one for one in found if one is not None]
 
 
-def test_policies_learn_the_demonstrated_tasks_alone_and_reflection_models_all(made: list[TeacherTrajectory]) -> None:
+def test_policies_learn_only_demonstrated_tasks_and_reflection_models_learn_all(made: list[TeacherTrajectory]) -> None:
     every, sets = convert(made, ENV.instruction, SPACED), convert(made, ENV.instruction, SPACED, [9])
     for name in DATA_SETS:
         asked = made if "reflection" in name else made[:2]
@@ -41,7 +41,7 @@ def test_policies_learn_the_demonstrated_tasks_alone_and_reflection_models_all(m
         convert(made, ENV.instruction, SPACED, [11])
 
 
-def test_five_sets_of_the_same_steps(made: list[TeacherTrajectory]) -> None:
+def test_the_five_sets_contain_all_steps_or_all_steps_of_positives(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     assert tuple(sets) == DATA_SETS
     steps = [step for one in made for step in one.steps]
@@ -51,7 +51,7 @@ def test_five_sets_of_the_same_steps(made: list[TeacherTrajectory]) -> None:
     assert sets["sft_policy_positive"] == sets["sft_policy"][: len(whole)]
 
 
-def test_each_set_is_asked_as_in_play_and_learns_its_answer(made: list[TeacherTrajectory]) -> None:
+def test_each_set_has_the_prompts_of_rollouts_and_trains_on_the_answer(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     steps = [step for one in made for step in one.steps]
     for number, step in enumerate(steps):
@@ -67,7 +67,7 @@ def test_each_set_is_asked_as_in_play_and_learns_its_answer(made: list[TeacherTr
             assert (said.role, said.content, said.weight) == ("assistant", answer, 1)
 
 
-def test_failed_trajectories_are_not_learnt(made: list[TeacherTrajectory]) -> None:
+def test_failed_trajectories_are_not_trained_on(made: list[TeacherTrajectory]) -> None:
     failed = made[0].model_copy(update={"status": "unsolved"})
     with pytest.raises(UserError, match=r"no trajectory has a step to train on; raise "):
         convert([failed], ENV.instruction, SPACED)
@@ -75,13 +75,13 @@ def test_failed_trajectories_are_not_learnt(made: list[TeacherTrajectory]) -> No
     assert sets == convert(made, ENV.instruction, SPACED)
 
 
-def test_negatives_alone_make_the_three_sets_that_need_no_success(made: list[TeacherTrajectory]) -> None:
+def test_negatives_alone_fill_only_the_three_sets_that_need_no_success(made: list[TeacherTrajectory]) -> None:
     sets = convert([one for one in made if one.info != "positive"], ENV.instruction, SPACED)
     assert all(sets[name] for name in ("sft", "sft_reflection", "sft_policy"))
     assert sets["sft_reflection_positive"] == sets["sft_policy_positive"] == []
 
 
-def test_what_never_varies_is_one_token(made: list[TeacherTrajectory]) -> None:
+def test_constant_parts_of_prompts_are_marked_as_fixed(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     rows = texts(sets, made, ENV.instruction, SPACED)
     fixed = [row["text"] for row in rows if row.get("fixed")]
@@ -92,7 +92,7 @@ def test_what_never_varies_is_one_token(made: list[TeacherTrajectory]) -> None:
     assert counts["examples"]["sft"] == len(sets["sft"])
 
 
-def test_lists_that_vary_are_read_by_the_tokenizer() -> None:
+def test_action_lists_that_vary_are_training_text_of_the_tokenizer() -> None:
     env = listed_env(name="alfworld").make()
     (one,) = [
         asyncio.run(teach(TeachingTask(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))
