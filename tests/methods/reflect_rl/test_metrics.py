@@ -1,4 +1,4 @@
-"""Metrics by task: standard errors over tasks, outcomes that compare in pairs."""
+"""Metrics per task: standard errors over tasks, and outcomes for paired comparisons."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def episode(
     return RLEpisode(id="", env="taxi", task_id=task, level=level, status=status, steps=steps, seed="", **more)
 
 
-def test_errors_are_over_tasks_not_over_episodes() -> None:
+def test_standard_errors_are_over_tasks_not_episodes() -> None:
     played = [episode(1, True) for _ in range(50)] + [episode(2, False) for _ in range(50)]
     metrics = evaluate_metrics(played)
-    assert metrics["success"] == {"mean": 0.5, "se": 0.5, "n": 2}  # of 100 independent episodes it would be 0.05
+    assert metrics["success"] == {"mean": 0.5, "se": 0.5, "n": 2}  # over 100 independent episodes it would be 0.05
     assert metrics["episodes"] == 100
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
-def test_figures_are_those_of_the_outcomes(results: list[list[bool]]) -> None:
+def test_metrics_are_averages_of_the_outcomes(results: list[list[bool]]) -> None:
     played = [episode(task, won, [0.5, 1.0]) for task, row in enumerate(results) for won in row]
     metrics, averaged = evaluate_metrics(played), average(outcomes("taxi", played))
     for name in ("success", "cost", "steps"):
@@ -39,7 +39,7 @@ def test_figures_are_those_of_the_outcomes(results: list[list[bool]]) -> None:
     assert metrics["success"] == mean_and_error(sum(row) / 3 for row in results)
 
 
-def test_levels_have_figures_of_their_own() -> None:
+def test_each_level_has_its_own_metrics() -> None:
     played = [episode(1, True, level="pickup"), episode(1, False, level="full"), episode(2, True, level="full")]
     metrics = evaluate_metrics(played)
     assert metrics["levels"]["pickup"]["success"]["mean"] == 1
@@ -50,7 +50,7 @@ def test_levels_have_figures_of_their_own() -> None:
     assert "success_pickup" not in outcomes("taxi", played)[1].values
 
 
-def test_invalid_and_blocked_are_shares() -> None:
+def test_invalid_actions_and_blocked_episodes_are_reported_as_shares() -> None:
     played = [
         episode(1, True, [1.0, 1.0, 1.0]),
         episode(1, False, [1.0], valid=False),
@@ -63,7 +63,7 @@ def test_invalid_and_blocked_are_shares() -> None:
     assert metrics["success"]["mean"] == 0.25
 
 
-def test_rows_over_the_same_tasks_compare_in_pairs() -> None:
+def test_rows_over_the_same_tasks_have_paired_differences() -> None:
     one = outcomes("taxi", [episode(1, True), episode(2, True)])
     other = outcomes("taxi", [episode(1, False), episode(2, True)])
     assert compare(one, other)["success"] == {"mean": 0.5, "se": 0.5, "n": 2}
