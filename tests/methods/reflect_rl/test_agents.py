@@ -1,4 +1,4 @@
-"""Players without weights, and which episodes an evaluation plays."""
+"""Agents without trained weights, and the episodes of an evaluation."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def played(
     return asyncio.run(play_agent(task, env, agent, KEY, level, episode=episode))
 
 
-def test_the_expert_succeeds_where_max_turns_allows() -> None:
+def test_the_expert_solves_a_task_within_max_turns() -> None:
     one = played("expert")
     assert (one.status, one.id) == ("solved", "taxi-61-full-0")
     assert [step.command for step in one.steps][-1] == "drop off passenger"
     assert one.cost == pytest.approx(0.05 * (len(one.steps) - 2) - 2)
 
 
-def test_chance_is_named_by_the_key_and_nothing_else() -> None:
+def test_the_random_agent_depends_only_on_the_seed_key() -> None:
     one, same = played("random"), played("random")
     assert one == same
     agent = make_agent(AgentParams(kind="random"), None)
@@ -46,7 +46,7 @@ def test_chance_is_named_by_the_key_and_nothing_else() -> None:
     assert others == set(ENV.labels)
 
 
-def test_direct_is_one_request_a_step() -> None:
+def test_the_direct_agent_sends_one_request_per_step() -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -54,7 +54,7 @@ def test_direct_is_one_request_a_step() -> None:
         return "Action 1"
 
     one = played("direct", answer)
-    assert [step.label for step in one.steps] == ["1", "1"]  # to the passenger, and into the wall
+    assert [step.label for step in one.steps] == ["1", "1"]  # to the passenger, then into the wall
     assert (one.status, one.steps[-1].cost) == ("unsolved", 0.5)
     assert len(requests) == 2
     assert len(requests[1].messages) == 2
@@ -70,7 +70,7 @@ def test_direct_is_one_request_a_step() -> None:
         ("textcraft", ""),
     ],
 )
-def test_a_chat_model_is_told_the_rules_and_no_form_of_its_answer(name: str, rule: str) -> None:
+def test_the_prompt_of_a_chat_model_has_the_rules_but_no_answer_format(name: str, rule: str) -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -86,13 +86,13 @@ def test_a_chat_model_is_told_the_rules_and_no_form_of_its_answer(name: str, rul
     assert analysis_request(env, None, exploring=False)[0] == system
 
 
-def test_an_answer_that_is_a_command_word_for_word_is_that_action() -> None:
+def test_an_answer_that_equals_a_command_is_that_action() -> None:
     one = played("direct", lambda request, sample: " move north\n")
     assert [step.label for step in one.steps] == ["1", "1"]
 
 
-def test_a_command_with_a_number_in_it_is_no_label() -> None:
-    """``cat "chapter 2.md"`` once was label 2."""
+def test_a_number_within_a_command_is_not_read_as_a_label() -> None:
+    """``cat "chapter 2.md"`` was once read as label 2."""
     labels = {"1": 'cat "chapter 2.md"', "2": 'id "chapter 2.md"', "3": 'cat "action 2.md"'}
 
     class Book(type(ENV)):  # type: ignore[misc]
@@ -107,8 +107,8 @@ def test_a_command_with_a_number_in_it_is_no_label() -> None:
     assert read_choice(f"`{labels['1']}`", env) == "1"
 
 
-def test_an_unlisted_command_is_an_invalid_action_whatever_numbers_it_has() -> None:
-    """``go to fridge 1`` once was label 1, and ``cat 3.py`` label 3."""
+def test_an_unlisted_command_is_an_invalid_action_whatever_numbers_it_contains() -> None:
+    """``go to fridge 1`` was once read as label 1, and ``cat 3.py`` as label 3."""
     env = listed_env(name="alfworld").make()
     env.reset(env.task_ids()[0])
     numbered = [command for command in env.commands().values() if command.startswith("go to")]
@@ -126,7 +126,7 @@ def test_an_unlisted_command_is_an_invalid_action_whatever_numbers_it_has() -> N
     assert [read_choice(text, ENV) for text in others] == [None, None, "3", "2"]
 
 
-def test_react_keeps_one_dialogue_and_alternates() -> None:
+def test_the_react_agent_alternates_analysis_and_choice_in_one_dialogue() -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -137,12 +137,12 @@ def test_react_keeps_one_dialogue_and_alternates() -> None:
     assert [len(request.messages) for request in requests] == [2, 4, 6, 8]
     assert [request.messages[-1].content.endswith(CHOOSE) for request in requests] == [False, True, False, True]
     assert one.steps[0].reflection == "The passenger is north."
-    again = played("react", answer)  # another episode begins afresh
+    again = played("react", answer)  # the next episode starts a new dialogue
     assert again == one
     assert len(requests[4].messages) == 2
 
 
-def test_chat_asks_each_step_anew() -> None:
+def test_the_chat_agent_starts_a_new_dialogue_at_each_step() -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -164,7 +164,7 @@ def test_an_answer_without_a_label_is_an_invalid_action() -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "expert"])
-def test_where_no_action_is_listed_an_agent_lets_time_pass(kind: Any) -> None:
+def test_if_no_action_is_listed_random_and_expert_agents_use_up_the_steps(kind: Any) -> None:
     class Closed(DeadEnd):
         def commands(self) -> dict[str, str]:
             return {}
@@ -174,12 +174,12 @@ def test_where_no_action_is_listed_an_agent_lets_time_pass(kind: Any) -> None:
     assert one.status == "unsolved"
 
 
-def test_a_cost_that_is_no_number_is_refused_with_its_place() -> None:
+def test_a_cost_that_is_not_a_number_is_refused_with_its_action_and_task() -> None:
     with pytest.raises(UserError, match=r"corridor: action '1' in task 1 returned cost nan"):
         played("direct", lambda request, sample: "1", env=nan_cost(), task=1)
 
 
-def test_an_engine_that_fails_blocks_the_episode() -> None:
+def test_an_engine_failure_blocks_the_episode() -> None:
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
@@ -187,7 +187,7 @@ def test_an_engine_that_fails_blocks_the_episode() -> None:
     assert (one.status, one.error, one.steps) == ("blocked", "the endpoint is down", [])
 
 
-def test_every_task_is_played_at_each_level_several_times() -> None:
+def test_every_task_is_evaluated_eval_reps_times_at_each_level() -> None:
     cfg = EvaluateParams(eval_reps=2, levels=["pickup", "full"])
     asked = evaluation_episodes(ENV, [5, 3], cfg)
     assert asked == [
@@ -202,7 +202,7 @@ def test_every_task_is_played_at_each_level_several_times() -> None:
         evaluation_episodes(ENV, [], EvaluateParams())
 
 
-def test_agents_name_their_episodes_as_models_do() -> None:
+def test_agents_and_models_name_their_episodes_alike() -> None:
     from selfimprove.methods.reflect_rl.rollout import play
 
     cfg = EvaluateParams(max_tokens=5)
