@@ -1,4 +1,4 @@
-"""Reinforcement learning end to end, on a tiny model and a corridor (docs/reflect-rl.md, L15 to L28)."""
+"""Reinforcement learning end to end, with a tiny model in a corridor (docs/reflect-rl.md, L15 to L28)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def params(**changes: Any) -> RLParams:
 
 
 def files(place: Path) -> dict[str, bytes]:
-    """What a run leaves that a stage publishes."""
+    """The files of a run that a stage publishes."""
     kept = [*(place / "model").iterdir(), place / "checkpoints" / "log.jsonl", place / "report.json"]
     return {file.name: file.read_bytes() for file in kept if file.exists()}
 
@@ -72,7 +72,9 @@ def log(job: RLJob) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"mask_invalid": True}, {"shrink_head": False}, {"temperature": 0.7}])
-def test_the_rollouts_log_probabilities_are_the_trainers(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_log_probabilities_of_rollouts_equal_the_trainers(
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     run = Run(make_job(folder, tmp_path, params(**changes), reflector=True), 1, None)
     for iteration in range(3):  # before any update, and after some
         with asyncio.Runner() as runner:
@@ -98,8 +100,8 @@ def test_a_policy_learns_to_walk_to_the_end(folder: Path, tmp_path: Path) -> Non
     assert weights_hash(load_causal_lm(job.out_dir)) != weights_hash(load_causal_lm(folder))
 
 
-def test_a_budget_of_tokens_ends_a_run_after_the_iteration_that_reads_the_last(folder: Path, tmp_path: Path) -> None:
-    """The run is a whole run's beginning, also where a process began it and another went on."""
+def test_a_token_budget_ends_a_run_after_the_iteration_that_exhausts_it(folder: Path, tmp_path: Path) -> None:
+    """Its iterations are the first ones of a full run, and a resumed run adds none."""
     whole = learn(make_job(folder, tmp_path / "whole", params(save_steps=1), reflector=True))
     budget = whole.real_tokens // 2
     job = make_job(folder, tmp_path / "cut", params(save_steps=1, max_train_tokens=budget), reflector=True)
@@ -124,7 +126,7 @@ def test_a_budget_of_tokens_ends_a_run_after_the_iteration_that_reads_the_last(f
         {"shrink_head": False, "entropy_coef": 0.1, "replay_buffer": 0},
     ],
 )
-def test_every_kind_of_run_ends_with_a_model_that_loads_and_a_whole_log(
+def test_every_kind_of_run_ends_with_a_loadable_model_and_a_complete_log(
     folder: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     job = make_job(folder, tmp_path, params(**changes), reflector=True)
@@ -139,7 +141,7 @@ def test_every_kind_of_run_ends_with_a_model_that_loads_and_a_whole_log(
     assert [row["step"] for row in log_curve(job.log)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_log_tells_steps_as_the_originals_does(folder: Path, tmp_path: Path) -> None:
+def test_a_log_describes_steps_like_the_originals(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(entropy_coef=0.1), reflector=True)
     learn(job)
     for row in log(job):
@@ -151,7 +153,7 @@ def test_a_log_tells_steps_as_the_originals_does(folder: Path, tmp_path: Path) -
             assert last["generation"] in ("0", "1", "2")
 
 
-def test_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
+def test_the_frozen_reflector_is_hashed_and_a_change_is_detected(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = learn(make_job(folder, tmp_path / "a", params(max_steps=1), reflector=True))
@@ -174,7 +176,7 @@ def test_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
 
 
 @pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}])
-def test_an_endpoint_may_reflect_in_every_iteration_and_process(
+def test_an_endpoint_can_be_the_reflector_in_every_iteration_and_process(
     folder: Path, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     with endpoint(then=lambda seen: answer(f"So many: {len(seen.body['messages'][-1]['content'])}")) as server:
@@ -187,7 +189,7 @@ def test_an_endpoint_may_reflect_in_every_iteration_and_process(
     assert all(f"So many: {len(prompt.split('So many')[0])}" in prompt for prompt in prompts)
 
 
-def test_several_processes_would_each_load_a_vllm(folder: Path, tmp_path: Path) -> None:
+def test_a_vllm_reflector_with_several_processes_is_refused(folder: Path, tmp_path: Path) -> None:
     many = params(launcher={"kind": "fork", "processes": 2})
     job = make_job(folder, tmp_path, many, reflector=True, reflector_engine=VllmEngineConfig(engine="vllm"))
     with pytest.raises(UserError, match=r"each of the 2 processes .* its own vLLM; set rl.launcher to"):
@@ -195,7 +197,7 @@ def test_several_processes_would_each_load_a_vllm(folder: Path, tmp_path: Path) 
     assert not job.checkpoints.exists()
 
 
-def test_a_folder_is_named_by_its_files(folder: Path, tmp_path: Path) -> None:
+def test_the_hash_of_a_folder_depends_on_the_bytes_of_its_files(folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     assert files_hash(copy) == files_hash(folder)
     with (copy / "model.safetensors").open("r+b") as file:
@@ -213,31 +215,33 @@ def test_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp
             run._iterate(iteration, runner)
         tasks = {int(one.id.split("-")[1]) for one in run._replay.kept}
         assert tasks <= ({0, 1} if iteration < 4 else {3, 4})
-    assert log_levels(job) == []  # nothing is written before ``go``
+    assert log_levels(job) == []  # only ``go`` writes the log
 
 
 def log_levels(job: RLJob) -> list[str]:
     return [row["level"] for row in log(job)] if job.log.exists() else []
 
 
-def test_the_log_names_the_levels(folder: Path, tmp_path: Path) -> None:
+def test_the_log_contains_the_levels_and_too_few_iterations_are_refused(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(curriculum=True, max_steps=4), tasks=[0, 1, 3, 4])
     learn(job)
     assert log_levels(job) == ["near", "near", "far", "far"]
     with pytest.raises(UserError, match="1 iterations are fewer than the 4 tasks"):
         learn(make_job(folder, tmp_path / "short", params(curriculum=True, max_steps=1)))
     assert not (tmp_path / "short" / "checkpoints").exists()
-    assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is none
+    assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is skipped
 
 
-def test_labels_that_are_no_single_tokens_are_named_and_the_smaller_set_offered(folder: Path, tmp_path: Path) -> None:
+def test_labels_that_are_not_single_tokens_are_listed_and_the_smaller_set_is_suggested(
+    folder: Path, tmp_path: Path
+) -> None:
     env = Corridor(labels=("0", "1", "12", "137"))
     with pytest.raises(UserError, match=r"\(12, 137\).*labels: single \(the 62 one-character labels\)"):
         learn(make_job(folder, tmp_path, params(), env=env))
     assert label_ids(("0", "1"), lambda label: [int(label)]) == [0, 1]
 
 
-def test_a_cost_that_is_no_number_ends_the_run_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+def test_a_cost_that_is_not_a_number_ends_the_run_with_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"corridor: action '1' in task \d returned cost nan"):
         learn(make_job(folder, tmp_path, params(), env=nan_cost()))
 
@@ -253,7 +257,7 @@ def test_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_
     marked = make_tiny_model(tmp_path / "marked", hidden=32)
     mark_environment(marked, Corridor())
     check_environment(marked, Corridor())
-    check_environment(folder, Corridor())  # one that says nothing
+    check_environment(folder, Corridor())  # a model without the mark
     job = make_job(marked, tmp_path / "run", params(max_steps=1))
     learn(job)
     other = Corridor()
@@ -278,7 +282,7 @@ def go(place: Path, runs: list[dict[str, Any]]) -> list[list[Any]]:
     return results
 
 
-def test_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "pg": {**PARAMS, "gradient_accumulation_steps": 3, "curriculum": True},
         "ppo": {**PARAMS, "algorithm": "ppo", "critic": {"kind": "mlp", "every": 4, "shared": True}},
@@ -292,7 +296,7 @@ def test_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_p
             runs += [{"model": str(folder), "out": str(place), "params": settings, **death} for death in deaths]  # type: ignore[var-annotated]
     results = go(tmp_path, runs)
     assert [(killed, code) for killed, code, _ in results] == [(0, 0), *[(9, None)] * 4, (0, 0)] * 3
-    # After the kill within checkpoint 2 all begins anew; then from 4, which was whole.
+    # The kill before checkpoint 2 was sealed restarts training; later runs resume from checkpoint 4, which is complete.
     for start in (0, 6):
         assert [steps[:1] for _, _, steps in results[start : start + 6]] == [[1], [1], [1], [1], [5], [5]]
     for kind in kinds:
@@ -302,7 +306,7 @@ def test_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}], ids=["single", "fork"])
-def test_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_from(
+def test_sigterm_saves_a_checkpoint_and_training_does_not_resume_from_a_damaged_one(
     folder: Path, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cfg = params(max_steps=12, save_steps=100, launcher=launcher)
@@ -329,10 +333,10 @@ def test_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_fro
     assert f"{newest.name} was deleted, and training resumes from step {steps[0]}." in said
     assert f"rl: resuming at iteration {steps[0]} of 12\n" in said
     assert files(tmp_path / "asked") == files(tmp_path / "unbroken")
-    assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines came back from the checkpoint
+    assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines were restored from the checkpoint
 
 
-def test_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_episodes_losses_and_model_as_one(folder: Path, tmp_path: Path) -> None:
     jobs = [
         make_job(folder, tmp_path / launcher["kind"], params(launcher=launcher, critic={"every": 2}, max_steps=3))  # type: ignore[operator]
         for launcher in ({"kind": "single"}, {"kind": "fork", "processes": 2})
