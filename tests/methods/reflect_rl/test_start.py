@@ -1,4 +1,4 @@
-"""What reinforcement learning may start from, and bad input (docs/reflect-rl.md, L26)."""
+"""The models that reinforcement learning may start from, and bad input (docs/reflect-rl.md, L26)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.methods.reflect_rl.test_params import ADVISED, ALONE, MODELS, RUN, pa
 
 
 @pytest.mark.parametrize("init", ["policy", "reflect_rl"])
-def test_reflect_rl_bad_input_a_policy_that_reads_reflections_is_not_trained_without_a_reflector(
+def test_a_policy_trained_on_reflections_cannot_be_trained_without_a_reflector(
     init: str,
 ) -> None:
     said = r"iterations.x: 'policy' was trained to act on reflections.*set reflector"
@@ -20,7 +20,7 @@ def test_reflect_rl_bad_input_a_policy_that_reads_reflections_is_not_trained_wit
         read({"init": init, "reflector": "none"})
 
 
-def test_reflect_rl_bad_input_a_policy_that_never_read_a_reflection_may_be() -> None:
+def test_a_policy_trained_without_reflections_can_be_trained_without_a_reflector() -> None:
     assert set(read({"init": "plain", "reflector": "none"}).iterations) == {"reflect_rl", "x"}
 
 
