@@ -1,4 +1,4 @@
-"""What the record of an episode says was done."""
+"""The commands that an episode records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.envs.labelled_worlds import all_three
 
 
 @pytest.mark.parametrize("text", ["{label}", " {label}", "{label}.", "{label}. and so on", "{command}", "no such"])
-def test_the_command_that_was_done_is_recorded_however_it_was_named(tmp_path: Path, text: str) -> None:
+def test_the_executed_command_is_recorded_whatever_text_selected_it(tmp_path: Path, text: str) -> None:
     for env in all_three(tmp_path):
         task = env.task_ids()[0]
         env.reset(task)
