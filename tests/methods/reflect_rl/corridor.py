@@ -17,9 +17,9 @@ from selfimprove.envs.interface import Last, Played, State
 
 
 class Corridor:
-    """Implements ``EnumeratedEnv``. Task t ends at cell t + 1; every step costs 0.5, the last one to the end -2.
+    """Implements ``EnumeratedEnv``. Task t ends at cell t + 1; every step costs 0.5, but the one to the end costs -2.
 
-    Level "near" has the tasks below 3, "far" the others. ``costs``: given in the place of a label's own cost.
+    Level "near" contains the tasks below 3, "far" all others. ``costs`` overrides the costs of labels.
     """
 
     name = "corridor"
@@ -83,14 +83,14 @@ class Corridor:
 
 
 class DeadEnd(Corridor):
-    """One in whose cell 1 nothing can be done."""
+    """A corridor without actions in cell 1."""
 
     def commands(self) -> dict[str, str]:
         return {} if self._now[1] == 1 else super().commands()
 
 
 def nan_cost() -> Corridor:
-    """One whose action 1 costs nothing that is a number."""
+    """A corridor whose action 1 costs NaN."""
     env = Corridor()
     env.costs = {"1": math.nan}
     return env
