@@ -1,4 +1,4 @@
-"""The teacher's trajectories: complete ones, wrong files, exploring episodes; two kinds of teachers; no secrets."""
+"""The teacher's trajectories: positives, wrong files, exploring episodes; both kinds of teachers; no leaked secrets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def made(
 
 
 @pytest.mark.parametrize("name", ["taxi", "alfworld"])
-def test_a_complete_trajectory_reflects_and_acts_to_the_end(name: str) -> None:
+def test_a_complete_trajectory_reflects_at_every_step_and_solves_the_task(name: str) -> None:
     env = listed_env(name=name, max_turns=20).make()
     one = made(TeachingTask(task_id=env.task_ids()[5]), env)
     assert (one.info, one.status) == ("positive", "solved")
@@ -74,7 +74,7 @@ def test_a_complete_trajectory_reflects_and_acts_to_the_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.25, 1.0])
-def test_a_scripted_teacher_takes_another_action_at_its_error_rate(rate: float) -> None:
+def test_a_scripted_teacher_takes_wrong_actions_at_its_error_rate(rate: float) -> None:
     env, wrong, acted = taxi(), 0, 0
     for task in range(40):
         one = made(TeachingTask(task_id=task), env, ScriptedTeacher(rate))
@@ -85,7 +85,7 @@ def test_a_scripted_teacher_takes_another_action_at_its_error_rate(rate: float) 
     assert wrong / acted == pytest.approx(rate, abs=0.1)
 
 
-def test_a_negative_replays_errs_and_learns_only_what_corrects(explore: EnumeratedEnv) -> None:
+def test_a_negative_replays_errs_and_is_trained_only_on_the_correction(explore: EnumeratedEnv) -> None:
     one = made(TeachingTask(task_id=0, negative=0), explore)
     assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
     assert [step.reflection for step in one.steps[:2]] == ["", ""]
@@ -101,7 +101,7 @@ def test_a_negative_replays_errs_and_learns_only_what_corrects(explore: Enumerat
     assert texts
 
 
-def test_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore: EnumeratedEnv) -> None:
+def test_negatives_of_a_task_are_distinct_and_limited_by_the_number_of_wrong_files(explore: EnumeratedEnv) -> None:
     found = [
         asyncio.run(teach(TeachingTask(task_id=0, negative=k), explore, ScriptedTeacher(), CFG, seed=3))
         for k in range(3)
@@ -111,7 +111,7 @@ def test_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore:
     assert asyncio.run(teach(TeachingTask(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
 
 
-def test_exploring_acts_by_chance_and_learns_the_oracles_action() -> None:
+def test_exploring_episodes_act_at_random_and_train_on_the_oracles_action() -> None:
     env, steps, wrong = taxi(), 0, 0
     for task in range(60):
         one = made(TeachingTask(task_id=task, negative=0), env)
@@ -121,20 +121,20 @@ def test_exploring_acts_by_chance_and_learns_the_oracles_action() -> None:
             steps, wrong = steps + 1, wrong + (step.done is not None)
             label = next(label for label, words in env.commands().items() if words == (step.done or step.command))
             last = env.step(label)
-        assert last.done or len(one.steps) == 20  # danger ends it, as anywhere
+        assert last.done or len(one.steps) == 20  # danger ends it, as in any episode
     share = 1 - wrong / steps
-    assert 0.1 < share < 0.5  # 0.1, and of the rest one in six
+    assert 0.1 < share < 0.5  # probability 0.1, plus one sixth of the rest
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_the_oracle_acts_as_often_as_the_params_say(probability: float) -> None:
+def test_the_oracle_acts_with_probability_oracle_prob(probability: float) -> None:
     cfg = GenerateParams(oracle_prob=probability, max_turns=20)
     some = [made(TeachingTask(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
     always = all(step.done is None for one in some for step in one.steps)
     assert always == (probability == 1)
 
 
-def test_levels_of_the_exploring_episodes_take_turns() -> None:
+def test_episodes_of_the_teacher_cycle_through_the_levels() -> None:
     cfg = GenerateParams(tasks=2, negative_tasks=2, negatives=2, levels=["full", "dropoff"])
     asked = teaching_tasks([7, 8, 9], cfg)
     assert [(job.task_id, job.info, job.level) for job in asked] == [
@@ -149,7 +149,7 @@ def test_levels_of_the_exploring_episodes_take_turns() -> None:
     assert "X" in aboard.steps[0].pre
 
 
-def test_no_secret_is_in_what_is_trained_on() -> None:
+def test_no_secret_is_in_the_training_data() -> None:
     env = taxi()
     teacher = ChatTeacher(ScriptedEngine(_telltale), "telltale", CFG)
     for who in (ScriptedTeacher(), teacher):
@@ -164,7 +164,7 @@ def test_no_secret_is_in_what_is_trained_on() -> None:
 
 
 def _telltale(request: Request, sample: int) -> str:
-    """Tells the secret it was given, every second time it is asked; it was given one, and only while exploring."""
+    """Reveals the secret in its prompt at every second turn; asserts that other prompts ask for an analysis."""
     text = request.messages[-1].content
     if CHOOSE in text:
         return "0"
@@ -177,7 +177,7 @@ def _telltale(request: Request, sample: int) -> str:
     return "The situation is difficult."
 
 
-def test_a_telltale_is_asked_again_with_other_noise() -> None:
+def test_a_teacher_that_reveals_the_secret_is_asked_again_with_another_seed() -> None:
     seen = []
 
     def answer(request: Request, sample: int) -> str:
@@ -213,7 +213,7 @@ def test_a_chat_teacher_is_asked_in_two_turns(explore: EnumeratedEnv) -> None:
     assert (one.status, one.filename) == ("unsolved", "README.md")  # 1 was `id README.md`
 
 
-def test_a_negative_is_one_dialogue_too(explore: EnumeratedEnv) -> None:
+def test_a_chat_teacher_corrects_a_negative_in_one_dialogue(explore: EnumeratedEnv) -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -227,8 +227,8 @@ def test_a_negative_is_one_dialogue_too(explore: EnumeratedEnv) -> None:
     assert second.messages[2].content == "bus.py says nothing of it."
 
 
-def test_a_negative_has_the_file_that_its_correction_identified(explore: EnumeratedEnv) -> None:
-    """The original does what the teacher says, and writes what that identified; it once stayed null."""
+def test_a_negative_records_the_file_that_its_correction_identified(explore: EnumeratedEnv) -> None:
+    """As in the original, which executes the teacher's command. The field was once always null for negatives."""
     for verb, identified in (("id", True), ("cat", False)):
 
         def answer(request: Request, sample: int, verb: str = verb) -> str:
@@ -240,7 +240,7 @@ def test_a_negative_has_the_file_that_its_correction_identified(explore: Enumera
         assert one.filename == (f"core/{one.steps[-1].command.removeprefix('id ')}" if identified else None)
 
 
-def test_a_resumed_teacher_is_not_asked_again(tmp_path: Path, explore: EnumeratedEnv) -> None:
+def test_a_resumed_teacher_sends_no_request_again(tmp_path: Path, explore: EnumeratedEnv) -> None:
     asked = 0
 
     def answer(request: Request, sample: int) -> str:
@@ -260,7 +260,7 @@ def test_a_resumed_teacher_is_not_asked_again(tmp_path: Path, explore: Enumerate
     assert asked == calls == 4
 
 
-def test_a_teacher_that_fails_blocks_its_trajectory_only(explore: EnumeratedEnv) -> None:
+def test_a_teacher_failure_blocks_its_trajectory(explore: EnumeratedEnv) -> None:
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
@@ -268,7 +268,7 @@ def test_a_teacher_that_fails_blocks_its_trajectory_only(explore: EnumeratedEnv)
     assert (one.status, one.error) == ("blocked", "the endpoint is down")
 
 
-def test_same_seed_same_words_other_seed_other_words() -> None:
+def test_equal_seeds_give_equal_trajectories_and_other_seeds_different_ones() -> None:
     env = taxi()
     one, same = (asyncio.run(teach(TeachingTask(task_id=4), env, ScriptedTeacher(), CFG, seed=1)) for _ in range(2))
     other = asyncio.run(teach(TeachingTask(task_id=4), env, ScriptedTeacher(), CFG, seed=2))
@@ -289,7 +289,7 @@ def test_same_seed_same_words_other_seed_other_words() -> None:
         ("Action: b", "b"),
         ('My action: "b".', "b"),
         ("**Action:** (b) go north", "b"),
-        ("Action b", None),  # a letter needs the colon, since words are letters, too
+        ("Action b", None),  # a letter needs the colon, since it can also be a word
         ("An action: b or not, it is 3", "3"),
         ("Action 13", None),
         ("Action 120", None),
@@ -311,14 +311,14 @@ def test_labels_are_read_exactly_or_not_at_all(text: str, label: str | None) -> 
         ("Of the 6 moves, the best action is 3.", "3"),
         ("I move 2 cells. Action number 4", "4"),
         ("ACTION\n\n(4), since 2 is a wall", "4"),
-        ("Two actions, 1 and 2, but I take 5", "1"),  # "actions" is another word: the first that stands alone
+        ("Two actions, 1 and 2, but I take 5", "1"),  # "actions" is another word: the first number counts
         ("I take 5. That is my last action", "5"),
         ("I would not take action 2, it hits a wall.\nAction: 3", "3"),
         ("The right action is clear: the passenger is 2 rows north.\nAction 1", "1"),
         ("The next action takes me 3 cells. **Action:** 0", "0"),
         ("Action3", "3"),
         ("Action 12", None),
-        ("4 cells on, I take action 12, or 3", None),  # the first is the choice, listed or not
+        ("4 cells on, I take action 12, or 3", None),  # the first number is the choice, listed or not
         ("2 cells on. Action: z", None),
         ("My action costs 1.5, it is 3", "3"),
         ("My action costs -1, it is 3", "3"),
@@ -361,5 +361,5 @@ def test_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text: 
 
 
 @given(st.text())
-def test_whatever_is_said_is_a_listed_label_or_none(text: str) -> None:
+def test_any_text_is_read_as_a_listed_label_or_none(text: str) -> None:
     assert read_label(text, ("0", "12", "z")) in (None, "0", "12", "z")
