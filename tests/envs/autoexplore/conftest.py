@@ -1,4 +1,4 @@
-"""A small repository that the tests explore, its tasks, and a way to write others."""
+"""A small repository that the tests explore, its tasks, and helpers that create others."""
 
 from collections.abc import Callable
 from pathlib import Path
