@@ -1,4 +1,4 @@
-"""AutoExplore with labels: actions without one are counted, and what a text names is what is done."""
+"""AutoExplore with labels: unlabelled actions are counted, and the command that a text names is executed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.envs.autoexplore.conftest import task_for
 
 @pytest.fixture
 def crowded(make_folder: Callable[[str, dict[str, str]], Path]) -> EnumeratedAutoExplore:
-    """A repository of which the folder core has 87 actions: to go up, and two a file."""
+    """A repository whose folder core has 87 actions: one to go up and two per file."""
     files = {f"core/m{number:02}.py": "x = 1\n" * 9 for number in range(43)}
     repo = Repo.open(make_folder("eventlib", files | {"a.md": "# About it\n"}))
     game = AutoExplore([task_for("core/m00.py")], {"eventlib": repo}, labels=LABELS["single"])
@@ -28,7 +28,7 @@ def test_actions_without_a_label_are_counted(crowded: EnumeratedAutoExplore) -> 
     crowded.step("2")  # cd core
     state = crowded.state()
     assert (len(state.labels), state.unlisted) == (62, 25)
-    crowded.step("1")  # cat m00.py: a file that was read has one action less
+    crowded.step("1")  # cat m00.py: a file that was read has one action fewer
     assert crowded.state().unlisted == 24
     crowded.step("1")  # id m00.py
     assert crowded.state().unlisted == 0
@@ -39,7 +39,7 @@ def test_actions_without_a_label_are_counted(crowded: EnumeratedAutoExplore) -> 
     [("2", "cd core"), (" 2 ", "cd core"), ("2.", "cd core"), ("2. cat", "cd core"), ("cat a.md", "cat a.md"),
      ("02", None), ("Choice 2", None), ("cat b.md", None), ("", None)],
 )  # fmt: skip
-def test_the_command_that_a_text_names_is_the_one_that_is_done(
+def test_the_command_that_a_text_names_is_executed(
     crowded: EnumeratedAutoExplore, text: str, command: str | None
 ) -> None:
     crowded.reset(0)
