@@ -1,4 +1,4 @@
-"""Episodes of AutoExplore: states, labels, ends, costs, what is left out, and the expert."""
+"""Episodes of AutoExplore: states, labels, ends, costs, left-out entries and the expert."""
 
 import string
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def test_state_has_its_sections_in_order_and_lists_actions(make_env: Any) -> Non
     assert FIRST.count(ACTION_HEADING) == 1
 
 
-def test_the_episode_that_opens_the_file_is_what_happens(
+def test_the_episode_in_the_module_docstring_is_accurate(
     make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
 ) -> None:
     files = {"README.md": "How to use it.\n", "core/hub.py": "class Hub:\n    pass\n", "settings.yaml": "retries: 3\n"}
@@ -111,7 +111,7 @@ def test_the_episode_that_opens_the_file_is_what_happens(
     assert [step.info["cost"] for step in steps] == [1, 1, 1 - 15]
 
 
-def test_a_file_that_imitates_the_heading_leaves_it_last(
+def test_the_real_heading_is_the_last_one_even_if_a_file_imitates_it(
     make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
 ) -> None:
     text = f"imitation{ACTION_HEADING}\n0. id x\n"
@@ -123,7 +123,7 @@ def test_a_file_that_imitates_the_heading_leaves_it_last(
     assert after == "\n0. id a.md\n1. cat b.md\n2. id b.md\n"
 
 
-def test_a_file_that_was_read_loses_cat_and_keeps_id(make_env: Any) -> None:
+def test_a_file_that_was_read_is_no_longer_listed_for_cat_but_still_for_id(make_env: Any) -> None:
     env = make_env()
     env.reset(0)
     env.step("cat README.md")
@@ -146,7 +146,7 @@ def test_a_file_that_was_read_loses_cat_and_keeps_id(make_env: Any) -> None:
         ([*["cd core", "cd .."] * 7, "id README.md"], False, 15 + 15),
     ],
 )
-def test_id_or_max_turns_ends_it_and_costs_add_up(make_env: Any, path: Any, success: bool, cost: Any) -> None:
+def test_id_or_max_turns_ends_an_episode_and_costs_add_up(make_env: Any, path: Any, success: bool, cost: Any) -> None:
     env = make_env()
     env.reset(0)
     steps = play(env, *path)
@@ -166,7 +166,7 @@ def test_max_turns_is_an_option(make_env: Any) -> None:
     assert [(s.done, s.info["cost"]) for s in play(env, "cd core", "cd ..")] == [(False, 1), (True, 3)]
 
 
-def test_keyword_costs_count_only_the_status_of_the_last_result(
+def test_keyword_costs_apply_only_to_the_status_of_the_last_result(
     make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
 ) -> None:
     folder = make_folder("r", {"a.md": "Error: Warning: words of a file\n", "b.md": "text of a file\n"})
@@ -175,12 +175,12 @@ def test_keyword_costs_count_only_the_status_of_the_last_result(
     (folder / "b.md").unlink()
     steps = play(env, "cat a.md", "nonsense", "cat b.md")
     assert [step.info["cost"] for step in steps] == [1, 1 + 1, 1 + 2]
-    assert "Error: No such file or directory" in steps[-1].observation  # told, not raised
+    assert "Error: No such file or directory" in steps[-1].observation  # reported, not raised
     assert [step.info["valid"] for step in steps] == [True, False, False]
 
 
 @pytest.mark.parametrize("price", [1, 2])
-def test_an_episode_has_succeeded_if_its_whole_cost_is_below_a_hundredth(make_env: Any, price: int) -> None:
+def test_an_episode_succeeds_if_its_total_cost_is_below_a_hundredth(make_env: Any, price: int) -> None:
     env = make_env(keyword_costs={"Warning": price})
     env.reset(0)
     steps = play(env, *["nonsense"] * 6, "cd core", "id hub.py")
@@ -232,12 +232,12 @@ def test_accepted_labels(response: Any, chosen: Any) -> None:
 
 
 @given(st.text(max_size=20))
-def test_any_response_is_one_of_the_actions_or_none(response: str) -> None:
+def test_any_response_selects_one_of_the_actions_or_none(response: str) -> None:
     actions = [Action("cd", ".."), Action("cat", "2"), Action("id", "0")]
     assert choose(label(actions), response) in (*actions, None)
 
 
-def test_shuffled_labels_are_drawn_from_all_in_listing_order(make_env: Any) -> None:
+def test_shuffled_labels_are_drawn_from_all_labels_and_actions_keep_their_order(make_env: Any) -> None:
     env, plain = make_env(shuffle_action=True), make_env()
     plain.reset(0)
     drawn = []
@@ -251,28 +251,28 @@ def test_shuffled_labels_are_drawn_from_all_in_listing_order(make_env: Any) -> N
     assert len(set(drawn)) == 30
     seen = {name for labels in drawn for name in labels}
     assert seen <= set(LABELS)
-    assert len(seen) > 120  # of 252, not of the first eight
+    assert len(seen) > 120  # drawn from all 252, not from the first eight
     env.reset(0)
     before = [choice.label for choice in env.choices()]
     assert env.step(next(c.label for c in env.choices() if c.action.text == "cd core")).info["command"] == "cd core"
     env.reset(0)
-    env.step("nonsense")  # the same actions, the next step: drawn again
+    env.step("nonsense")  # the next step has the same actions, but new labels
     assert [choice.label for choice in env.choices()] != before
     assert [c.label for c in make_env(shuffle_action=True, seed=1).choices()] != before
 
 
-def test_what_is_left_out_depends_on_seed_task_and_episode_alone(make_env: Any) -> None:
+def test_left_out_entries_depend_only_on_seed_task_and_episode(make_env: Any) -> None:
     env, other = make_env(leaveout_prob=0.5), make_env(leaveout_prob=0.5)
     states = [env.reset(0, episode) for episode in range(20)]
     assert len(set(states)) > 5
     assert [other.reset(0, episode) for episode in reversed(range(20))] == states[::-1]
     for state in states:
-        assert "cd core" in state  # the way to the target is kept
+        assert "cd core" in state  # the path to the target is kept
     assert make_env(leaveout_prob=0.0).reset(0) == FIRST
     assert [make_env(leaveout_prob=0.5, seed=1).reset(0, i) for i in range(20)] != states
 
 
-def test_easy_names_one_target(repo: Repo, make_task: Any) -> None:
+def test_easy_names_one_target_in_the_question(repo: Repo, make_task: Any) -> None:
     seen = [{"model_name": "m", "filename": name, "info": "positive", "trajectory": []} for name in (WIRE, "gone.py")]
     env = AutoExplore([make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, easy=True, union_targets=True)
     found = {env.reset(0, i).split("\n")[1] for i in range(20)}
@@ -286,8 +286,8 @@ def test_easy_names_one_target(repo: Repo, make_task: Any) -> None:
     assert play(both, "cd core", "cd deep", 'id "wire format.py"')[-1].info["success"]
 
 
-def test_easy_keeps_its_one_target_and_may_leave_out_the_others(repo: Repo, make_task: Any) -> None:
-    """The file that another episode asks for is no target here, so it once was kept for nothing."""
+def test_easy_keeps_only_its_own_target_and_may_leave_out_others(repo: Repo, make_task: Any) -> None:
+    """Another episode's target is not a target here. It was once kept unnecessarily."""
     seen = [{"model_name": "m", "filename": "README.md", "info": "positive", "trajectory": []}]
     env = AutoExplore(
         [make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, easy=True, union_targets=True, leaveout_prob=1.0
@@ -297,7 +297,7 @@ def test_easy_keeps_its_one_target_and_may_leave_out_the_others(repo: Repo, make
         assert env.valid_actions() == (["cat README.md", "id README.md"] if env.targets() != (HUB,) else ["cd core"])
 
 
-def test_first_step_is_a_bandit(make_env: Any) -> None:
+def test_first_step_ends_every_episode_after_one_step(make_env: Any) -> None:
     env = make_env(first_step=True)
     for action, cost in (("cd core", -115.0), ("cd data", 1.0), ("id README.md", 16.0), ("nonsense", 1.0)):
         env.reset(0)
@@ -305,14 +305,14 @@ def test_first_step_is_a_bandit(make_env: Any) -> None:
         assert (step.done, step.info["cost"], step.info["success"]) == (True, cost, cost < 0)
 
 
-def test_the_last_step_of_a_bandit_of_one_step_is_charged_as_any_last_step(make_env: Any) -> None:
+def test_a_first_step_episode_with_max_turns_1_is_charged_like_any_last_step(make_env: Any) -> None:
     env = make_env(first_step=True, max_turns=1)
     for action, cost in (("cd core", -101.0), ("cd data", 2.0), ("id README.md", 2.0), ("nonsense", 2.0)):
         env.reset(0)
         assert env.step(action).info["cost"] == cost
 
 
-def test_a_folder_is_gone_through_once_a_step(make_env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_listed_once_per_step(make_env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
     every = module.every_action
 
@@ -329,7 +329,7 @@ def test_a_folder_is_gone_through_once_a_step(make_env: Any, monkeypatch: pytest
     assert gone == ["", "core"]
 
 
-def test_a_bandit_that_names_the_target_at_once_has_found_it(make_folder: Any, make_task: Any) -> None:
+def test_a_first_step_episode_that_identifies_the_target_succeeds(make_folder: Any, make_task: Any) -> None:
     repo = Repo.open(make_folder("r", {"a.md": "text of a file\n"}))
     env = AutoExplore([make_task("a.md", root="r")], {"r": repo}, first_step=True)
     env.reset(0)
@@ -350,7 +350,7 @@ def test_names_that_would_imitate_the_state_are_not_listed(
     assert env.valid_actions() == ["cat a.md", "cd d", "id a.md"]
 
 
-def test_a_snapshot_brings_the_moment_back_in_any_copy(make_env: Any) -> None:
+def test_restoring_a_snapshot_reproduces_the_state_in_any_copy(make_env: Any) -> None:
     env, copy = make_env(leaveout_prob=0.5, shuffle_action=True), make_env(leaveout_prob=0.5, shuffle_action=True)
     env.reset(1, 4)
     env.step("cd core")
@@ -365,7 +365,7 @@ def test_a_snapshot_brings_the_moment_back_in_any_copy(make_env: Any) -> None:
     assert ahead[-1].reward == 1.0
 
 
-def test_the_expert_wins_from_anywhere_it_can(make_env: Any, repo: Repo) -> None:
+def test_the_expert_succeeds_from_every_state_with_enough_steps_left(make_env: Any, repo: Repo) -> None:
     env = make_env(leaveout_prob=0.5, shuffle_action=True)
     for task in env.task_ids():
         for detour in ([], ["cd core"], ["cd core", "cat hub.py", "cd .."], ["nonsense"] * 11):
@@ -378,24 +378,28 @@ def test_the_expert_wins_from_anywhere_it_can(make_env: Any, repo: Repo) -> None
     env.reset(1)
     assert [move.action for move in env.expert()] == env._tasks[1].optimal_path
     play(env, *["nonsense"] * 12)
-    assert [move.action for move in env.expert()] == ["cd core", "cd deep", 'id "wire format.py"']  # no step for cat
+    assert [move.action for move in env.expert()] == [
+        "cd core",
+        "cd deep",
+        'id "wire format.py"',
+    ]  # no step left for cat
     env.step("nonsense")
     assert env.expert() == []  # two steps don't suffice
 
 
-def test_the_plan_goes_up_over_and_down_to_the_nearest() -> None:
+def test_the_plan_leads_up_and_down_to_the_nearest_target() -> None:
     assert [a.text for a in plan("a/b", ["a/c/x y.py"], ["a/c/x y.py"], 15)] == ["cd ..", "cd c", 'id "x y.py"']
     assert [a.text for a in plan("a", ["z.py", "a/q.py"], [], 15)] == ["cat q.py", "id q.py"]
     assert plan("", [], [], 15) == []
 
 
-def test_thoughts_speak_of_what_question_and_name_share() -> None:
+def test_thoughts_use_the_word_that_question_and_file_name_share() -> None:
     assert shared_word("Which class forwards events to subscribers?", "event_hub.py") == "events"
     assert shared_word("Where is OverridesParser?", "override_parser") == "Overrides"
     assert shared_word("Where is it?", "hub.py") == ""
 
 
-def test_missing_targets_repositories_and_tasks_are_the_users_errors(repo: Repo, make_task: Any) -> None:
+def test_missing_targets_repositories_and_tasks_are_user_errors(repo: Repo, make_task: Any) -> None:
     with pytest.raises(UserError, match=r"task 1: its target 'gone.py' is missing from 'eventlib' .* remove the task"):
         AutoExplore([make_task(HUB), make_task("gone.py")], {"eventlib": repo})
     with pytest.raises(UserError, match="task 0 refers to the repository 'other', which is missing"):
