@@ -1,4 +1,4 @@
-"""The sandbox's commands: what they answer, what they refuse, how much they show."""
+"""The sandbox's commands: their output, its limits, and refusals."""
 
 import os
 import threading
@@ -35,7 +35,7 @@ def box(make_folder: Callable[[str, dict[str, str]], Path]) -> Any:
     return sandbox(make_folder("root", files))
 
 
-def test_the_six_commands_answer_success_with_their_output(box: Any) -> None:
+def test_commands_report_success_and_their_output(box: Any) -> None:
     answers = [
         (["cd", "src"], "Success: Now at src"),
         (["ls"], "Success: The result of ls is:\n'b c.md'\n'deep'"),
@@ -108,7 +108,7 @@ def test_id_reports_the_path_from_the_root_however_the_file_was_named(box: Any) 
         ["id", "a.py", "a.py"],
     ],
 )
-def test_anything_else_is_an_error_that_changes_nothing(box: Any, argv: Any) -> None:
+def test_any_other_input_is_an_error_that_changes_nothing(box: Any, argv: Any) -> None:
     system = os.getcwd()
     result = box.run(argv)
     assert not result.ok
@@ -121,7 +121,7 @@ def test_anything_else_is_an_error_that_changes_nothing(box: Any, argv: Any) -> 
 @pytest.mark.parametrize(
     "operand", ["..", "../..", "src/../..", "../root/a.py", "/", "/etc/passwd", "{root}x", "//etc"]
 )
-def test_leaving_the_root_is_refused_by_relative_and_absolute_paths(box: Any, name: str, operand: str) -> None:
+def test_relative_and_absolute_paths_out_of_the_root_are_refused(box: Any, name: str, operand: str) -> None:
     root = box.view.tree.root
     result = box.run([name, operand.format(root=root)])
     assert not result.ok
@@ -129,13 +129,15 @@ def test_leaving_the_root_is_refused_by_relative_and_absolute_paths(box: Any, na
     assert box.cwd == ""
 
 
-def test_a_refused_path_is_named_from_the_root(box: Any) -> None:
+def test_a_refused_path_is_shown_relative_to_the_root(box: Any) -> None:
     box.run(["cd", "src/deep"])
     text = "Error: You cannot access file ../x outside the repo! You are now at src/deep"
     assert box.run(["cat", "../../../x"]).text == text
 
 
-def test_links_inside_work_and_links_out_are_not_there(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_links_inside_the_root_work_and_links_out_of_it_are_hidden(
+    make_folder: Callable[[str, dict[str, str]], Path],
+) -> None:
     folder = make_folder("root", {"a/real.py": "inside\n"})
     make_folder("outside", {"secret.py": "secret\n"})
     (folder / "in.py").symlink_to("a/real.py")
@@ -162,7 +164,7 @@ def test_links_inside_work_and_links_out_are_not_there(make_folder: Callable[[st
 
 
 @pytest.mark.parametrize("swap", ["file", "folder", "fifo", "gone"])
-def test_a_tree_that_changes_after_it_was_listed_leads_nowhere_else(
+def test_a_tree_that_changes_after_it_was_listed_gives_no_access_outside(
     make_folder: Callable[[str, dict[str, str]], Path], swap: str
 ) -> None:
     folder = make_folder("root", {"src/a.py": "inside\n"})
@@ -181,14 +183,14 @@ def test_a_tree_that_changes_after_it_was_listed_leads_nowhere_else(
     assert "secret" not in result.text
 
 
-def test_names_are_literal(box: Any) -> None:
+def test_file_names_are_taken_literally(box: Any) -> None:
     for name in ("it's; rm -rf $(x) > y.txt", "-n", "..foo"):
         assert box.run(["id", name]).identified == name
         assert box.run(["cat", name]).ok
     assert box.run(["head", "-n"]).text == "Success: The content of -n is:\ndash\n"
 
 
-def test_where_the_root_lies_is_hidden(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_the_location_of_the_root_is_hidden(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"a.py": "placeholder\n", "b.py": "placeholder\n"})
     (folder / "a.py").write_text(
         f"open('{folder}/b.py'); cd {folder}; ls {folder}er; x{folder}/y; file://{folder}/b.py\n"
@@ -197,12 +199,12 @@ def test_where_the_root_lies_is_hidden(make_folder: Callable[[str, dict[str, str
     shown = box.run(["cat", "a.py"]).text.split("\n", 1)[1]
     assert (
         shown == f"open('b.py'); cd .; ls {folder}er; x{folder}/y; file://b.py\n"
-    )  # no part of another name is touched
+    )  # longer paths that contain the root's are unchanged
     assert box.run(["cat", f"{folder}/missing.py"]).text == "Error: cat: missing.py: No such file or directory"
     assert box.run(["cd", f"{folder}/a.py"]).text == "Error: [Errno 20] Not a directory: 'a.py'"
 
 
-def test_two_sandboxes_in_two_threads_do_not_meet(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_two_sandboxes_in_two_threads_are_independent(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {f"d{i}/f.txt": f"{i}\n" for i in range(2)})
     tree, seen = Tree.scan(folder), dict[int, set[Any]]({0: set(), 1: set()})
 
@@ -221,7 +223,7 @@ def test_two_sandboxes_in_two_threads_do_not_meet(make_folder: Callable[[str, di
     assert seen == {i: {f"Success: The content of f.txt is:\n{i}\n"} for i in range(2)}
 
 
-def test_a_folder_that_cannot_be_listed_is_the_users_error(
+def test_a_folder_that_cannot_be_listed_is_a_user_error(
     make_folder: Callable[[str, dict[str, str]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder("root", {"a.py": "x", "b.py": "x"})
@@ -237,7 +239,7 @@ def test_a_folder_that_cannot_be_listed_is_the_users_error(
     ("name", "lines"),
     [("a.py", 1000), ("a.ipynb", 1000), ("a.csv", 5), ("a.tsv", 5), ("a.md", 100), ("a.yml", 100), ("a.sh", 10)],
 )
-def test_files_are_cut_by_lines_according_to_their_suffix(name: str, lines: int) -> None:
+def test_files_are_cut_at_a_number_of_lines_that_depends_on_their_suffix(name: str, lines: int) -> None:
     assert max_lines(name) == lines
     fits = "\n".join("x" * lines)
     notice = f"\n...\nLarge file, only display first {lines} lines and 500 tokens.\n"
@@ -262,9 +264,11 @@ def test_any_file_is_cut_at_500_tokens_of_the_given_tokenizer() -> None:
     assert max(len(first_tokens(char * 100_000, 500)) for char in "a1_=é \n漢") <= 500 * 17
 
 
-def test_the_roots_place_is_hidden_before_a_file_is_cut(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_the_location_of_the_root_is_hidden_before_a_file_is_cut(
+    make_folder: Callable[[str, dict[str, str]], Path],
+) -> None:
     folder = make_folder("root", {"a.py": ""})
-    for words in range(480, 500):  # the cut goes through each part of the path
+    for words in range(480, 500):  # the cut falls into each part of the path
         (folder / "a.py").write_text("a " * words + f"{folder}/x" + " b" * 30)
         said = sandbox(folder).run(["cat", "a.py"]).text
         assert said.endswith("500 tokens.\n")
@@ -272,7 +276,7 @@ def test_the_roots_place_is_hidden_before_a_file_is_cut(make_folder: Callable[[s
         assert " x" in said
 
 
-def test_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_only_the_start_or_the_end_of_a_huge_file_is_read(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"huge.txt": "first\n"})
     with (folder / "huge.txt").open("r+b") as file:
         file.seek(3 * 2**30)  # sparse
@@ -286,7 +290,7 @@ def test_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder: Callable[
     assert len(box.view.tree.read("huge.txt", READ_LIMIT)[0]) == READ_LIMIT
 
 
-def test_answers_are_bounded_and_plain(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_output_is_bounded_and_has_no_control_characters(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {f"{i:05}.py": "" for i in range(LIST_LIMIT + 5)})
     (folder / "bin.py").write_bytes(b"\x1b[2J\x00\xff ok\r\nnext\rline\n")
     box = sandbox(folder)
