@@ -1,4 +1,4 @@
-"""Tasks: made from what files say, filtered, merged, split, and put in levels by depth."""
+"""Tasks: generated from the contents of files, filtered, merged, split, and grouped into levels by depth."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from selfimprove.envs.autoexplore.tasks import (
 )
 
 
-def test_code_text_and_data_each_have_their_questions(repo: Repo) -> None:
+def test_code_text_and_data_files_each_have_their_own_questions(repo: Repo) -> None:
     tasks = make_tasks({"eventlib": repo}, seed=0, per_file=9)
     assert {task.filename for task in tasks} == set(repo.files)
     asked = {task.question for task in tasks}
@@ -38,14 +38,14 @@ def test_code_text_and_data_each_have_their_questions(repo: Repo) -> None:
     assert {(task.root, task.model) for task in tasks} == {("eventlib", "template")}
 
 
-def test_tasks_are_the_seeds(repo: Repo) -> None:
+def test_tasks_are_determined_by_the_seed(repo: Repo) -> None:
     first = make_tasks({"eventlib": repo}, seed=1, per_file=1)
     assert first == make_tasks({"eventlib": repo}, seed=1, per_file=1)
     assert first != make_tasks({"eventlib": repo}, seed=2, per_file=1)
     assert len({task.filename for task in first}) == len(first)
 
 
-def test_a_question_has_one_right_answer(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_every_question_has_exactly_one_right_answer(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     long = "# words that make it long enough\n" * 20
     files = {
         "a.py": f"class Same:\n    pass\n\n\nclass OnlyA:\n    pass\n{long}",
@@ -56,7 +56,7 @@ def test_a_question_has_one_right_answer(make_folder: Callable[[str, dict[str, s
     assert "OnlyA" in tasks[0].question
 
 
-def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_which_files_questions_are_asked_about(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     long = "def one():\n    pass\n" + "# words that make it long enough\n" * 20
     asked = ["layout.py", "a/b/deep.py", "route.py", "contest.py", "digit.py"]
     passed_over = ["a/b/c/deeper.py", "out/a.py", "test_a.py", "a_test.py", "a/test/b.py", "x.out.py", "output/b.py"]
@@ -67,40 +67,40 @@ def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]]
     with pytest.raises(
         UserError, match="no questions can be generated about r; name a folder whose files have docstrings"
     ):
-        make_tasks({"r": repo}, seed=0)  # every file defines one(): no question has one answer
+        make_tasks({"r": repo}, seed=0)  # every file defines one(): no answer is unique
 
 
 @given(st.text(), st.sampled_from(["a.py", "a.md", "a.csv", "a.json", "a.sh", "a.go", "a.ipynb"]))
-def test_any_text_is_read_and_facts_fit_on_a_line(text: str, name: str) -> None:
+def test_any_text_can_be_read_and_facts_fit_on_a_line(text: str, name: str) -> None:
     for fact in find_facts(name, text):
         assert fact.name.isprintable()
     docstrings(text)
 
 
 @pytest.mark.parametrize("text", ["(" * 50_000, " " * 500_000, "#" * 500_000, " \n" * 200_000, '"""' + "a " * 200_000])
-def test_hostile_sources_cost_little(text: str) -> None:
+def test_hostile_sources_can_be_read_and_have_no_docstrings(text: str) -> None:
     for name in ("a.py", "a.md", "a.yaml", "a.java", "a.sh", "a.csv"):
         list(find_facts(name, text))
     assert docstrings(text) == {}
 
 
-def test_optimal_path_goes_down_reads_and_identifies(repo: Repo) -> None:
+def test_the_optimal_path_descends_reads_and_identifies(repo: Repo) -> None:
     path = optimal_path("core/deep/wire format.py")
     assert path == ["cd core", "cd deep", 'cat "wire format.py"', 'id "wire format.py"']
     assert all(task.optimal_path == optimal_path(task.filename) for task in make_tasks({"eventlib": repo}, 0))
     assert all(task.n_level == task.depth == task.filename.count("/") for task in make_tasks({"eventlib": repo}, 0))
 
 
-def test_what_is_not_listed_cannot_be_reached(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_files_that_are_not_listed_cannot_be_reached(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     repo = Repo.open(make_folder("r", dict.fromkeys([f"{i:03}.py" for i in range(130)] + ["zz/a.py"], "text " * 9)))
     assert reachable(repo, "000.py")
-    assert not reachable(repo, "129.py")  # 252 labels are 126 files
+    assert not reachable(repo, "129.py")  # 252 labels suffice for 126 files
     assert not reachable(repo, "zz/a.py")
     assert not reachable(repo, "missing.py")
     assert not reachable(repo, "zz")
 
 
-def test_blank_and_missing_tasks_go_and_paths_are_mended(repo: Repo, make_task: Any) -> None:
+def test_tasks_without_a_question_or_target_are_dropped_and_paths_are_repaired(repo: Repo, make_task: Any) -> None:
     wire = "core/deep/wire format.py"
     old = ["ls", "cd core", "ls", "cd 'deep'", "ls", "cat wire format.py"]
     tasks = [
@@ -118,7 +118,7 @@ def test_blank_and_missing_tasks_go_and_paths_are_mended(repo: Repo, make_task: 
     assert [(task.filename, task.optimal_path) for task in kept] == [
         (wire, optimal_path(wire)),
         ("README.md", ["cat README.md", "id README.md"]),
-        ("core/hub.py", ["cd core", "id hub.py"]),  # ends with id, whatever it ended with
+        ("core/hub.py", ["cd core", "id hub.py"]),  # ends with id, whatever the last command was
         (wire, ["cd core", "cd deep", 'id "wire format.py"']),
         ("core/hub.py", optimal_path("core/hub.py")),
     ]
@@ -141,7 +141,7 @@ def test_repeated_tasks_are_merged_with_their_trajectories(repo: Repo, make_task
     assert [(t.info, t.model_name) for t in merged.trajectories] == [
         *[("positive", "a"), ("negative0", "a"), ("positive", "b"), ("negative1", "b"), ("negative2", "c")]
     ]
-    assert tasks[0].trajectories[-1].model_name == "a"  # what was read stays as it was
+    assert tasks[0].trajectories[-1].model_name == "a"  # the input is unchanged
     (again,) = filter_tasks([tasks[3], tasks[3], tasks[0]], {"eventlib": repo})
     assert [t.info for t in again.trajectories] == ["negative5", "negative0", "positive", "negative1"]
 
@@ -158,14 +158,14 @@ def test_split_is_seeded_disjoint_and_exact(make_task: Any) -> None:
     assert split_tasks(tasks, 3).train != tasks[:14]
 
 
-def test_levels_go_by_depth_each_task_once(make_task: Any) -> None:
+def test_levels_group_tasks_by_depth_and_contain_each_task_once(make_task: Any) -> None:
     tasks = [make_task("d/" * depth + f"{i}.py", trajectories=[]) for i in range(2) for depth in (3, 0, 4, 1, 6)]
     levels = depth_levels(tasks)
     assert [[task.depth for task in level] for level in levels] == [[0, 0], [1, 1], [3, 3], [4, 4, 6, 6]]
     assert sum(map(len, depth_levels(tasks))) == len(tasks)
 
 
-def test_merges(make_task: Any) -> None:
+def test_levels_can_be_merged(make_task: Any) -> None:
     def depths(kinds: Any, **options: Any) -> Any:
         tasks = [make_task("d/" * depth + "a.py") for depth in kinds]
         return [[task.depth for task in level] for level in depth_levels(tasks, **options)]
@@ -173,11 +173,11 @@ def test_merges(make_task: Any) -> None:
     assert depths([0, 1, 2, 3, 4], merge_first_two=True) == [[0, 1], [2], [3], [4]]
     assert depths([0, 1, 2, 3, 4], merge_after_first_k=1) == [[0], [1, 2, 3, 4]]
     assert depths([0, 1, 2], merge_first_two=True, merge_after_first_k=2) == [[0, 1], [2]]
-    assert depths([2], merge_first_two=True) == [[2]]  # one bucket: nothing to fuse
+    assert depths([2], merge_first_two=True) == [[2]]  # one bucket: nothing to merge
     assert depths([]) == []
 
 
-def test_correct_files_are_the_original_target_unless_the_union_is_asked_for(make_task: Any) -> None:
+def test_only_the_original_target_is_correct_unless_the_union_is_requested(make_task: Any) -> None:
     seen = [  # type: ignore[var-annotated]
         {"model_name": "m", "filename": name, "info": "negative0", "trajectory": []}
         for name in ("b.py", '"a a.py"', None)
@@ -190,10 +190,10 @@ def test_correct_files_are_the_original_target_unless_the_union_is_asked_for(mak
 
 
 @pytest.mark.parametrize("name", ['"my file.md"', "'my file.md'", "\"'my file.md'\""])
-def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(
+def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_used(
     tmp_path: Path, make_folder: Callable[[str, dict[str, str]], Path], make_task: Any, name: str
 ) -> None:
-    task = make_task("my file.md", root="r").model_copy(update={"filename": name})  # as a file of the original has it
+    task = make_task("my file.md", root="r").model_copy(update={"filename": name})  # as in the original's files
     (tmp_path / "tasks.json").write_text(f"[{dump_line(task)}]")
     (read,) = read_tasks(tmp_path / "tasks.json")
     assert read == make_task(name, root="r", optimal_path=task.optimal_path, n_level=0)
@@ -206,10 +206,10 @@ def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(
 
 
 @pytest.mark.parametrize("folder", ['"q"', "'q'", "it's", "$x;y", "my dir"])
-def test_a_task_below_a_folder_of_any_name_is_kept_and_played(
+def test_a_task_in_a_folder_of_any_name_is_kept_and_can_be_solved(
     make_folder: Callable[[str, dict[str, str]], Path], make_task: Any, folder: str
 ) -> None:
-    """A folder whose own name stands in quotes was looked for without them, so its tasks were dropped."""
+    """A folder whose real name is in quotes was once looked up without them, so its tasks were dropped."""
     repos = {"r": Repo.open(make_folder("r", {f"{folder}/a.py": "words of a file\n"}))}
     (task,) = filter_tasks([make_task(f"{folder}/a.py", root="r")], repos)
     assert task.optimal_path == optimal_path(f"{folder}/a.py")
@@ -242,7 +242,7 @@ def test_a_folder_of_task_files_is_read_in_the_order_of_their_names(tmp_path: Pa
     assert read_tasks(tmp_path) == tasks[::-1]
 
 
-def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task: Any) -> None:
+def test_task_files_are_read_back_and_errors_are_located(tmp_path: Path, make_task: Any) -> None:
     path = tmp_path / "tasks.json"
     task = make_task("core/hub.py")
     row = json.loads(dump_line(task)) | {"copilot_cmds": ["x"], "reasons": []}  # columns the original's filter removes
