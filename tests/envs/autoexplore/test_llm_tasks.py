@@ -1,4 +1,4 @@
-"""Questions from a language model: what it is shown, how its answers are read, the tasks; and the inventory."""
+"""Questions from a language model: its prompts, the parsing of its answers, the tasks; and the inventory."""
 
 import asyncio
 import shutil
@@ -49,13 +49,13 @@ def make(engine: Any, repos: Any, seed: int = 0, **options: Any) -> Any:
         *((f"a.{suffix}", "text") for suffix in ("md", "yaml", "json", "txt")),
     ],
 )
-def test_each_kind_of_file_has_its_prompt(path: Any, kind: Any) -> None:
+def test_each_kind_of_file_has_its_own_prompt(path: Any, kind: Any) -> None:
     assert kind_of(path) == kind
     assert len({PROMPTS[kind], *PROMPTS.values()}) == 3
     assert "QUERY" in PROMPTS[kind]
 
 
-def test_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo: Repo) -> None:
+def test_the_prompt_contains_the_repository_the_path_and_the_excerpt(repo: Repo) -> None:
     [shown] = [excerpt for excerpt in excerpts(repo, 0) if excerpt.path == "core/hub.py"]
     [message] = prompt(repo, shown, 3)
     assert message.role == "user"
@@ -63,7 +63,7 @@ def test_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo: Repo) ->
     assert message.content.endswith(f"Repository: eventlib\nFile: core/hub.py\nContent:\n{shown.text}")
 
 
-def test_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(
+def test_excerpts_have_50_to_2000_tokens_and_tables_20_lines(
     make_folder: Callable[[str, dict[str, str]], Path],
 ) -> None:
     word = "word "
@@ -86,7 +86,9 @@ def test_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(
     assert shown["long.csv"] == "\n".join(files["long.csv"].split("\n")[:20])
 
 
-def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_at_most_max_files_are_drawn_and_the_draw_depends_on_the_seed(
+    make_folder: Callable[[str, dict[str, str]], Path],
+) -> None:
     repo = Repo.open(make_folder("r", {f"{i}.txt": TEXT for i in range(130)}))
     drawn = [[excerpt.path for excerpt in excerpts(repo, seed)] for seed in (0, 0, 1)]
     assert len(set(drawn[0])) == 100
@@ -114,7 +116,7 @@ def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder: Callable[[str,
         ("```text\nQUERY: a?\nANSWER: x\n```\nI hope this helps!", [("a?", "x")]),
         ("QUERY: a?\nANSWER: Run `x`:\r\n```\r\n", [("a?", "Run `x`:")]),
         ("QUERY: a?\nQUERY: b?\nANSWER: x\nANSWER: y\n", [("b?", "x")]),
-        ("QUERY: a?\nANSWER: x\nQUERY: A ?\nANSWER: y\nquery: a\nanswer: z\n", [("a?", "x")]),  # once
+        ("QUERY: a?\nANSWER: x\nQUERY: A ?\nANSWER: y\nquery: a\nanswer: z\n", [("a?", "x")]),  # one of three
         ("QUERY:\nANSWER: x\nQUERY: a?\nANSWER:\n", []),
         ("ANSWER: x\nQUERY: a?\n", []),
         ("The QUERY: is not at the beginning\nANSWER: x", []),
@@ -123,7 +125,7 @@ def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder: Callable[[str,
         ("", []),
     ],
 )
-def test_answers_are_read_whole_and_once(text: Any, pairs: Any) -> None:
+def test_pairs_are_parsed_completely_and_without_duplicates(text: Any, pairs: Any) -> None:
     assert parse_pairs(text) == [QuestionAnswer(*pair) for pair in pairs]
 
 
@@ -131,7 +133,7 @@ line = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "Zs"]), m
 
 
 @given(st.lists(st.tuples(line, line), max_size=5), st.sampled_from(["{}:", "{} {n}:", "**{}**:", "{n}. {}:"]))
-def test_what_a_model_writes_in_the_form_is_read_back(pairs: Any, form: str) -> None:
+def test_pairs_in_any_accepted_form_are_parsed_back(pairs: Any, form: str) -> None:
     text = "".join(
         f"{form.format('QUERY', n=n)} q{query}q\n{form.format('ANSWER', n=n)} a{answer}a\n"
         for n, (query, answer) in enumerate(pairs)
@@ -146,7 +148,7 @@ def test_what_a_model_writes_in_the_form_is_read_back(pairs: Any, form: str) -> 
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     for query, answer in parse_pairs(text):
         assert query
         assert answer
@@ -164,11 +166,11 @@ def test_any_text_is_read(text: str) -> None:
         ("It is `hub.py`.", True),
     ],
 )
-def test_questions_that_name_their_target_are_told(query: str, named: bool) -> None:
+def test_questions_that_name_their_target_are_detected(query: str, named: bool) -> None:
     assert names_file(query, "core/hub.py") is named
 
 
-def test_tasks_of_any_engine_name_file_way_and_model(repo: Repo) -> None:
+def test_tasks_contain_their_file_optimal_path_and_model(repo: Repo) -> None:
     seen = []
 
     def answer(request: Any, index: Any) -> str:
@@ -190,7 +192,7 @@ def test_tasks_of_any_engine_name_file_way_and_model(repo: Repo) -> None:
     assert again == made
 
 
-def test_a_question_about_two_files_is_about_neither(repo: Repo) -> None:
+def test_a_question_about_several_files_is_dropped(repo: Repo) -> None:
     def answer(request: Any, index: Any) -> Any:
         return ONE + ("QUERY: Only here?\nANSWER: x" if "File: run.sh" in request.messages[0].content else "")
 
@@ -199,7 +201,7 @@ def test_a_question_about_two_files_is_about_neither(repo: Repo) -> None:
     assert made.counts["duplicates"] == made.counts["files"] == made.counts["pairs"] - 1
 
 
-def test_what_fails_is_counted_and_costs_nothing_else(repo: Repo) -> None:
+def test_failures_are_counted_and_do_not_affect_other_files(repo: Repo) -> None:
     class Failing(ScriptedEngine):
         async def generate(self, request: Any) -> Any:
             if "README" in request.messages[0].content:
@@ -218,7 +220,7 @@ def test_what_fails_is_counted_and_costs_nothing_else(repo: Repo) -> None:
     assert made.counts["tasks"] == len(made.tasks) == made.counts["files"] - 3 > 0
 
 
-def test_nothing_to_ask_and_nothing_answered_are_the_users_error(
+def test_no_file_to_ask_about_and_no_usable_answer_are_user_errors(
     repo: Repo, make_folder: Callable[[str, dict[str, str]], Path]
 ) -> None:
     with pytest.raises(UserError, match="contain no usable QUERY and ANSWER; choose another model"):
@@ -237,7 +239,7 @@ def test_nothing_to_ask_and_nothing_answered_are_the_users_error(
         make(Refused(lambda request, index: ONE), {"eventlib": repo})
 
 
-def test_what_was_dropped_is_counted_by_reason(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_dropped_files_are_counted_by_reason(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     kept = {"a.py": TEXT, "precision.py": TEXT, "doc/b.md": TEXT}
     dropped = {".x.py": "hidden", "_x.py": "hidden", "tests/a.py": "ignored", "ci.yml": "ignored", "é.py": "not ASCII"}
     dropped |= {"a.png": "suffix", "README": "suffix", "s.py": "short"}
@@ -254,7 +256,7 @@ def test_what_was_dropped_is_counted_by_reason(make_folder: Callable[[str, dict[
     assert (row.name, row.files, row.bytes) == ("r", 3, 3 * len(TEXT))
 
 
-def test_the_inventory_says_what_was_read_wherever_it_lay(
+def test_the_inventory_depends_on_files_and_their_contents_but_not_on_the_location(
     make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
 ) -> None:
     [row] = filter_repo(make_folder("x/lib", {"a.py": TEXT, "d/b.py": TEXT})).rows
