@@ -1,4 +1,4 @@
-"""Repositories: what the filter keeps, where they come from, what an episode leaves out, and what is refused."""
+"""Repositories: the filter, sources of repositories, entries that an episode leaves out, and refusals."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from selfimprove.envs.autoexplore.tree import Leaveout, Tree, View
 TEXT = "plain text of some length\n"
 
 
-def test_filter_keeps_and_drops_by_whole_names(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_the_filter_matches_whole_names(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     kept = ["precision.py", "cities.csv", "v1.0/notes.md", "circus/a.py", "testsuite.py", "a.b.c.yaml", "run.sh"]
     dropped = [
         *(".hidden.py", "_private.py", "__init__.py", ".git/a.py", "_build/a.py"),
@@ -26,21 +26,21 @@ def test_filter_keeps_and_drops_by_whole_names(make_folder: Callable[[str, dict[
     assert repo.name == "repo"
 
 
-def test_filter_judges_content(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_the_filter_checks_contents(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("repo", {"a.py": TEXT, "nine.py": "x" * 9, "ten.py": "x" * 10})
     (folder / "binary.py").write_bytes(b"\xff\xfe\x00" * 20)
     (folder / "mostly.md").write_text("x" * 90 + "é" * 10, encoding="utf-8")
     (folder / "less.md").write_text("x" * 89 + "é" * 11, encoding="utf-8")
     (folder / "large.txt").write_text(
         "x" * (2**20 - 1) + "é" + "x", encoding="utf-8"
-    )  # judged by its first MiB, cut within é
+    )  # judged by its first MiB, which ends within é
     (folder / "link.py").symlink_to("a.py")
     (folder / "there").symlink_to("/")
     os.mkfifo(folder / "pipe.py")
     assert Repo.open(folder).files == ("a.py", "large.txt", "mostly.md", "ten.py")
 
 
-def test_an_episode_needs_no_copy_and_the_listing_cannot_change(repo: Repo) -> None:
+def test_episodes_share_one_immutable_listing(repo: Repo) -> None:
     assert list(repo.tree.folders[""]) == ["README.md", "core", "data", "run.sh", "settings.yaml"]  # sorted
     with pytest.raises(TypeError):
         repo.tree.folders["new"] = {}  # type: ignore[index]
@@ -62,7 +62,7 @@ def test_leave_out_keeps_targets_and_their_ancestors(make_folder: Callable[[str,
     for episode in range(40):
         view = View(tree, Leaveout.around(["src/deep/3.py", "docs/1.py"], 0.5, "seed", episode))
         again = View(tree, Leaveout.around(["src/deep/3.py", "docs/1.py"], 0.5, "seed", episode))
-        assert list(again.entries("src/deep")) == list(view.entries("src/deep"))  # whatever was looked at before
+        assert list(again.entries("src/deep")) == list(view.entries("src/deep"))  # regardless of earlier accesses
         assert {"src", "docs"} <= set(view.entries(""))
         assert "deep" in view.entries("src")
         assert "3.py" in view.entries("src/deep")
@@ -70,11 +70,11 @@ def test_leave_out_keeps_targets_and_their_ancestors(make_folder: Callable[[str,
         left += 9 + 9 - len(view.entries("src/deep")) + 1 - len(view.entries("docs")) + 1
         shown_prefix.add("srcs" in view.entries(""))
     assert 0.44 < left / (40 * 18) < 0.56
-    assert shown_prefix == {True, False}  # a name that merely begins like an ancestor is no ancestor
+    assert shown_prefix == {True, False}  # a name that only starts like an ancestor's is not kept
     assert list(View(tree, Leaveout.around([], 0.0, 1)).entries("docs")) == list(tree.folders["docs"])
 
 
-def test_any_folder_is_one_repository_or_several(
+def test_a_folder_is_opened_as_one_repository_or_several(
     make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
 ) -> None:
     make_folder("many", {"b/x.py": TEXT, "a/deep/y.py": TEXT, "empty/z.png": TEXT})
@@ -92,7 +92,7 @@ def test_python_packages_are_drawn_by_seed_within_bounds(make_folder: Callable[[
     for package, count in (("small", 2), ("large", 9), *((f"p{i}", 4) for i in range(6))):
         make_folder(f"site/{package}", dict.fromkeys([f"m{i}.py" for i in range(count)], TEXT))
     site = make_folder("site", {"_private/a.py": TEXT, "p1.dist-info/a.txt": TEXT, "single.py": TEXT})
-    other = make_folder("other", {"p0/m.py": TEXT})  # an earlier source's p0 counts
+    other = make_folder("other", {"p0/m.py": TEXT})  # p0 of the earlier source takes precedence
     draw: dict[str, Any] = {"min_files": 3, "max_files": 8, "sources": (site, other, Path("/nowhere"))}
     drawn = [list(installed_repos(3, seed, **draw)) for seed in range(8)]
     assert drawn[0] == list(installed_repos(3, 0, **draw))
@@ -102,13 +102,13 @@ def test_python_packages_are_drawn_by_seed_within_bounds(make_folder: Callable[[
         installed_repos(7, 0, **draw)
 
 
-def test_this_machine_has_packages_to_explore() -> None:
+def test_this_machines_installed_packages_can_be_explored() -> None:
     [(name, repo)] = installed_repos(1, 0).items()
     assert repo.name == name
     assert 5 <= len(repo.files) <= 300
 
 
-def test_nothing_to_explore_is_the_users_error(
+def test_nothing_to_explore_is_a_user_error(
     make_folder: Callable[[str, dict[str, str]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, files in enumerate([{}, {"a.png": TEXT}, {"tests/a.py": TEXT}, {"short.py": "x"}]):
