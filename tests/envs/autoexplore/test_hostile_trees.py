@@ -1,7 +1,6 @@
 """Ten thousand commands in hostile folders: nothing outside is read, nothing is written, nothing hangs or crashes.
 
-What the process does is watched by Python's own audit events, so that a read that leaves no trace in the answer is
-seen, too.
+Python's audit events record what the process does, so that even a read that leaves no trace in the output is detected.
 """
 
 import os
@@ -46,7 +45,7 @@ OUTSIDE = ["secret.py", "vault", "vault/secret.py", "pipe"]
 
 
 def watch_process() -> Any:
-    """An audit hook that can't be removed, so it is installed once and sleeps while nothing is watched."""
+    """Install an audit hook once, since it cannot be removed; it records events only while it is switched on."""
     seen: list[tuple[str, tuple]] = []
     state = {"on": False}
 
@@ -83,7 +82,7 @@ OPERANDS = [
     *PLACES,
     *(f"{place}/{part}" for place in ("{root}", "{root}/d", "{root}/away", "{out}") for part in PARTS),
 ]
-PLANTED = [f"{form}{i}" for form in ("{planted}", "{under root}") for i in range(14)]  # the i-th thing planted
+PLANTED = [f"{form}{i}" for form in ("{planted}", "{under root}") for i in range(14)]  # the i-th planted entry
 operand = st.one_of(
     st.sampled_from(PLANTED),
     st.sampled_from(PARTS),
@@ -94,7 +93,7 @@ operand = st.one_of(
 command = st.one_of(
     st.tuples(st.sampled_from(COMMANDS), operand),
     st.tuples(st.sampled_from(COMMANDS), operand),
-    st.tuples(st.sampled_from(COMMANDS), st.sampled_from(PLANTED)),  # so that much succeeds, whatever else is drawn
+    st.tuples(st.sampled_from(COMMANDS), st.sampled_from(PLANTED)),  # so that many succeed, whatever else is drawn
     st.tuples(st.sampled_from(["head", "tail"]), st.just("-n"), st.sampled_from(["0", "1", "7", "999999999"]), operand),
     st.lists(
         st.sampled_from([*COMMANDS, "echo", "rm", ">", "|", ";", "-n", "-a", "a.py", "{out}/secret.py"]), max_size=4
@@ -103,7 +102,7 @@ command = st.one_of(
 
 
 def build(root: Path, planted: Any) -> None:
-    """A folder with the planted things; where two want the same place, the first has it."""
+    """Create a folder with the planted entries; if two have the same path, the first one is created."""
     root.mkdir()
     (root / "self").symlink_to("self")
     (root / "loop").symlink_to("d/loop")
@@ -112,7 +111,7 @@ def build(root: Path, planted: Any) -> None:
         path = root.joinpath(*names)
         try:
             if any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(root)):
-                continue  # a plant must not land outside by itself
+                continue  # planting must not write outside the root
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_symlink() or path.exists():
                 continue
@@ -123,7 +122,7 @@ def build(root: Path, planted: Any) -> None:
             elif kind == "fifo":
                 os.mkfifo(path)
             elif kind == "device":
-                os.mknod(path, 0o20666, os.makedev(1, 5))  # /dev/zero: only the superuser may plant one
+                os.mknod(path, 0o20666, os.makedev(1, 5))  # /dev/zero: only the superuser may create one
             else:
                 path.write_bytes(what or b"inside\n")
                 if kind == "huge":
@@ -135,7 +134,7 @@ def build(root: Path, planted: Any) -> None:
 
 
 def state_of(folder: Path) -> list:
-    """Everything below a folder: kind, size, times of change; not of access, which a read may move."""
+    """Mode, size and change times of everything below a folder; no access times, since reads may update them."""
     found = []
     for place, folders, files in os.walk(folder):
         for entry in [*folders, *files]:
@@ -145,7 +144,7 @@ def state_of(folder: Path) -> list:
 
 
 def spell(word: str, planted: Any, ground: Path, cwd: str) -> str:
-    """An operand in this tree: places filled in, and the name of a planted thing, from here or with the root's path."""
+    """Fill in an operand's placeholders: a planted entry, relative to ``cwd`` or below the root's path, or a place."""
     for form, path in (("{planted}", None), ("{under root}", str(ground / "root"))):
         if word.startswith(form):
             names = planted[int(word[len(form) :]) % len(planted)][0]
@@ -154,7 +153,7 @@ def spell(word: str, planted: Any, ground: Path, cwd: str) -> str:
 
 
 def check_events(root: str) -> None:
-    """Only these happened: the root was opened as a folder, and below it single names were opened to read."""
+    """Assert that the only events are opening the root and opening single names below it for reading."""
     for event, arguments in EVENTS:
         assert event == "open", (event, arguments)
         path, _, flags = arguments
@@ -177,7 +176,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder
 
 
-def test_ten_thousand_commands_in_hostile_trees(ground: Path) -> None:
+def test_ten_thousand_commands_in_hostile_trees_stay_inside(ground: Path) -> None:
     ran = {"commands": 0, "successes": 0, "files read": 0}
 
     @settings(
@@ -185,7 +184,7 @@ def test_ten_thousand_commands_in_hostile_trees(ground: Path) -> None:
         deadline=None,
         database=None,
         derandomize=True,
-        phases=[Phase.generate],  # 90 commands in a folder shrink for minutes; the failing one is shown as it is
+        phases=[Phase.generate],  # shrinking 90 commands takes minutes; a failing example is shown as it is
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )
     @given(plants, st.lists(command, min_size=PER_TREE, max_size=PER_TREE), st.sampled_from([0.0, 0.3]))
@@ -217,7 +216,7 @@ def test_ten_thousand_commands_in_hostile_trees(ground: Path) -> None:
             assert box.cwd in tree.folders
             if not result.ok:
                 assert box.cwd == cwd
-            elif len(argv) > 1:  # what succeeded lies inside, as the operating system sees it
+            elif len(argv) > 1:  # the operating system resolves it to a path inside, too
                 words = [argv[-1], argv[-1].strip("'\""), argv[-1][1:-1]]
                 real = {os.path.realpath(os.path.join(root, cwd, word)) for word in words if "\0" not in word}
                 assert any((path + "/").startswith(f"{root}/") for path in real)
@@ -232,7 +231,7 @@ def test_ten_thousand_commands_in_hostile_trees(ground: Path) -> None:
     assert ran["files read"] > 400
 
 
-def test_a_folder_that_is_swapped_for_a_link_while_the_tree_is_listed_is_not_followed(tmp_path: Path) -> None:
+def test_a_folder_that_is_replaced_by_a_link_during_listing_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text("x")
     (tmp_path / "tree/sub/deep").mkdir(parents=True)
