@@ -1,4 +1,4 @@
-"""DangerousTaxi with labels: what counts as telling the action, and which texts name one."""
+"""DangerousTaxi with labels: which texts reveal the action, and which texts select one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from selfimprove.envs.taxi.listed import EnumeratedTaxi
         ("From here the passenger is one row north, 1 action away.", False),
     ],
 )
-def test_an_action_is_told_however_a_chat_model_decorates_it(text: str, told: bool) -> None:
+def test_a_revealed_action_is_recognised_however_a_chat_model_formats_it(text: str, told: bool) -> None:
     env = EnumeratedTaxi()
     env.reset(61)  # the passenger is one row north: action 1
     assert env.reveals(text) is told
@@ -31,7 +31,7 @@ def test_an_action_is_told_however_a_chat_model_decorates_it(text: str, told: bo
     ("text", "command"),
     [("1", "move north"), (" 1", "move north"), ("1.", "move north"), ("move north", "move north"), ("01", None)],
 )
-def test_the_command_that_a_text_names_is_the_one_that_is_done(text: str, command: str | None) -> None:
+def test_the_command_that_a_text_names_is_executed(text: str, command: str | None) -> None:
     env = EnumeratedTaxi()
     env.reset(61)
     assert env.named(text) == command
