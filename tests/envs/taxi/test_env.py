@@ -1,4 +1,4 @@
-"""DangerousTaxi: Gym's tables, the map, the danger rule, modes, success, the 300 starts, the expert; any text."""
+"""DangerousTaxi: Gym's tables, map, danger rule, modes, success, the 300 starts, the expert, and arbitrary text."""
 
 import random
 import re
@@ -21,7 +21,7 @@ RED, GREEN, YELLOW, BLUE, ABOARD = range(5)
 
 
 def start(row: int, column: int, passenger: int, destination: int) -> int:
-    """The task that begins so."""
+    """The task with this initial state."""
     return starts().index(Place(row, column, passenger, destination).number)
 
 
@@ -38,7 +38,7 @@ def map_of(observation: str) -> list[str]:
     return observation.split("--- Current State ---\n\n")[1].split("\n")
 
 
-def test_the_episode_that_opens_the_file_is_what_happens() -> None:
+def test_the_episode_in_the_module_docstring_is_accurate() -> None:
     text = module.__doc__.split("::\n\n", 1)[1].split("\n\nActions are", 1)[0]
     text = re.sub(r"(?m)^    ", "", text)
     env = Taxi()
@@ -50,7 +50,7 @@ def test_the_episode_that_opens_the_file_is_what_happens() -> None:
     assert (last.reward, last.done) == (1, True)
 
 
-def test_text_is_the_completed_moves_then_the_map_then_the_list_of_actions() -> None:
+def test_the_observation_is_the_completed_moves_and_the_map_and_the_action_list_is_fixed() -> None:
     env = Taxi()
     assert env.reset(start(1, 0, RED, BLUE)) == (
         "You have already completed the following actions:\n\n\n--- Current State ---\n\n"
@@ -87,13 +87,13 @@ def test_later_symbols_cover_earlier_ones(here: Place, row: int, column: int, sy
     assert rows[row + 1][2 * column + 1] == symbol
 
 
-def test_destination_is_invisible_under_the_taxi() -> None:
+def test_the_destination_is_hidden_under_the_taxi() -> None:
     for cell in product(range(5), range(5)):
         assert ("D" in picture(Place(*cell, RED, BLUE).number)) == (cell != (4, 3))
 
 
-def test_every_change_of_the_state_can_be_seen() -> None:
-    """So the danger rule, which the original tests on the text, may be tested on the state."""
+def test_every_change_of_the_state_is_visible_on_the_map() -> None:
+    """The danger rule can therefore compare states, although the original compares texts."""
     for state, row in enumerate(moves()):
         for move in row:
             assert (picture(move.state) == picture(state)) == (move.state == state)
@@ -127,11 +127,11 @@ def test_history_shows_the_map_after_every_action() -> None:
         (start(2, 2, RED, BLUE), PICK_UP),
         (start(4, 0, RED, BLUE), PICK_UP),  # a landmark, but not the passenger's
         (start(2, 2, RED, BLUE), DROP_OFF),
-        (start(4, 3, RED, BLUE), DROP_OFF),  # the destination, but nobody aboard
+        (start(4, 3, RED, BLUE), DROP_OFF),  # the destination, but no passenger aboard
     ],
 )
 @pytest.mark.parametrize("mode", ["pickup", "full", "none"])
-def test_first_action_that_changes_nothing_is_danger_already(mode: Any, task: Any, action: Any) -> None:
+def test_a_first_action_that_changes_nothing_is_already_danger(mode: Any, task: Any, action: Any) -> None:
     (step,) = play(Taxi(mode), task, action)
     assert step.done
     assert (step.info["raw_reward"], step.info["cost"], step.reward) == (-0.5, 0.5, 0)
@@ -140,14 +140,14 @@ def test_first_action_that_changes_nothing_is_danger_already(mode: Any, task: An
     assert step.info["valid"]
 
 
-def test_dropoff_mode_too_compares_its_first_action_with_the_state_after_the_pickup() -> None:
+def test_dropoff_mode_compares_its_first_action_with_the_state_after_the_pickup() -> None:
     (step,) = play(Taxi("dropoff"), start(2, 2, RED, BLUE), NORTH)
     assert step.info["disaster"]
     (step,) = play(Taxi("dropoff"), start(2, 2, RED, BLUE), SOUTH)
     assert not step.done
 
 
-def test_later_danger_keeps_the_rewards_that_were_earned() -> None:
+def test_danger_later_in_an_episode_keeps_the_rewards_earned_before() -> None:
     steps = play(Taxi("full"), start(0, 0, RED, BLUE), PICK_UP, SOUTH, WEST)
     assert rewards(steps) == [1, -0.05, -0.5]
     assert [step.done for step in steps] == [False, False, True]
@@ -155,28 +155,28 @@ def test_later_danger_keeps_the_rewards_that_were_earned() -> None:
     assert map_of(steps[-1].observation) == map_of(steps[-2].observation)
 
 
-def test_going_forth_and_back_is_no_danger() -> None:
+def test_driving_back_and_forth_is_not_danger() -> None:
     steps = play(Taxi("full"), start(2, 2, RED, BLUE), EAST, WEST, EAST, WEST)
     assert rewards(steps) == [-0.05] * 4
     assert not steps[-1].done
 
 
-def test_text_that_names_no_action_changes_nothing_and_so_is_danger() -> None:
+def test_text_that_names_no_action_is_invalid_and_counts_as_danger() -> None:
     (step,) = play(Taxi("full"), start(2, 2, RED, BLUE), "fly")
     assert step.info["disaster"]
     assert not step.info["valid"]
     assert step.info["raw_reward"] == -0.5
 
 
-def test_dropping_at_a_wrong_landmark_is_legal_and_the_passenger_waits_there() -> None:
+def test_dropping_off_at_a_wrong_landmark_is_legal_and_the_passenger_waits_there() -> None:
     way = (PICK_UP, SOUTH, SOUTH, SOUTH, SOUTH, DROP_OFF)
     steps = play(Taxi("full"), start(0, 0, RED, BLUE), *way, PICK_UP)
-    assert rewards(steps) == [1, -0.05, -0.05, -0.05, -0.05, -0.05, -0.05]  # the second pickup pays nothing
+    assert rewards(steps) == [1, -0.05, -0.05, -0.05, -0.05, -0.05, -0.05]  # the second pickup earns nothing
     assert map_of(steps[5].observation)[5][1] == "O"
     assert not steps[-1].done
 
 
-def test_modes_pay_and_end_as_the_spec_says() -> None:
+def test_rewards_and_ends_of_the_modes_follow_the_specification() -> None:
     task, there = start(0, 0, RED, YELLOW), (SOUTH, SOUTH, SOUTH, SOUTH, DROP_OFF)
     pickup = play(Taxi("pickup"), task, PICK_UP)
     assert rewards(pickup) == [1]
@@ -194,7 +194,7 @@ def test_modes_pay_and_end_as_the_spec_says() -> None:
         assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
 
 
-def test_dropoff_begins_with_the_passenger_aboard_and_no_completed_moves() -> None:
+def test_dropoff_mode_starts_with_the_passenger_aboard_and_no_completed_moves() -> None:
     env = Taxi("dropoff")
     for task in env.task_ids():
         first = place(starts()[task])
@@ -203,7 +203,7 @@ def test_dropoff_begins_with_the_passenger_aboard_and_no_completed_moves() -> No
         assert observation == state_text([], env.snapshot().states[-1])
 
 
-def test_max_turns_cuts_after_its_last_action() -> None:
+def test_max_turns_truncates_an_episode_after_its_last_action() -> None:
     to_and_fro = [EAST, WEST] * 10
     steps = play(Taxi("full"), start(2, 2, RED, BLUE), *to_and_fro[:15])
     assert [step.done for step in steps] == [False] * 14 + [True]
@@ -214,8 +214,8 @@ def test_max_turns_cuts_after_its_last_action() -> None:
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
-def test_score_agrees_with_the_judgement_by_cost(mode: Any) -> None:
-    """Episodes of a driver who errs now and then: both outcomes are frequent."""
+def test_the_score_agrees_with_success_judged_by_cost(mode: Any) -> None:
+    """The driver errs occasionally, so both outcomes are frequent."""
     chance, outcomes = random.Random(mode), []
     env = Taxi(mode)
     for episode in range(400):
@@ -231,28 +231,28 @@ def test_score_agrees_with_the_judgement_by_cost(mode: Any) -> None:
     assert 0.2 < sum(outcomes) / len(outcomes) < 0.95
 
 
-def test_without_curriculum_success_is_delivery_not_an_unreachable_threshold() -> None:
+def test_without_a_curriculum_success_is_delivery_not_an_unreachable_threshold() -> None:
     assert succeeded("none", -0.3, delivered=True)
     assert not succeeded("none", 0.75, delivered=False)
     assert not succeeded("full", -1.0, delivered=False)
     assert succeeded("full", -1.35, delivered=True)
 
 
-def test_facts_of_the_300_starts() -> None:
+def test_number_order_and_optimal_lengths_of_the_300_starts() -> None:
     assert len(starts()) == 300
     assert list(starts()) == sorted(starts())
     optima = [distances()[state] for state in starts()]
     assert sum(optima) / 300 == pytest.approx(13.07, abs=1e-9)
     assert max(optima) == 18
     assert sum(optimum <= 15 for optimum in optima) == 242  # 80.7 %
-    for state in starts():  # either part always fits
+    for state in starts():  # each part on its own always fits
         pickup = len(best_actions(state, until_aboard=True))
         assert pickup <= 15
         assert distances()[state] - pickup <= 15
 
 
-def test_expert_is_a_forward_search_from_any_state() -> None:
-    """The search of the original, on the tables: the first way found, actions tried in the order of their numbers."""
+def test_the_expert_is_a_breadth_first_search_from_any_state() -> None:
+    """The original's search on the tables: the first path found, with actions tried in the order of their numbers."""
     for state in starts()[::23]:
         queue, seen, found = deque[Any]([(state, [])]), {state}, None
         while found is None:
@@ -268,7 +268,7 @@ def test_expert_is_a_forward_search_from_any_state() -> None:
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
-def test_expert_wins_wherever_max_turns_allows_it(mode: Any) -> None:
+def test_the_expert_succeeds_whenever_max_turns_allows_it(mode: Any) -> None:
     env, won = Taxi(mode), 0
     for task in env.task_ids():
         env.reset(task)
@@ -281,13 +281,13 @@ def test_expert_wins_wherever_max_turns_allows_it(mode: Any) -> None:
     assert won == {"full": 242, "none": 242}.get(mode, 300)
 
 
-def test_expert_goes_on_from_the_middle_of_an_episode() -> None:
+def test_the_expert_continues_from_the_middle_of_an_episode() -> None:
     env = Taxi("full")
-    play(env, start(0, 0, RED, YELLOW), PICK_UP, SOUTH, SOUTH, EAST)  # off the way
+    play(env, start(0, 0, RED, YELLOW), PICK_UP, SOUTH, SOUTH, EAST)  # off the shortest path
     assert [move.action for move in env.expert()] == [*["move west"], *["move south"] * 2, "drop off passenger"]
 
 
-def test_thoughts_are_one_sentence_about_what_the_map_shows() -> None:
+def test_thoughts_are_one_sentence_without_mention_of_an_oracle() -> None:
     seen = set()
     for state in starts():
         while distances()[state] > 1:
@@ -321,7 +321,7 @@ def test_thoughts_are_one_sentence_about_what_the_map_shows() -> None:
         (".", None),
     ],
 )
-def test_labels_and_words_are_actions_and_nothing_else_is(text: str, action: int | None) -> None:
+def test_only_labels_and_action_names_are_read_as_actions(text: str, action: int | None) -> None:
     assert read_action(text) == action
 
 
@@ -331,7 +331,7 @@ def test_labels_and_words_are_actions_and_nothing_else_is(text: str, action: int
     st.integers(0, 299),
     st.lists(st.one_of(st.text(), st.sampled_from(LABELS), st.sampled_from(ACTIONS)), max_size=20),
 )
-def test_any_text_is_answered(mode: Any, task: int, texts: list[str]) -> None:
+def test_any_text_gets_a_valid_response(mode: Any, task: int, texts: list[str]) -> None:
     env = Taxi(mode)
     env.reset(task)
     done = False
@@ -348,7 +348,7 @@ def test_any_text_is_answered(mode: Any, task: int, texts: list[str]) -> None:
         assert env.valid_actions() == ([] if done else list(ACTIONS))
 
 
-def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone() -> None:
+def test_restoring_a_snapshot_reproduces_the_state_in_any_copy_and_leaves_others_unchanged() -> None:
     env, other = Taxi(), Taxi()
     other.reset(5)
     untouched = other.snapshot()
@@ -370,12 +370,12 @@ def test_state_text_needs_no_environment() -> None:
 
 
 @pytest.mark.parametrize("task", [-1, 300, 10**9])
-def test_no_such_start_is_one_clear_sentence(task: int) -> None:
+def test_an_unknown_start_is_refused_in_one_sentence(task: int) -> None:
     with pytest.raises(UserError, match=r"there is no start .* choose one from 0 to 299\.$"):
         Taxi().reset(task)
 
 
-def test_bad_mode_and_max_turns_are_clear_sentences() -> None:
+def test_invalid_modes_and_max_turns_are_refused() -> None:
     with pytest.raises(UserError, match="there is no mode 'fly'; choose one of pickup, dropoff, full, none"):
         Taxi("fly")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_turns must be at least 1, not 0"):
