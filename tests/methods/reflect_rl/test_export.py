@@ -1,4 +1,4 @@
-"""The original's formats: task lists with trajectories, reflected states, {"text"} rows, logs.json; and back."""
+"""The original's formats: task lists with trajectories, reflected states, {"text"} rows, logs.json; and imports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def taught(env: Any, *jobs: TeachingTask) -> list[TeacherTrajectory]:
     return [one for one in made if one is not None]
 
 
-def test_tasks_carry_their_trajectories(tmp_path: Path) -> None:
+def test_exported_tasks_contain_their_trajectories(tmp_path: Path) -> None:
     others = {"core/bus.py": "# A bus that nobody takes.\n" * 20}
     plant(tmp_path / "repo/eventlib", FILES | others)
     write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("README.md")])
@@ -62,17 +62,17 @@ def test_tasks_carry_their_trajectories(tmp_path: Path) -> None:
     assert (positive["info"], positive["filename"], positive["model_name"]) == ("positive", "core/hub.py", "scripted")
     assert [step["cmd"] for step in positive["trajectory"]] == ["cd core", "cat hub.py", "id hub.py"]
     assert negative["info"] == "negative0"
-    assert negative["filename"] is None  # a negative identifies nothing
+    assert negative["filename"] is None  # the negative identifies no file
     assert [step["cmd"] for step in negative["trajectory"]] == ["cd core", "cat bus.py", "cat hub.py"]
     assert [bool(step["reflection"]) for step in negative["trajectory"]] == [False, False, True]
     assert set(task) == {
         "question", "answer", "optimal_path", "filename", "root", "n_level", "model", "trajectories",
     }  # fmt: skip
     run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "all.json")
-    assert len(read_tasks(tmp_path / "all.json")) == 2  # and ours reads it back
+    assert len(read_tasks(tmp_path / "all.json")) == 2  # can be read back
 
 
-def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_read_back(
+def test_merged_trajectories_are_all_positive_or_consecutively_numbered_negatives(
     tmp_path: Path,
 ) -> None:
     told = [  # type: ignore[var-annotated]
@@ -92,13 +92,13 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
 
 
 @pytest.mark.parametrize("task_id", [-1, 1])
-def test_a_trajectory_of_no_task_of_the_list_is_refused(task_id: int) -> None:
+def test_a_trajectory_whose_task_is_not_in_the_list_is_refused(task_id: int) -> None:
     made = TeacherTrajectory(id="x", env="autoexplore", task_id=task_id, info="positive", teacher="t", status="solved")
     with pytest.raises(UserError, match="trajectory x belongs to no task of the list"):
         tasks_with_trajectories([task_for("core/hub.py")], [made])
 
 
-def test_reflected_states_as_one_list(tmp_path: Path) -> None:
+def test_reflected_states_are_exported_as_one_list(tmp_path: Path) -> None:
     for name, more in (("taxi", set()), ("alfworld", {"problem"})):
         env = listed_env(name=name).make()
         (one,) = taught(env, TeachingTask(task_id=env.task_ids()[0], negative=0))
@@ -111,7 +111,7 @@ def test_reflected_states_as_one_list(tmp_path: Path) -> None:
 
 
 @given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
-def test_text_rows_go_there_and_back(pre: Any, reflection: Any, label: Any, markers: Any) -> None:
+def test_text_rows_round_trip(pre: Any, reflection: Any, label: Any, markers: Any) -> None:
     state = State(pre, "\n0. go\n", ("0",))
     for example in (
         policy_example("x", "", state, reflection, label.strip(), markers),
@@ -121,7 +121,7 @@ def test_text_rows_go_there_and_back(pre: Any, reflection: Any, label: Any, mark
         assert from_text(to_text(example), "x", markers).messages == example.messages
 
 
-def test_a_reflection_on_a_file_that_holds_the_other_marker_stays_whole() -> None:
+def test_a_reflection_on_a_file_that_contains_the_other_marker_stays_intact() -> None:
     for markers in MARKERS.values():
         example = reflection_example("x", "", State(f"f:{markers.act}3", "\n0. go\n", ("0",)), "Wrong.", markers)
         assert from_text(to_text(example), "x", markers).messages == example.messages
@@ -144,8 +144,8 @@ def test_a_text_without_a_marker_is_an_error(row: Any) -> None:
         from_text(row, "rows.jsonl, line 4")
 
 
-def test_folders_that_the_filter_empties_are_copied_as_they_are_listed_in_play(tmp_path: Path) -> None:
-    """As the original copies them; a copy once offered fewer folders than the repository itself."""
+def test_a_filtered_copy_keeps_emptied_folders_and_lists_the_same_folders(tmp_path: Path) -> None:
+    """As in the original. A copy once listed fewer folders than the repository itself."""
     plant(tmp_path / "repos" / "one", {"a.py": "x = 1  # long enough", "bin/deep/tool.exe": "not of a kind to explore"})
     run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
     assert [str(path.relative_to(tmp_path / "filtered")) for path in sorted((tmp_path / "filtered").rglob("*"))] == [
@@ -155,7 +155,7 @@ def test_folders_that_the_filter_empties_are_copied_as_they_are_listed_in_play(t
     assert copied == own
 
 
-def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path: Path) -> None:
+def test_filtered_repositories_are_copied_and_dropped_files_are_reported(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", {**FILES, ".hidden.py": "x = 1\n" * 9, "logo.png": "pixels " * 9})
     plant(tmp_path / "repos/other", {"a.py": "x = 1\n" * 9, "tests/test_a.py": "x = 1\n" * 9})
     (tmp_path / "repos/other/away.py").symlink_to("/etc/passwd")
@@ -171,7 +171,7 @@ def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path:
         run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
 
 
-def test_a_repository_of_which_nothing_is_left_is_told_as_well(tmp_path: Path) -> None:
+def test_repositories_without_remaining_files_are_reported_and_not_copied(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", FILES)
     plant(tmp_path / "repos/empty", {"logo.png": "pixels " * 9, "a.py": "x"})
     plant(tmp_path / "repos/tests", {"a.py": "x = 1\n" * 9})
@@ -199,7 +199,7 @@ def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path)
         run("split", tmp_path / "data.json", tmp_path / "data.json")
 
 
-def test_logs_as_the_original_writes_them(tmp_path: Path) -> None:
+def test_logs_are_exported_in_the_originals_format_and_invalid_rows_are_refused(tmp_path: Path) -> None:
     step = {"step": 0, "Q_value": -1.0, "logprob": math.log(0.25), "entropy": 1.0, "cost": 0.05, "prompt": "p",
             "generation": "1"}  # fmt: skip
     row = {"iter": 1, "level": "pickup", "loss": [0.5, None], "critic_loss": None, "cost": -1.0, "succ": 0.5,
