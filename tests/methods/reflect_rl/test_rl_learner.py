@@ -1,4 +1,4 @@
-"""Updates: N, accumulation, critic, replayed data, losses that are no number (docs/reflect-rl.md, L17 to L22)."""
+"""Updates: N, accumulation, critic, replayed data, non-finite losses (docs/reflect-rl.md, L17 to L22)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make(folder: Path, **params: object) -> tuple[Learner, Policy]:
 
 
 def episodes(policy: Policy, lengths: list[int], cost: float = 1.0) -> list[RLTrajectory]:
-    """As the policy itself would have played them: with its own log-probabilities."""
+    """Episodes as if played by the policy itself, that is, with its own log-probabilities."""
     some = decisions(sum(lengths))
     known = logprobs(policy, some).tolist()
     pairs = enumerate(zip(some, known, strict=True))
@@ -46,7 +46,7 @@ def formula(played: list[RLTrajectory], beta: float = 0.0) -> float:
     return sum(q * p for q, p in pairs) / len(pairs)
 
 
-def test_the_loss_is_over_all_decisions_of_all_episodes_however_they_are_laid_out(tiny: Path) -> None:
+def test_the_loss_averages_all_decisions_of_all_episodes_in_any_layout(tiny: Path) -> None:
     for layout in ({}, {"row_tokens": 500, "micro_batch_tokens": 9000}, {"row_tokens": 1, "micro_batch_tokens": 1}):
         learner, policy = make(tiny, entropy_coef=0.2, **layout)
         played = episodes(policy, [3, 1, 6, 2])
@@ -55,7 +55,7 @@ def test_the_loss_is_over_all_decisions_of_all_episodes_however_they_are_laid_ou
         assert learner.tokens == sum(len(one.prompt) + 1 for e in played for one in e.decisions)
 
 
-def test_an_update_is_adams_with_its_gradient_clipped(tiny: Path) -> None:
+def test_an_update_is_a_step_of_adam_with_clipped_gradients(tiny: Path) -> None:
     learner, policy = make(tiny, lr=1e-3, weight_decay=0.01, grad_clip=1e-3)
     played = episodes(policy, [4, 4])
     twin = make(tiny)[1]
@@ -74,7 +74,7 @@ def test_an_update_is_adams_with_its_gradient_clipped(tiny: Path) -> None:
         assert torch.allclose(value, twin.state()[name], atol=2e-4), name
 
 
-def test_a_linear_schedule_ends_at_nothing(tiny: Path) -> None:
+def test_a_linear_schedule_ends_at_zero(tiny: Path) -> None:
     learner, policy = make(tiny, schedule="linear", max_steps=4)
     before = weights_hash(policy.model)
     learner.train(episodes(policy, [2]), iteration=4, fresh=True)
@@ -83,7 +83,7 @@ def test_a_linear_schedule_ends_at_nothing(tiny: Path) -> None:
     assert weights_hash(policy.model) != before
 
 
-def test_accumulated_calls_are_one_update_over_fresh_and_replayed_together(tiny: Path) -> None:
+def test_accumulated_calls_form_one_update_over_fresh_and_replayed_episodes(tiny: Path) -> None:
     learner, policy = make(tiny, gradient_accumulation_steps=3)
     fresh, replayed = episodes(policy, [3, 2]), episodes(policy, [4], cost=-2.0)
     before = weights_hash(policy.model)
@@ -93,10 +93,10 @@ def test_accumulated_calls_are_one_update_over_fresh_and_replayed_together(tiny:
     loss = learner.train(fresh, iteration=1, fresh=True)
     assert loss == pytest.approx(formula([*fresh, *replayed, *fresh]), abs=1e-5)
     assert weights_hash(policy.model) != before
-    assert learner.train(fresh, iteration=1, fresh=True) is None  # counting has begun anew
+    assert learner.train(fresh, iteration=1, fresh=True) is None  # the count has restarted
 
 
-def test_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny: Path) -> None:
+def test_ppo_takes_several_steps_per_batch_and_the_first_equals_policy_gradient(tiny: Path) -> None:
     params = {"algorithm": "ppo", "critic": {"shared": True}, "lr": 1e-3}
     one, policy = make(tiny, **params, ppo_epochs=1)
     played = episodes(policy, [3, 5])
@@ -111,7 +111,7 @@ def test_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: Any) -> None:
+def test_a_critic_starts_at_zero_and_learns_the_costs_of_states(kind: Any) -> None:
     critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1, weight_decay=0.0, grad_clip=0.3)
     torch.manual_seed(0)
     hidden = torch.randn(60, 8)
@@ -129,17 +129,17 @@ def test_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: Any) -> No
         8 if kind == "linear" else 72
     )
     assert critic.end_update(Group()) is None
-    assert critic.state(Group())["seen"] == [[]]  # nothing that was learnt is kept
+    assert critic.state(Group())["seen"] == [[]]  # data is discarded after training
 
 
-def test_the_loss_is_the_squared_error_in_hundreds() -> None:
+def test_the_loss_of_the_critic_is_the_squared_error_in_hundreds() -> None:
     critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1, weight_decay=0.001, grad_clip=0.3)
     critic.see(torch.ones(3, 4), torch.tensor([100.0, 200.0, -300.0]))
     assert critic.end_update(Group()) == pytest.approx((1 + 4 + 9) / 3)
 
 
 def test_the_critic_has_the_policys_weight_decay_and_gradient_clip(tiny: Path) -> None:
-    """As the original's, whose two optimisers have the same settings; it once had neither."""
+    """As in the original, whose two optimisers have the same settings. The critic once had neither."""
     learner, _ = make(tiny, critic={"every": 1, "epochs": 4, "lr": 0.05}, weight_decay=0.1, grad_clip=0.01)
     critic = learner._critic
     assert critic is not None
@@ -161,7 +161,7 @@ def test_the_critic_has_the_policys_weight_decay_and_gradient_clip(tiny: Path) -
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_advantages_are_q_less_v_and_replayed_successes_teach_the_critic_nothing(tiny: Path, shared: bool) -> None:
+def test_advantages_are_q_minus_v_and_the_critic_ignores_replayed_episodes(tiny: Path, shared: bool) -> None:
     learner, policy = make(
         tiny, critic={"shared": shared, "lr": 0.5, "every": 1, "epochs": 50}, lr=1e-9, weight_decay=0.0
     )
@@ -170,13 +170,13 @@ def test_advantages_are_q_less_v_and_replayed_successes_teach_the_critic_nothing
     learner.train(episodes(policy, [4], cost=50.0), iteration=0, fresh=False)
     loss = learner.end_iteration()
     assert loss is not None
-    assert loss < 1e-3  # of costs about 1; with 50 among them it would be some 0.05
+    assert loss < 1e-3  # with costs of about 1; with the 50 it would be about 0.05
     values = learner.train(played, iteration=1, fresh=True)
     assert values != pytest.approx(formula(played), abs=1e-4)  # V is subtracted now
 
 
-def test_the_critic_learns_every_few_updates_replayed_ones_counted_and_tells_nothing_between(tiny: Path) -> None:
-    """As the original counts; a critic that had seen nothing once told a loss of 0."""
+def test_the_critic_learns_every_n_updates_counting_replayed_ones_and_has_no_loss_in_between(tiny: Path) -> None:
+    """Counted as in the original. A critic without data once reported a loss of 0."""
     learner, policy = make(tiny, critic={"every": 3})
     played, told = episodes(policy, [3]), []
     for iteration in range(4):
@@ -189,7 +189,7 @@ def test_the_critic_learns_every_few_updates_replayed_ones_counted_and_tells_not
     for iteration in range(4):
         learner.train(played, iteration=iteration, fresh=True)
         told.append(learner.end_iteration() is not None)
-    assert told == [False, True, False, True]  # no update, nothing to learn from
+    assert told == [False, True, False, True]  # without an update there is nothing to learn from
 
 
 def test_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
@@ -201,14 +201,14 @@ def test_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
     assert weights_hash(policy.model) == weights_hash(other.model)
 
 
-def test_without_a_critic_nothing_is_kept_of_trained_counts(tiny: Path, tmp_path: Path) -> None:
+def test_without_a_critic_there_is_no_critic_loss_and_no_episode_is_kept(tiny: Path, tmp_path: Path) -> None:
     learner, policy = make(tiny)
     learner.train(episodes(policy, [3]), iteration=0, fresh=True)
     assert learner.end_iteration() is None
     assert learner.save(tmp_path)["waiting"] == []
 
 
-def test_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -> None:
+def test_a_non_finite_loss_or_gradient_is_refused_and_the_weights_are_unchanged(tiny: Path) -> None:
     learner, policy = make(tiny)
     before = weights_hash(policy.model)
     with pytest.raises(UserError, match=r"the loss of iteration 3 is nan and the gradient norm nan; lower rl.lr"):
@@ -218,7 +218,7 @@ def test_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -
     assert weights_hash(policy.model) == before
 
 
-def test_a_policy_whose_weights_are_not_finite_is_not_handed_on(tiny: Path) -> None:
+def test_a_policy_with_non_finite_weights_is_refused(tiny: Path) -> None:
     learner, policy = make(tiny)
     learner.check_weights()
     policy.trainable[-1].data.view(-1)[-1] = math.inf
@@ -227,10 +227,12 @@ def test_a_policy_whose_weights_are_not_finite_is_not_handed_on(tiny: Path) -> N
 
 
 @pytest.mark.parametrize("critic", [None, {"kind": "mlp", "every": 3, "shared": True}])
-def test_a_learner_goes_on_from_a_checkpoint_to_the_bit(tiny: Path, tmp_path: Path, critic: object) -> None:
+def test_a_learner_restored_from_a_checkpoint_continues_bit_identically(
+    tiny: Path, tmp_path: Path, critic: object
+) -> None:
     learner, policy = make(tiny, critic=critic, gradient_accumulation_steps=2)
     played = episodes(policy, [2, 3, 1])
-    for number in range(3):  # ends with a call that waits
+    for number in range(3):  # the third call waits for the next one
         learner.train(played[: number + 1], iteration=number, fresh=True)
         learner.end_iteration()
     learner.train(played[:1], iteration=2, fresh=True)
