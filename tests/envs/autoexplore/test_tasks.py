@@ -56,7 +56,7 @@ def test_every_question_has_exactly_one_right_answer(make_folder: Callable[[str,
     assert "OnlyA" in tasks[0].question
 
 
-def test_which_files_questions_are_asked_about(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     long = "def one():\n    pass\n" + "# words that make it long enough\n" * 20
     asked = ["layout.py", "a/b/deep.py", "route.py", "contest.py", "digit.py"]
     passed_over = ["a/b/c/deeper.py", "out/a.py", "test_a.py", "a_test.py", "a/test/b.py", "x.out.py", "output/b.py"]
