@@ -378,11 +378,7 @@ def test_the_expert_succeeds_from_every_state_with_enough_steps_left(make_env: A
     env.reset(1)
     assert [move.action for move in env.expert()] == env._tasks[1].optimal_path
     play(env, *["nonsense"] * 12)
-    assert [move.action for move in env.expert()] == [
-        "cd core",
-        "cd deep",
-        'id "wire format.py"',
-    ]  # no step left for cat
+    assert [move.action for move in env.expert()] == ["cd core", "cd deep", 'id "wire format.py"']  # no step for cat
     env.step("nonsense")
     assert env.expert() == []  # two steps don't suffice
 

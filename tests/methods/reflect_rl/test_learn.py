@@ -296,7 +296,7 @@ def test_a_run_that_is_killed_at_any_moment_resumes_and_ends_with_the_same_bytes
             runs += [{"model": str(folder), "out": str(place), "params": settings, **death} for death in deaths]  # type: ignore[var-annotated]
     results = go(tmp_path, runs)
     assert [(killed, code) for killed, code, _ in results] == [(0, 0), *[(9, None)] * 4, (0, 0)] * 3
-    # The kill before checkpoint 2 was sealed restarts training; later runs resume from checkpoint 4, which is complete.
+    # Checkpoint 2 was never sealed, so the next run starts over; later runs resume from checkpoint 4, which is whole.
     for start in (0, 6):
         assert [steps[:1] for _, _, steps in results[start : start + 6]] == [[1], [1], [1], [1], [5], [5]]
     for kind in kinds:
