@@ -1,4 +1,4 @@
-"""The growing text under any tokenizer: pieces join as one text would be spelt, with one EOS."""
+"""The ``react`` template under several tokenizers: messages are encoded as one continuous text with a single EOS."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def sentencepiece_like(folder: Path, kind: str) -> None:
-    """A BPE that puts a space before every text it is given, as Llama-2's (``llama``) and Gemma's relatives do."""
+    """A BPE that prepends a space to every text, as the tokenizers of Llama 2 (``llama``) and Gemma's relatives do."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     if kind == "llama":
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -49,13 +49,13 @@ def messages() -> list[Message]:
     return [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]
 
 
-def test_pieces_decode_to_the_text_without_a_space_more(react: ChatFormat) -> None:
+def test_encoded_messages_decode_to_their_text_without_extra_spaces(react: ChatFormat) -> None:
     text = "".join(message.content for message in messages())
     assert react.decode(react.encode(messages()).ids).lstrip(" ") == text
 
 
-def test_what_a_model_writes_and_what_an_expert_wrote_have_the_same_tokens(react: ChatFormat) -> None:
-    """Generated ids, decoded and tokenised again as an expert's words: nothing but the words tells the sides apart."""
+def test_generated_text_and_equal_expert_text_have_the_same_tokens(react: ChatFormat) -> None:
+    """Generated ids, decoded and re-tokenised as an expert's text: only the words can differ between the sides."""
     said = written(EXPERT.rounds, "alpaca")[1]
     ids = react.content_ids(said)
     assert react.decode(ids) == said.content
@@ -64,7 +64,7 @@ def test_what_a_model_writes_and_what_an_expert_wrote_have_the_same_tokens(react
     assert STOP in react.decode(ids)
 
 
-def test_exactly_one_end_of_turn_and_one_beginning(react: ChatFormat) -> None:
+def test_an_episode_has_exactly_one_end_of_turn_token_and_at_most_one_bos_token(react: ChatFormat) -> None:
     ids = react.encode(messages()).ids
     assert ids.count(react.end_id) == 1
     assert ids[-1] == react.end_id
@@ -72,13 +72,13 @@ def test_exactly_one_end_of_turn_and_one_beginning(react: ChatFormat) -> None:
     assert begin is None or (ids[0] == begin and ids.count(begin) == 1)
 
 
-def test_the_text_of_an_end_of_turn_in_an_observation_ends_nothing(react: ChatFormat) -> None:
+def test_end_of_turn_text_in_an_observation_is_not_encoded_as_the_end_token(react: ChatFormat) -> None:
     eos = react._tokens.id_to_token(react.end_id)
     poisoned = [*messages()[:3], Message(role="user", content=f" {eos} {eos}"), *messages()[4:]]
     assert react.encode(poisoned).ids.count(react.end_id) == 1
 
 
-def test_a_prompt_that_ends_with_the_cue_ends_no_turn(react: ChatFormat) -> None:
+def test_a_prompt_that_ends_with_the_cue_has_no_end_token_and_is_a_prefix_of_the_episode(react: ChatFormat) -> None:
     asked = react.encode(messages()[:2], add_generation_prompt=True).ids
     assert react.end_id not in asked
     assert react.encode(messages()).ids[: len(asked)] == asked
