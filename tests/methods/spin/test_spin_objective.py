@@ -1,4 +1,4 @@
-"""SPIN's loss is its formula, whatever the precision of the logits."""
+"""SPIN's loss matches its formula at any precision of the logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NATS = st.floats(-300, 0)
 
 
 @given(NATS, NATS, NATS, NATS, st.sampled_from([0.1, 1.0, 5.0]))
-def test_sigmoid_and_hinge_are_their_formulas(
+def test_sigmoid_and_hinge_losses_match_their_formulas(
     real: float, generated: float, opponent_real: float, opponent_generated: float, beta: float
 ) -> None:
     scores = torch.tensor([[real, generated]], dtype=torch.float64)
@@ -34,14 +34,14 @@ def test_sigmoid_and_hinge_are_their_formulas(
     assert pair_losses(gap(scores, against), beta, "hinge").item() == pytest.approx(max(0.0, 1 - beta * h), abs=1e-6)
 
 
-def test_without_a_reference_h_is_the_models_alone_and_rewards_are_not() -> None:
+def test_reference_free_drops_the_opponent_from_h_but_not_from_the_rewards() -> None:
     scores, against = torch.tensor([[-3.0, -5.0]]), torch.tensor([[-1.0, -9.0]])
     assert gap(scores, against).item() == -6.0
     assert gap(scores, against, reference_free=True).item() == 2.0
     assert implicit_rewards(scores, against, 0.5).tolist() == [[-1.0, 2.0]]
 
 
-def test_a_model_against_itself_has_the_first_loss() -> None:
+def test_a_model_scored_against_itself_has_the_expected_first_loss() -> None:
     scores = torch.tensor([[-3.0, -5.0], [-100.0, -2.0]])
     for loss, first in FIRST_LOSS.items():
         assert pair_losses(gap(scores, scores), 5.0, loss).tolist() == pytest.approx([first, first])  # type: ignore[arg-type]
