@@ -1,6 +1,6 @@
-"""A question played by the policies there are: a local model with its adapter, and an endpoint (docs/spin.md, S17).
+"""A question played by two kinds of policy: a local model with its adapter, and an endpoint (docs/spin.md, S17).
 
-The third, vLLM, needs its own environment: tests/backends/test_vllm.py.
+The third kind, vLLM, needs its own environment: tests/backends/test_vllm.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.tiny import make_tiny_model
 
 
 def questions(make: Callable[[], Engine], count: int, form: Format, **params: object) -> list[SpinEpisode]:
-    """Runs 0 to ``count`` of the question, all at once, by the engine that ``make`` makes."""
+    """Play ``count`` runs of the question concurrently on an engine created by ``make``."""
     cfg = PlayParams.model_validate({"retries": 1, **params})
 
     async def everything() -> list[SpinEpisode]:
@@ -48,7 +48,7 @@ def local(folder: Path) -> TransformersEngine:
     return TransformersEngine(TransformersEngineConfig.model_validate(settings), folder, threads=1)
 
 
-def test_a_model_and_its_adapter_are_sampled_by_run(tmp_path: Path) -> None:
+def test_runs_of_a_model_with_a_merged_adapter_differ_and_are_reproducible(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "base")
     cfg = FinetuneParams.model_validate({"lora": {"rank": 4, "alpha": 32, "targets": ["q_proj", "v_proj"]}})
     model, _ = load_model(base, cfg, 3)
@@ -68,13 +68,13 @@ def test_a_model_and_its_adapter_are_sampled_by_run(tmp_path: Path) -> None:
         return [episode.messages[1].content for episode in episodes]
 
     sampled = texts(merged)
-    assert len(set(sampled)) == 6  # each run has a seed of its own
+    assert len(set(sampled)) == 6  # each run has its own seed
     assert texts(merged) == sampled
     assert texts(base) != sampled
     assert len(set(texts(merged, temperature=0.0))) == 1
 
 
-def test_an_endpoint_plays_with_no_more_calls_at_once_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_plays_whole_episodes_within_its_concurrency_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     def policy(seen: Seen) -> Reply:
