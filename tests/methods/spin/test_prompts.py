@@ -1,4 +1,4 @@
-"""How questions and rounds are written: wrapper, few-shot, prefix, and the template that joins them."""
+"""How questions and rounds are rendered: the wrapper, few-shot text, and the template that joins messages."""
 
 import json
 from pathlib import Path
@@ -27,19 +27,19 @@ def react(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder, "react")
 
 
-def test_the_wrapper_is_the_readmes_byte_for_byte() -> None:
+def test_the_alpaca_wrapper_equals_the_readme_sample_byte_for_byte() -> None:
     question = SAMPLE["traj_by_line"][3]
     assert alpaca(question) == "\n".join(SAMPLE["traj_by_line"][:6]) + "\n"
     assert SAMPLE["traj"].startswith(alpaca(question) + "Thought:")
-    assert alpaca(f"{question} \t\n") == alpaca(question)  # FireAct's files strip the question
+    assert alpaca(f"{question} \t\n") == alpaca(question)  # FireAct's files strip white space after the question
 
 
-def test_a_question_line_is_the_bare_question_as_in_fireact() -> None:
+def test_the_question_format_has_the_bare_question_as_in_fireact() -> None:
     assert opening("Where?", "question")[0].content == "Where?\n"
     assert opening("Question: Why?\nA. So", "question")[0].content == "Question: Why?\nA. So\n"  # MMLU's
 
 
-def test_the_rendered_text_of_an_expert_is_the_original_training_text_without_its_terminal_line(
+def test_an_experts_rendered_text_is_the_original_training_text_without_its_terminal_line(
     react: ChatFormat,
 ) -> None:
     messages = [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]
@@ -56,8 +56,8 @@ def test_the_rendered_text_of_an_expert_is_the_original_training_text_without_it
 
 
 @pytest.mark.parametrize("form", ["alpaca", "question"])
-def test_observations_are_masked_and_nothing_else_is(react: ChatFormat, form: Any) -> None:
-    """From after the colon to before the newline of the next cue; the literal ``Observation:`` stays."""
+def test_only_the_prompt_and_observation_texts_are_masked(react: ChatFormat, form: Any) -> None:
+    """Masked from after the colon to before the newline of the next cue; the literal ``Observation:`` is trained."""
     from selfimprove.core.records import Example
 
     messages = [*opening(QUESTION.question, form), *written(EXPERT.rounds, form)]
@@ -77,7 +77,7 @@ def test_observations_are_masked_and_nothing_else_is(react: ChatFormat, form: An
     )
 
 
-def test_what_the_policy_saw_is_a_prefix_of_what_it_is_trained_on(react: ChatFormat) -> None:
+def test_the_policys_prompt_is_a_prefix_of_its_training_sequence(react: ChatFormat) -> None:
     episode = played()
     for number in range(3):
         seen = [*episode.prompt, *episode.messages[: 4 * number], *cue("alpaca", number)]
@@ -86,40 +86,40 @@ def test_what_the_policy_saw_is_a_prefix_of_what_it_is_trained_on(react: ChatFor
         assert whole[: len(asked)] == asked
 
 
-def test_few_shot_off_default_and_file(tmp_path: Path) -> None:
+def test_few_shot_text_is_off_or_the_tasks_default_or_a_file(tmp_path: Path) -> None:
     assert few_shot_text("off", "hotpotqa") == ""
     own = tmp_path / "own.txt"
     own.write_text("Question: x\nThought: y\nAction: finish[z]\n\n")
     assert few_shot_text(str(own), "hotpotqa") == "Question: x\nThought: y\nAction: finish[z]"
-    for task in TASKS[:-1]:  # chat is plain SPIN, which has none
+    for task in TASKS[:-1]:  # the last, chat, is plain SPIN, which has no few-shot text
         text = few_shot_text("default", task)
         rounds = text.split("\nAction: ")[1:]
-        assert text.count("\nQuestion: ") == (task == "mmlu")  # MMLU's questions say so themselves
+        assert text.count("\nQuestion: ") == (task == "mmlu")  # MMLU's questions begin with "Question:" themselves
         assert all(part.startswith(("search[", "finish[")) for part in rounds)
         assert rounds[-1].startswith("finish[")
 
 
 @pytest.mark.parametrize(("choice", "words"), [("no/such.txt", "no/such.txt"), ("default", "has no worked episodes")])
-def test_a_few_shot_file_that_is_not_there_is_refused(choice: str, words: str) -> None:
+def test_a_missing_few_shot_file_or_default_is_rejected(choice: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         few_shot_text(choice, "chess")
 
 
-def test_few_shot_stands_before_the_wrapper_and_the_wrapper_keeps_its_head() -> None:
-    """The original cuts as many characters off the trajectory as the examples have."""
+def test_few_shot_text_precedes_the_complete_wrapper_or_is_the_system_turn() -> None:
+    """The original cuts as many characters off the start of the trajectory as the few-shot text has."""
     flat = opening("Q?", "alpaca", "Question: x\n")[0].content
     assert flat == f"Question: x\n\n{alpaca('Q?')}"
     chat = opening("Q?", "chat", "Question: x\n")
     assert [(m.role, m.content) for m in chat] == [("system", "Question: x"), ("user", "Q?")]
 
 
-def test_a_chat_expert_alternates_turns_and_ends_with_the_assistant() -> None:
+def test_an_expert_in_chat_format_alternates_turns_and_ends_with_the_assistant() -> None:
     messages = written(EXPERT.rounds, "chat")
     assert [m.role for m in messages] == ["assistant", "user", "assistant", "user", "assistant"]
     assert messages[1].content.startswith("Observation: ")
 
 
-def test_an_experts_observation_is_one_line_as_the_policys_are() -> None:
+def test_an_experts_observation_is_joined_to_one_line_like_the_policys() -> None:
     rounds = [
         Round(thought="t", action="search[x]", observation="two\n lines "),
         Round(thought="u", action="finish[y]"),
@@ -134,7 +134,7 @@ def test_an_experts_observation_is_one_line_as_the_policys_are() -> None:
         ("question", "text", False), ("chat", "react", False), ("reply", "react", False), ("chat", "zephyr", True),
     ],
 )  # fmt: skip
-def test_a_template_that_would_write_episodes_otherwise_than_they_are_played_is_refused(
+def test_a_chat_template_that_does_not_suit_the_prompt_format_is_rejected(
     tmp_path: Path, form: Any, template: str, fits: bool
 ) -> None:
     train_tokenizer(tmp_path / "model")
