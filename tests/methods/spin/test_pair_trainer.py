@@ -55,7 +55,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def trainer_for(model_dir: Path, start: Path, pairs: list[EncodedPair], folder: Path, cfg: PairParams) -> PairTrainer:
-    """A trainer that stands before its first step, with ``model_dir`` as the policy and ``start`` as the opponent."""
+    """A trainer before its first step, with ``model_dir`` as the policy and ``start`` as the opponent."""
     job = PairJob(
         model_dir=model_dir, opponent_dir=start, opponent="", out_dir=folder / "out", checkpoints=folder / "c",
         scores=folder, params=cfg, seed=3, threads=1,
@@ -119,7 +119,7 @@ def as_published(model: Any, reference: Any, pairs: list[EncodedPair], cfg: Pair
     ],
     ids=str,
 )
-def test_loss_gradient_and_figures_are_the_originals(
+def test_loss_gradients_and_metrics_match_the_published_computation(
     tiny: Path, duels: Maker, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     cfg = params(**changes)
@@ -148,7 +148,7 @@ def test_loss_gradient_and_figures_are_the_originals(
     [({}, LN2), ({"loss": "hinge"}, 1.0), ({"beta": 5.0}, LN2), ({"average": True}, LN2), ({"sft_weight": 2.0}, LN2)],
     ids=str,
 )
-def test_the_first_loss_is_a_models_against_itself_with_no_reward(
+def test_the_first_loss_is_that_of_a_model_against_itself_and_all_rewards_are_zero(
     tiny: Path, duels: Maker, tmp_path: Path, changes: dict[str, Any], first: float
 ) -> None:
     report = run(tiny, duels(8), tmp_path, params(epochs=1, **changes))
@@ -160,7 +160,7 @@ def test_the_first_loss_is_a_models_against_itself_with_no_reward(
     assert report.first["rewards/accuracies"] == 0.0
 
 
-def test_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_an_unexpected_first_loss_stops_the_run(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     pairs = duels(8)
     run(tiny, pairs, tmp_path, params())
     shutil.rmtree(tmp_path / "model")
@@ -184,7 +184,7 @@ def test_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: Maker, tm
     ("loss", "reward", "fits"),
     [(0.6931, 0.0, True), (0.70, 0.01, True), (0.6931, 0.1, False), (0.8, 0.0, False), (1.6, 0.0, False)],
 )
-def test_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
+def test_in_bfloat16_the_first_loss_may_deviate_only_by_rounding(
     tmp_path: Path, loss: float, reward: float, fits: bool
 ) -> None:
     job = PairJob(
@@ -201,7 +201,9 @@ def test_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
             check_first(metrics, 500, 64, job)
 
 
-def test_identical_sides_teach_nothing(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_pairs_of_identical_sides_train_the_model_only_through_the_sft_term(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
     same = [pair.model_copy(update={"generated": pair.real}) for pair in duels(8)]
     report = run(tiny, same, tmp_path / "same", params(optimizer="rmsprop", lr=1e-2))
     assert report.counters.identical == 8
@@ -213,11 +215,11 @@ def test_identical_sides_teach_nothing(tiny: Path, duels: Maker, tmp_path: Path)
     assert any(not torch.equal(before[name], moved[name]) for name in before)
 
 
-def test_training_tells_the_sides_apart_on_pairs_that_it_never_saw(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_training_separates_the_sides_of_held_out_pairs(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     report = run(tiny, duels(24), tmp_path, params(epochs=4, validation=0.25, logging_steps=3))
     assert report.held_out == 6
     assert report.pairs == 4 * 18
-    assert [row["step"] for row in report.evaluations] == [5, 10, 15, 20]  # ceil(18 / 4) steps an epoch
+    assert [row["step"] for row in report.evaluations] == [5, 10, 15, 20]  # ceil(18 / 4) steps per epoch
     assert set(report.evaluations[0]) == {"step", *(f"eval_{name}" for name in METRICS)}
     last = report.evaluations[-1]
     assert last["eval_loss"] < 0.5 * LN2
@@ -227,7 +229,9 @@ def test_training_tells_the_sides_apart_on_pairs_that_it_never_saw(tiny: Path, d
     assert set(report.curve[0]) == {"step", *METRICS}
 
 
-def test_an_epoch_has_its_own_last_step_and_a_tenth_of_all_is_warm_up(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_every_epoch_ends_with_its_own_step_and_a_tenth_of_the_steps_is_warm_up(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
     report = run(tiny, duels(9), tmp_path, params(epochs=3))
     assert (report.steps, report.pairs) == (3 * math.ceil(9 / 4), 27)
     cfg = PairParams()
@@ -254,13 +258,15 @@ KNOBS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", KNOBS, ids=str)
-def test_every_knob_changes_the_figures(
+def test_every_training_param_changes_the_curve(
     tiny: Path, duels: Maker, tmp_path: Path, plain_curve: list[dict[str, float]], changes: dict[str, Any]
 ) -> None:
     assert run(tiny, duels(8), tmp_path, params(**changes)).curve != plain_curve
 
 
-def test_the_terms_of_the_supervised_part_are_told_apart(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_the_sft_term_is_a_mean_over_examples_or_tokens_as_reduction_specifies(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
     by = {
         reduction: run(tiny, duels(8), tmp_path / reduction, params(sft_weight=0.5, reduction=reduction)).first
         for reduction in ("example_mean", "token_mean")
@@ -280,7 +286,7 @@ def test_the_terms_of_the_supervised_part_are_told_apart(tiny: Path, duels: Make
     assert by["token_mean"]["loss"] == pytest.approx(LN2 + 0.5 * total, rel=1e-5)
 
 
-def test_layout_and_gradient_checkpointing_do_not_change_the_figures(
+def test_batch_layout_and_gradient_checkpointing_do_not_change_the_curve(
     tiny: Path, duels: Maker, tmp_path: Path, plain_curve: list[dict[str, float]]
 ) -> None:
     for name, changes in {
@@ -294,7 +300,9 @@ def test_layout_and_gradient_checkpointing_do_not_change_the_figures(
             assert row == pytest.approx(plain, rel=1e-4, abs=1e-4)
 
 
-def test_the_same_call_gives_the_same_bytes(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_the_same_training_gives_the_same_bytes_and_an_exact_token_count(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
     cfg = params(optimizer="rmsprop")
     reports = [run(tiny, duels(10), tmp_path / name, cfg) for name in "ab"]
     assert reports[0].model_dump(exclude={"timing"}) == reports[1].model_dump(exclude={"timing"})
@@ -309,7 +317,9 @@ def test_the_same_call_gives_the_same_bytes(tiny: Path, duels: Maker, tmp_path: 
     assert report.loss == [(row["step"], row["loss"]) for row in report.curve]
 
 
-def test_max_tokens_overrides_epochs_and_no_epochs_copies_the_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_max_train_tokens_overrides_epochs_and_zero_epochs_copy_the_model(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
     pairs, _ = encode_pairs(duels(8), ChatFormat.load(tiny), params())
     total = sum(lengths_of(pairs))
     report = run(tiny, duels(8), tmp_path / "budget", params(epochs=0, max_train_tokens=3 * total))
@@ -320,7 +330,7 @@ def test_max_tokens_overrides_epochs_and_no_epochs_copies_the_model(tiny: Path, 
     assert copied == {f.name: f.read_bytes() for f in tiny.iterdir()}
 
 
-def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no pairs remain to train on \(4 longer than max_length 20, 0 with nothing"):
         run(tiny, duels(4), tmp_path, params(max_length=20))
     with pytest.raises(UserError, match="contains no model"):
@@ -331,10 +341,10 @@ def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> 
     assert not (tmp_path / "model").exists()
 
 
-def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
-    tiny: Path, duels: Maker, tmp_path: Path
-) -> None:
-    cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(update={"lr": 1e37})  # beyond what params allow
+def test_diverging_training_stops_at_that_step_and_writes_no_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(
+        update={"lr": 1e37}
+    )  # beyond the limit of the params
     with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower train"):
         run(tiny, duels(12), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
@@ -351,7 +361,7 @@ def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
     ],
     ids=["fork", "ddp", "zero3"],
 )
-def test_two_processes_give_the_figures_and_weights_of_one(
+def test_two_processes_give_the_metrics_and_weights_of_one_process(
     tiny: Path, duels: Maker, tmp_path: Path, launcher: dict[str, Any], attention: str
 ) -> None:
     cfg = {"batch_size": 8, "epochs": 1, "validation": 0.2, "save_steps": 2, "optimizer": "rmsprop", "lr": 1e-4}
@@ -369,7 +379,7 @@ def test_two_processes_give_the_figures_and_weights_of_one(
     lines = [
         len(f.read_text().splitlines()) for f in (tmp_path / "together" / "scratch" / "opponent").glob("*/*.jsonl")
     ]
-    assert sorted(lines) == [12, 13]  # shared out, and nothing twice
+    assert sorted(lines) == [12, 13]  # the pairs are divided among the processes, and none is scored twice
     one, two, start = (weights(folder) for folder in (tmp_path / "alone/model", tmp_path / "together/model", tiny))  # type: ignore[assignment]
     for name, tensor in one.items():
         assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()  # type: ignore[union-attr]
@@ -377,10 +387,15 @@ def test_two_processes_give_the_figures_and_weights_of_one(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "segments"])
-def test_a_step_with_fewer_pairs_than_processes_gives_the_figures_and_weights_of_one(
+def test_a_step_with_fewer_pairs_than_processes_gives_the_metrics_and_weights_of_one_process(
     tiny: Path, duels: Maker, tmp_path: Path, attention: str
 ) -> None:
-    cfg = {"batch_size": 4, "epochs": 1, "sft_weight": 1.0, "attention": attention}  # steps of four pairs and of one
+    cfg = {
+        "batch_size": 4,
+        "epochs": 1,
+        "sft_weight": 1.0,
+        "attention": attention,
+    }  # one step of four pairs, one of a single pair
     fork = {"kind": "fork", "processes": 2}
     alone = run(tiny, duels(5), tmp_path / "alone", params(**cfg))
     together = run(tiny, duels(5), tmp_path / "together", params(**cfg, launcher=fork))
