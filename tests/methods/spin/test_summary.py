@@ -16,13 +16,13 @@ from tests.methods.spin.episodes import QUESTION, REPLIES, played
 from tests.methods.spin.test_params import section
 
 
-def test_rows_are_sft_the_controls_and_every_iteration() -> None:
+def test_rows_are_the_warm_start_the_controls_and_every_iteration() -> None:
     rows = spin_rows(SpinParams.model_validate(section()))
     assert list(rows) == ["base", "more_sft", "outcome_dpo", "iter0", "iter1"]
     assert rows["base"] == "SFT on 4 expert trajectories"
 
 
-def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tmp_path: Path) -> None:
+def test_differences_are_paired_and_controls_are_plotted_at_the_iteration_that_they_match(tmp_path: Path) -> None:
     spin = SpinParams.model_validate(section())
     wrong = [" t\nAction: finish[Kesby]"]
     for name in spin_rows(spin):
@@ -44,7 +44,7 @@ def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tm
     assert points == {
         ("SPIN", 0): 0.25, ("more_sft", 2): 0.25, ("outcome_dpo", 2): 0.25, ("SPIN", 1): 0.25, ("SPIN", 2): 1.0,
     }  # fmt: skip
-    # what iter0 trains on was played by base, what iter1 trains on by iter0
+    # iter0 trains on episodes of base, iter1 on episodes of iter0
     told_apart = {name: row["metrics"].get("told_apart", {}).get("mean") for name, row in summary["rows"].items()}
     assert told_apart == {"base": 0.9, "more_sft": None, "outcome_dpo": None, "iter0": 0.6, "iter1": None}
     assert summary["rows"]["iter1"]["metrics"]["told_apart_fall"] == {
