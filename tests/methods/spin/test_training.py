@@ -1,4 +1,4 @@
-"""Pairs to token ids: what is scored, what is cut, what is counted (docs/spin.md, S13, S32 to S34)."""
+"""Encoding of pairs: which tokens are scored, what is truncated, what is counted (docs/spin.md, S13, S32 to S34)."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def encoded(one: Pair, chat: ChatFormat, **changes: Any) -> EncodedPair:
 
 
 def scored(side: EncodedExample, chat: ChatFormat) -> str:
-    """What is scored as text, with the end of turn shown."""
+    """The scored tokens as text; an end of turn is shown as ``<end>``."""
     ids = [i for i, weight in zip(side.ids, side.token_weights, strict=True) if weight]
     return "".join("<end>" if i == chat.end_id else chat.decode([i]) for i in ids)
 
 
-def test_only_what_the_policy_wrote_is_scored_and_observations_are_read(chat: ChatFormat) -> None:
+def test_only_the_policys_messages_are_scored_and_observations_are_context(chat: ChatFormat) -> None:
     one = encoded(pair([says("Search[Mia]"), asks("Mia has 7."), says("Finish[7]")], [says("Finish[8]")]), chat)
     assert scored(one.real, chat) == "Search[Mia]<end>Finish[7]<end>"
     assert scored(one.generated, chat) == "Finish[8]<end>"
@@ -63,14 +63,14 @@ def test_only_what_the_policy_wrote_is_scored_and_observations_are_read(chat: Ch
     assert set(one.real.token_weights) == {0.0, 1.0}
 
 
-def test_whatever_a_message_weighs_its_tokens_count_once(chat: ChatFormat) -> None:
+def test_every_positive_message_weight_counts_as_one(chat: ChatFormat) -> None:
     heavy, light = (encoded(pair([says("a", weight=w)], [says("b", weight=w)]), chat) for w in (12.0, 0.5))
     assert heavy == light
     opening = encoded(pair([says("a", weight=0.0), asks("and?"), says("b")], [says("c")]), chat)
     assert scored(opening.real, chat) == "b<end>"
 
 
-def test_the_prompt_is_the_same_ids_on_both_sides_and_never_scored(chat: ChatFormat) -> None:
+def test_both_sides_have_the_same_prompt_ids_which_are_never_scored(chat: ChatFormat) -> None:
     one = encoded(pair([says("Finish[7]")], [says("I think. Finish[8]")]), chat)
     prompt = chat.encode([asks("How many?")], add_generation_prompt=True).ids
     for side in (one.real, one.generated):
@@ -79,7 +79,7 @@ def test_the_prompt_is_the_same_ids_on_both_sides_and_never_scored(chat: ChatFor
         assert all(side.token_weights[len(prompt) :])
 
 
-def test_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> None:
+def test_a_response_ends_with_exactly_one_end_of_turn_token(chat: ChatFormat) -> None:
     plain = encoded(pair([says("Finish[7]")], [says("Finish[8]")]), chat)
     ids = chat.content_ids(says("Finish[7]"))
     for real in (
@@ -92,12 +92,12 @@ def test_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> None:
     ):
         assert encoded(pair([real], [says("Finish[8]")]), chat) == plain
     assert plain.real.ids.count(chat.end_id) - plain.real.ids[:-1].count(chat.end_id) == 1
-    # In the middle of a text it is text.
+    # Within a text, it is encoded as ordinary text.
     inner = encoded(pair([says(f"a{chat.end_text}b")], [says("c")]), chat)
     assert scored(inner.real, chat) == f"a{chat.end_text}b<end>"
 
 
-def test_the_text_of_the_tokenizers_own_end_closes_a_response_no_second_time(tiny: Path, tmp_path: Path) -> None:
+def test_the_text_of_the_tokenizers_own_eos_does_not_end_a_response_twice(tiny: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny, tmp_path / "model")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|pad|>"}))
@@ -113,7 +113,7 @@ def test_nothing_follows_the_last_scored_token(chat: ChatFormat) -> None:
     assert one.real.ids[-1] == one.generated.ids[-1] == newline.end_id
 
 
-def test_ids_are_those_that_the_model_generated(chat: ChatFormat) -> None:
+def test_token_ids_generated_by_the_model_are_kept(chat: ChatFormat) -> None:
     bytewise = [chat.content_ids(says(letter))[0] for letter in "apples"]
     assert bytewise != chat.content_ids(says("apples"))
     one = encoded(pair([says("apples")], [says("apples", token_ids=bytewise, finish="stop")]), chat)
@@ -121,7 +121,7 @@ def test_ids_are_those_that_the_model_generated(chat: ChatFormat) -> None:
     assert not one.identical
 
 
-def test_a_reply_cut_at_the_token_limit_has_no_end_to_learn(chat: ChatFormat) -> None:
+def test_a_reply_cut_at_the_token_limit_has_no_end_token(chat: ChatFormat) -> None:
     counters = PairCounters()
     one = encode_pair(pair([says("a")], [says("b", finish="length")]), chat, PairParams(), counters)
     assert one is not None
@@ -133,7 +133,7 @@ WORDS = st.text(alphabet="abc 123[]", min_size=1, max_size=60)
 
 
 @given(WORDS, WORDS, WORDS, st.integers(10, 90), st.integers(2, 60), st.sampled_from(["keep_end", "keep_start"]))
-def test_truncated_the_prompt_goes_first_then_the_responses(
+def test_truncation_shortens_the_prompt_first_and_then_the_responses(
     tiny: Path, question: str, real: str, generated: str, max_length: int, max_prompt: int, truncation: str
 ) -> None:
     chat = ChatFormat.load(tiny)
@@ -155,7 +155,7 @@ def test_truncated_the_prompt_goes_first_then_the_responses(
         return
     size = min(len(prompt), int(cfg["max_prompt_length"]))
     kept = prompt[len(prompt) - size :] if truncation == "keep_end" else prompt[:size]
-    # The budget is what the real prompt leaves, not what the longest allowed one would leave.
+    # The budget depends on the kept prompt's actual length, not on max_prompt_length.
     budget = max_length - len(kept)
     assert [side.ids for side in (cut.real, cut.generated)] == [kept + response[:budget] for response in responses]
     assert counters.truncated_prompts == (len(kept) < len(prompt))
@@ -165,14 +165,14 @@ def test_truncated_the_prompt_goes_first_then_the_responses(
         assert side.trained == len(side.ids) - len(kept)
 
 
-def test_over_long_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) -> None:
+def test_overlong_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) -> None:
     short, long = pair([says("a")], [says("b")]), pair([says("a")], [says("b" * 100)])
     kept, counters = encode_pairs([short, long, short], chat, PairParams(max_length=60))
     assert len(kept) == counters.pairs == 2
     assert counters.dropped_long == 1
 
 
-def test_what_has_nothing_to_score_or_nothing_to_tell_apart_is_counted(chat: ChatFormat) -> None:
+def test_pairs_with_an_unscored_side_are_dropped_and_identical_pairs_kept_and_both_counted(chat: ChatFormat) -> None:
     silent = pair([says("a")], [says("b", weight=0.0)])
     same = pair([says("a")], [says("a", token_ids=chat.content_ids(says("a")), finish="stop")])
     kept, counters = encode_pairs([silent, same, pair([says("a")], [says("b")])], chat, PairParams())
@@ -180,7 +180,7 @@ def test_what_has_nothing_to_score_or_nothing_to_tell_apart_is_counted(chat: Cha
     assert (counters.pairs, counters.identical, counters.dropped_empty) == (2, 1, 1)
 
 
-def test_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
+def test_a_prompt_limit_that_leaves_no_room_for_a_response_is_refused() -> None:
     for limit in (512, 600):
         values = {"rise": {"overlong": "truncate", "max_length": 512, "max_prompt_length": limit}}
         with pytest.raises(
@@ -190,13 +190,13 @@ def test_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
             load_section(values, "rise", PairParams, "params.yaml")
 
 
-def test_a_prompt_limit_that_somebody_wrote_is_checked_also_where_nothing_is_truncated() -> None:
+def test_an_explicit_prompt_limit_is_checked_even_without_truncation() -> None:
     values = {"rise": {"max_length": 512, "max_prompt_length": 512}}
     with pytest.raises(UserError, match=r"max_prompt_length \(512\) leaves no room"):
         load_section(values, "rise", PairParams, "params.yaml")
 
 
-def test_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
+def test_errors_about_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
     for real, said in (
         ([], "must begin with an assistant message"),
         ([asks("Well?")], "must begin with an assistant message"),
@@ -206,12 +206,12 @@ def test_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
             encode_pairs([pair(real, [says("b")])], chat, PairParams())
 
 
-def test_sides_in_a_row_are_the_pairs_again(chat: ChatFormat, duels: Maker) -> None:
+def test_pairs_can_be_recovered_from_their_flat_list_of_sequences(chat: ChatFormat, duels: Maker) -> None:
     pairs, _ = encode_pairs(duels(5), chat, PairParams())
     assert pairs_of(sequences_of(pairs)) == pairs
     assert len({one.key for one in pairs}) == 5
 
 
-def test_the_module_is_light_until_training_starts() -> None:
+def test_importing_the_training_module_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, selfimprove.methods.spin.training; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
