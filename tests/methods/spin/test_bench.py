@@ -1,4 +1,4 @@
-"""The benchmark of SPIN's episodes plays what it says: every way does its work, and shares are shares."""
+"""The benchmark of SPIN's episodes: every mode generates tokens, and every share is between 0 and 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from bench.questions import measure, show
 from selfimprove.methods.spin.params import GenerateParams
 
 
-def test_questions_at_once_are_set_against_one_at_a_time_and_the_raw_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_questions_are_compared_with_one_at_a_time_and_the_raw_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(questions, "CFG", GenerateParams(max_turns=2, retries=0, max_tokens=8))
     result = measure(questions=6, experts=40, single_questions=2, slots=4, rounds=1, threads=1, epochs=0.5)
     rates = result["tokens_per_second"]
