@@ -1,4 +1,4 @@
-"""Pairs of expert and opponent, outcome pairs, the window; and that only words tell the sides apart (29, 30, 43)."""
+"""Pairs of expert and opponent, outcome pairs and the window; only the policy's words may distinguish the sides."""
 
 from collections import Counter
 from pathlib import Path
@@ -43,7 +43,7 @@ def blocked(*_: Any) -> None:
     raise EngineError("gone")
 
 
-def test_experts_and_episodes_are_joined_on_the_question_whatever_was_earned() -> None:
+def test_experts_and_episodes_are_paired_by_question_regardless_of_the_reward() -> None:
     experts = [expert(2), expert(0), expert(1)]
     episodes = [played(WRONG, question=asked(0)), played(SPOKEN, question=asked(1)), played(WRONG, question=asked(2))]
     pairs, audit = spin_pairs(experts, episodes, ConvertParams(), "iter0")
@@ -61,7 +61,7 @@ def test_the_terminal_observation_is_on_neither_side() -> None:
         assert "Action: finish[" in side[-1].content
 
 
-def test_identical_sides_are_counted_and_dropped_on_demand() -> None:
+def test_identical_pairs_are_counted_and_dropped_only_if_requested() -> None:
     episodes = [played(SPOKEN, question=asked(0)), played(WRONG, question=asked(1))]
     experts = [expert(0), expert(1)]
     kept, counted = spin_pairs(experts, episodes, ConvertParams(), "iter0")
@@ -69,7 +69,7 @@ def test_identical_sides_are_counted_and_dropped_on_demand() -> None:
     assert (len(kept), counted.identical, len(fewer), dropped.identical) == (2, 1, 1, 1)
 
 
-def test_episodes_that_give_no_pair_are_counted() -> None:
+def test_episodes_without_a_pair_and_unfinished_or_failed_ones_are_counted() -> None:
     episodes = [
         played(blocked, question=asked(0)),  # type: ignore[arg-type]
         played(SPOKEN, question=asked(9)),
@@ -80,10 +80,10 @@ def test_episodes_that_give_no_pair_are_counted() -> None:
     pairs, audit = spin_pairs([expert(n) for n in range(4)], episodes, ConvertParams(), "iter0")
     assert [pair.id for pair in pairs] == ["iter0-q1", "iter0-q2"]
     assert (audit.blocked, audit.without_expert, audit.unfinished, audit.failed) == (1, 1, 1, 1)
-    assert audit.episodes == 4  # a second run of a question makes outcome pairs, no pair of SPIN's
+    assert audit.episodes == 4  # a second run of a question is used for outcome pairs only
 
 
-def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_chosen() -> None:
+def test_outcome_pairs_prefer_the_rewarded_run_of_questions_with_different_rewards() -> None:
     episodes = [
         played(WRONG, question=asked(0)), played(SPOKEN, question=asked(1)), played(SPOKEN, question=asked(2)),
         played(SPOKEN, question=asked(0), run=1), played(SPOKEN, question=asked(1), run=1),
@@ -95,7 +95,7 @@ def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_
     assert "Kesby" in text_of(pair.generated)
 
 
-def test_a_part_of_the_reward_is_none_in_outcome_pairs_as_in_the_exported_files() -> None:
+def test_a_partial_reward_counts_as_unrewarded_in_outcome_pairs_and_exported_preferences() -> None:
     part, right = played(WRONG).model_copy(update={"reward": 0.5}), played(SPOKEN, run=1)
     (pair,) = outcome_pairs([part, right], "iter0")
     assert "Tolma" in text_of(pair.real)
@@ -104,21 +104,21 @@ def test_a_part_of_the_reward_is_none_in_outcome_pairs_as_in_the_exported_files(
     assert outcome_pairs([part, right.model_copy(update={"reward": 0.0})], "iter0") == []
 
 
-def test_a_questions_own_id_may_end_as_a_runs_does() -> None:
+def test_a_question_id_may_end_like_the_id_of_a_run() -> None:
     level = QUESTION.model_copy(update={"id": "level#0"})
     episodes = [played(WRONG, question=level), played(SPOKEN, question=level, run=1)]
     assert [pair.id for pair in outcome_pairs(episodes, "iter0")] == ["iter0-outcome-level#0"]
 
 
 def said(text: str, *, own_ids: bool) -> SpinEpisode:
-    """A failed round, as an engine that keeps the stop string gives it."""
+    """An episode that ends with a failed round, as played with an engine that keeps the stop string."""
     ids = [11, 12, 13] if own_ids else None
     episode = played([text], retries=0)
     last = episode.messages[-1].model_copy(update={"token_ids": ids, "finish": "stop"})
     return episode.model_copy(update={"messages": [*episode.messages[:-1], last]})
 
 
-def test_an_end_that_the_policy_did_not_write_in_a_failed_round_is_not_learnt(chat: ChatFormat) -> None:
+def test_the_end_token_of_a_failed_round_is_trained_only_if_the_policy_wrote_it(chat: ChatFormat) -> None:
     stopped, ended = said(f" hm{STOP}", own_ids=False), said(" hm", own_ids=True)
     right = played(SPOKEN, run=1)
     for episode, finish in ((stopped, "length"), (ended, "stop")):
@@ -129,15 +129,17 @@ def test_an_end_that_the_policy_did_not_write_in_a_failed_round_is_not_learnt(ch
         assert pair.generated[-1].finish == outcome.generated[-1].finish == finish
         assert (masked_and_learnt(chat, pair, pair.generated)[1][-1] == chat.end_id) is (finish == "stop")
         assert outcome.real == right.messages
-        assert episode.model_dump() == before  # what self-play wrote stays as it is
+        assert episode.model_dump() == before  # the episode itself is not modified
 
 
 @pytest.mark.parametrize("kind", ["llama", "metaspace"])
-def test_in_turns_equal_words_have_equal_tokens_however_the_model_spelt_them(kind: str, tmp_path: Path) -> None:
+def test_in_turn_formats_equal_words_have_equal_tokens_whichever_ids_the_model_generated(
+    kind: str, tmp_path: Path
+) -> None:
     sentencepiece_like(tmp_path, kind)
     zephyr = ChatFormat.load(tmp_path, "zephyr")
     words = "She was born"
-    # Without the space that the tokenizer puts before a text.
+    # Without the space that the tokenizer prepends to a text.
     spelt = [token for letter in "She▁was▁born" if (token := zephyr._tokens.token_to_id(letter)) is not None]
     assert zephyr.decode(spelt) == words
     assert spelt != zephyr.content_ids(Message(role="assistant", content=words))
@@ -163,7 +165,7 @@ def some(count: int, source: str) -> list[Pair]:
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.floats(0.01, 1), st.just(0.0) | st.floats(0.01, 1))
-def test_the_window_takes_the_first_of_each_source_and_shuffles(
+def test_the_window_takes_the_first_pairs_of_each_source_and_is_deterministic(
     own: int, previous: int, mine: float, theirs: Any
 ) -> None:
     mix = Mix(own=mine, previous=theirs)
@@ -174,11 +176,11 @@ def test_the_window_takes_the_first_of_each_source_and_shuffles(
     assert joined == mixed(some(own, "iter1"), some(previous, "iter0"), mix)
 
 
-def test_the_order_is_the_seeds() -> None:
+def test_the_windows_order_depends_on_the_seed_and_is_the_originals_for_seed_42() -> None:
     one, other = (mixed(some(30, "a"), some(30, "b"), Mix(seed=seed)) for seed in (42, 43))
     assert [pair.id for pair in one] != [pair.id for pair in other]
     assert {pair.source for pair in one[:20]} == {"a", "b"}
-    # The original's mixer: datasets.Dataset.shuffle(seed=42).
+    # The original mixes with datasets.Dataset.shuffle(seed=42).
     order = [pair.id for pair in mixed(some(10, "a"), [], Mix())]
     assert order == [f"a-{n}" for n in (5, 6, 0, 7, 3, 2, 4, 9, 1, 8)]
 
@@ -198,11 +200,11 @@ def masked_and_learnt(chat: ChatFormat, pair: Pair, side: list[Message]) -> tupl
     return [token for token, weight in rows if not weight], [token for token, weight in rows if weight]
 
 
-def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat: ChatFormat) -> None:
-    """A policy that thinks in the expert's words but gets half the answers wrong: sides differ in answers alone.
+def test_only_tokens_written_by_the_policy_differ_between_the_sides(chat: ChatFormat) -> None:
+    """A policy that writes the expert's thoughts but gets half of the answers wrong: the sides differ only in answers.
 
-    Ids and masks of a side that says the same are the same, rewarded or not; what is masked are the tools' answers to
-    the very same searches; no terminal line, no reward, no end of turn is on one side only.
+    Equal texts have equal ids and masks, rewarded or not. The masked tokens are the tools' answers to the same
+    searches. No terminal line, reward or end of turn is on one side only.
     """
     questions, episodes = [asked(n) for n in range(12)], []
     for number, question in enumerate(questions):
@@ -230,8 +232,8 @@ def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat: ChatForm
         assert "Episode finished" not in whole
 
 
-def test_an_expert_of_a_file_reads_like_a_policys_episode_too() -> None:
-    """FireAct's observations may have lines of their own; the policy's never do."""
+def test_observations_of_a_file_expert_are_on_one_line_like_the_policys() -> None:
+    """Observations in FireAct's files may have several lines; the policy's never do."""
     rounds = [Round(thought="t", action="search[x]", observation="a\nb"), Round(thought="u", action="finish[y]")]
     filed = EXPERT.model_copy(update={"rounds": rounds})
     (pair,), _ = spin_pairs([filed], [played(SPOKEN, search=lambda query: "a\nb")], ConvertParams(), "iter0")
