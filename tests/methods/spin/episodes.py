@@ -1,4 +1,4 @@
-"""What the tests of SPIN share: a tiny library to search, a scripted policy, a question, an episode."""
+"""Shared by the tests of SPIN: a tiny library to search, a scripted policy, a question, an episode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXPERT = Expert(
     ],
     source="scripted",
 )
-"""The trajectory of ``REPLIES``."""
+"""The same trajectory as ``REPLIES``."""
 
 
 def tools(search: Callable[[str], str | None] = BOOK.get, *, timeout: float = 5.0) -> Tools:
@@ -46,7 +46,7 @@ def tools(search: Callable[[str], str | None] = BOOK.get, *, timeout: float = 5.
 
 
 def policy(answer: Sequence[str] | Callable[[Request, int], str]) -> ScriptedEngine:
-    """An engine that gives ``answer`` round by round, or what a function says of (request, attempt)."""
+    """An engine that replies with ``answer`` round by round, or with the result of a function of (request, attempt)."""
     if callable(answer):
         return ScriptedEngine(answer)
     replies = list(answer)
@@ -77,5 +77,5 @@ def played(
 
 
 def rounds_in(text: str) -> int:
-    """How many rounds a flat text has."""
+    """The number of rounds in a flat text."""
     return len(re.findall(r"^Thought:", text, re.MULTILINE))
