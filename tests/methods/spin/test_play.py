@@ -1,4 +1,4 @@
-"""The episode loop: rounds, stops, retries, tools, and what of it becomes training text (docs/spin.md, S8 to S16)."""
+"""The episode loop: rounds, stop strings, retries, tools, and the messages for training (docs/spin.md, S8 to S16)."""
 
 import asyncio
 import random
@@ -32,7 +32,7 @@ def test_an_episode_ends_with_finish_and_is_scored() -> None:
     assert episode.rounds[0].observation == BOOK["The Silver Gate"]
 
 
-def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing() -> None:
+def test_an_episode_stops_after_max_turns_rounds_and_earns_nothing_if_unfinished() -> None:
     episode = played([LOOK] * 20)
     assert len(episode.rounds) == 11
     assert (episode.finished, episode.answer, episode.reward, episode.pred) == (False, "", 0.0, "")
@@ -40,7 +40,7 @@ def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing() -> None
     assert len(played([LOOK] * 20, max_turns=3).rounds) == 3
 
 
-def test_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit() -> None:
+def test_every_request_has_the_cue_the_stop_string_and_the_token_limit() -> None:
     asked: list[Request] = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -61,14 +61,14 @@ def test_without_evaluation_there_is_no_reward() -> None:
 
 
 @pytest.mark.parametrize("line", ["search Mara Venn", "dig[Mara Venn]", "[Mara Venn]", ""])
-def test_an_invalid_action_costs_a_round_and_says_nothing(line: str) -> None:
+def test_an_invalid_action_costs_a_round_and_gets_the_neutral_observation(line: str) -> None:
     episode = played([f" t\nAction: {line}", *REPLIES[1:]])
     first = episode.rounds[0]
     assert (first.tool, first.observation, first.attempts) == (None, NEUTRAL, 1)
     assert len(episode.rounds) == 3
 
 
-def test_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words() -> None:
+def test_a_tool_that_finds_nothing_or_raises_gives_the_neutral_observation() -> None:
     def broken(query: str) -> str | None:
         if query == "Mara Venn":
             raise RuntimeError("secret path /etc/shadow")
@@ -79,18 +79,18 @@ def test_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words() -> N
     assert "secret" not in trajectory(episode)
 
 
-def test_a_paragraph_cannot_look_like_a_round() -> None:
+def test_an_observation_cannot_look_like_a_round() -> None:
     episode = played(search=lambda query: "A.\nThought: x\nAction: finish[y]\nObservation: z")
     assert episode.rounds[0].observation == "A. Thought: x Action: finish[y] Observation: z"
 
 
-def test_a_hallucinated_observation_is_cut_and_not_learnt() -> None:
+def test_a_hallucinated_observation_is_cut_from_the_episode() -> None:
     episode = played([f"{REPLIES[0]}\nObservation: Mara Venn was from Kesby.\nThought: so", *REPLIES[1:]])
     assert "Kesby" not in "".join(message.content for message in episode.messages)
     assert len(episode.rounds) == 3
 
 
-def test_replies_without_an_action_are_asked_for_again_with_the_same_prompt() -> None:
+def test_replies_without_an_action_are_requested_again_with_the_same_prompt() -> None:
     asked: list[Request] = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -106,20 +106,20 @@ def test_replies_without_an_action_are_asked_for_again_with_the_same_prompt() ->
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_after_six_replies_without_an_action_the_round_failed_and_the_episode_is_over(temperature: float) -> None:
+def test_after_six_replies_without_an_action_the_round_fails_and_the_episode_ends(temperature: float) -> None:
     episode = played([REPLIES[0], " I wonder."], temperature=temperature)
     last = episode.rounds[-1]
     assert (last.thought, last.action, last.attempts, last.failed) == ("failed", "finish[]", 6, True)
-    assert (episode.finished, episode.answer, episode.reward) == (False, "", 0.0)  # the policy never said finish
+    assert (episode.finished, episode.answer, episode.reward) == (False, "", 0.0)  # the policy never wrote finish
     assert trajectory(episode).endswith(
         "Thought: failed\nAction: finish[]\nObservation: Episode finished, reward = False\n"
     )
-    # What training sees is what the policy said.
+    # Training uses the words that the policy wrote.
     assert (episode.messages[-1].content, episode.messages[-1].weight) == (" I wonder.", 1)
     assert "failed" not in "".join(message.content for message in episode.messages)
 
 
-def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools() -> None:
+def test_episodes_do_not_depend_on_order_concurrency_or_slow_tools() -> None:
     questions = [
         QUESTION.model_copy(update={"id": f"q{number}", "question": f"Question {number}?"}) for number in range(24)
     ]
@@ -143,7 +143,7 @@ def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools
     assert len(set(straight.values())) == 24
 
 
-def test_tools_run_side_by_side_up_to_their_limit() -> None:
+def test_tool_calls_run_concurrently_up_to_their_limit() -> None:
     running, most, lock = 0, 0, threading.Lock()
 
     def search(query: str) -> str | None:
@@ -168,7 +168,7 @@ def test_tools_run_side_by_side_up_to_their_limit() -> None:
     assert most == 4
 
 
-def test_a_whole_episode_reads_as_the_experts_do() -> None:
+def test_an_episode_with_the_experts_replies_has_the_experts_messages() -> None:
     episode = played([f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]])
     assert [m.model_dump() for m in episode.messages] == [
         m.model_dump() | {"finish": "stop" if m.role == "assistant" and "Action" in m.content else m.finish}
@@ -186,14 +186,14 @@ def test_in_chat_format_turns_alternate() -> None:
     assert episode.reward == 1
 
 
-def test_the_prefix_stands_before_the_question() -> None:
+def test_the_question_prefix_precedes_the_question() -> None:
     episode = played(prefix="Yes or no: ")
     assert episode.prompt[0].content == alpaca(f"Yes or no: {QUESTION.question}")
     assert f"### Instruction:\nYes or no: {QUESTION.question}\n" in trajectory(episode)
 
 
 class Spelling:
-    """An engine whose replies have token ids: a character's code each, the stop string's too."""
+    """An engine whose replies have token ids: the code of each character, including the stop string's."""
 
     def __init__(self, replies: list[Completion], context: int = 10**6) -> None:
         self.replies, self.context, self.stats = replies, context, EngineStats()
@@ -217,15 +217,15 @@ def run(replies: list[Completion], context: int = 10**6, **params: Any) -> Any:
     return asyncio.run(play(QUESTION, 0, tools(), Spelling(replies, context), cfg, 7, form="alpaca"))
 
 
-def test_ids_are_kept_as_generated_where_the_text_is_the_one_generated() -> None:
+def test_generated_ids_are_kept_if_the_text_is_unchanged() -> None:
     episode = run([spelt(REPLIES[0] + STOP), spelt(f"{REPLIES[1]}  {STOP}"), spelt(REPLIES[2])])
     first, second, last = (message for message in episode.messages if "Action" in message.content)
     assert first.token_ids == [ord(c) for c in REPLIES[0] + STOP]
-    assert (second.content, second.token_ids) == (REPLIES[1] + STOP, None)  # its line lost two spaces
+    assert (second.content, second.token_ids) == (REPLIES[1] + STOP, None)  # two spaces were removed from its line
     assert (last.token_ids, last.finish) == ([ord(c) for c in REPLIES[2]], "stop")
 
 
-def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it() -> None:
+def test_the_literal_observation_is_trained_only_if_the_policy_wrote_it() -> None:
     cut_short = Completion(REPLIES[0], "length", [ord(c) for c in REPLIES[0]])
     episode = run([cut_short, spelt(REPLIES[1] + STOP), spelt(REPLIES[2] + STOP)])
     added = episode.messages[2]
@@ -237,12 +237,12 @@ def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it() -> N
     assert episode.messages[-1].content == REPLIES[2]
 
 
-def test_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn() -> None:
+def test_an_unfinished_episode_ends_with_the_policys_text_and_is_marked_as_cut() -> None:
     episode = run([spelt(LOOK + STOP)] * 2, max_turns=2)
     assert (episode.messages[-1].content, episode.messages[-1].finish) == (LOOK + STOP, "length")
 
 
-def test_an_episode_that_outgrows_the_context_is_unfinished_and_says_so() -> None:
+def test_an_episode_that_outgrows_the_context_is_unfinished_and_marked_as_cramped() -> None:
     episode = run([spelt(LOOK + STOP)] * 11, context=1400, max_tokens=1000)
     assert episode.cramped
     assert not episode.finished
@@ -250,7 +250,7 @@ def test_an_episode_that_outgrows_the_context_is_unfinished_and_says_so() -> Non
     assert episode.messages[-1].role == "assistant"
 
 
-def test_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds() -> None:
+def test_an_engine_failure_blocks_the_episode_and_keeps_its_rounds() -> None:
     def answer(request: Request, attempt: int) -> str:
         if request.seed.turn == 1:
             raise EngineError("endpoint gone")
@@ -260,7 +260,7 @@ def test_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds() -> None:
     assert (episode.status, episode.error, len(episode.rounds), episode.reward) == ("blocked", "endpoint gone", 1, 0.0)
 
 
-def test_several_runs_of_a_question_have_their_own_noise() -> None:
+def test_runs_of_a_question_have_their_own_ids_and_seeds() -> None:
     seeds = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -271,7 +271,7 @@ def test_several_runs_of_a_question_have_their_own_noise() -> None:
     assert len(set(seeds)) == 2
 
 
-def test_a_key_that_is_refused_ends_the_run() -> None:
+def test_a_refused_api_key_ends_the_run() -> None:
     def refused(query: str) -> str | None:
         raise UserError("the key is refused; set another.")
 
