@@ -64,26 +64,28 @@ def ultrachat(tmp_path: Path) -> Any:
     return folder
 
 
-def test_reformat_takes_the_first_two_messages_and_an_empty_answer(ultrachat: Any) -> None:
+def test_reformat_takes_the_first_exchange_and_leaves_the_generated_answer_empty(ultrachat: Any) -> None:
     rows, counts = reformat(ultrachat, "ultrachat")
     assert rows["train"][3] == make_row("Ask 3?", "Answer 3.", "")
     assert (counts.train, counts.test, counts.malformed, counts.ranking_files) == (10, 3, 0, 1)
 
 
-def test_files_are_parquet_as_the_originals_and_one_of_each_format_is_refused(ultrachat: Any, tmp_path: Path) -> None:
+def test_files_are_parquet_like_the_originals_and_a_split_in_two_formats_is_refused(
+    ultrachat: Any, tmp_path: Path
+) -> None:
     words = ("reformat", "--data", ultrachat, "--output-dir", tmp_path)
     run(*words)
     assert {path.name for path in tmp_path.glob("*_prefs*")} == {
         "train_prefs-00000-of-00001.parquet", "test_prefs-00000-of-00001.parquet",
     }  # fmt: skip
-    run(*words[:-1], tmp_path / "below")  # another folder, though it lies in the first
+    run(*words[:-1], tmp_path / "below")  # a subfolder is separate from its parent
     assert len(read_chats(tmp_path, "train")) == 10
     run(*words, "--file-format", "jsonl")
     with pytest.raises(UserError, match=r"train_prefs-00000-of-00001\.jsonl and .*parquet; delete the outdated one"):
         read_chats(tmp_path, "train")
 
 
-def test_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat: Any) -> None:
+def test_a_file_whose_name_merely_contains_gen_is_read(ultrachat: Any) -> None:
     write_rows_to(ultrachat / "train_agenda-00000.jsonl", [chat(n) for n in range(300, 304)])
     _, counts = reformat(ultrachat, "ultrachat")
     assert (counts.train, counts.ranking_files) == (14, 1)
@@ -100,7 +102,7 @@ def test_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat: Any) -> None:
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
     ],
 )
-def test_what_is_no_prompt_and_answer_is_counted_and_left_out(bad: Any, ultrachat: Any) -> None:
+def test_rows_without_a_prompt_and_answer_are_counted_and_left_out(bad: Any, ultrachat: Any) -> None:
     assert first_exchange(bad) is None
     write_rows_to(ultrachat / "train_sft-00001.jsonl", [bad, chat(50)])
     assert (reformat(ultrachat, "ultrachat")[1].train, reformat(ultrachat, "ultrachat")[1].malformed) == (11, 1)
@@ -122,7 +124,7 @@ def test_a_tenth_of_tulu_is_held_out(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 300), st.integers(0, 60))
-def test_fractions_hold_every_row_once(count: int, length: int) -> None:
+def test_fractions_contain_every_row_exactly_once(count: int, length: int) -> None:
     rows = [make_row(str(number), "a", "") for number in range(count)]
     number = fractions(count, length)
     assert number == (-(-count // length) if length else 1)
@@ -134,14 +136,14 @@ def test_fractions_hold_every_row_once(count: int, length: int) -> None:
         fraction(rows, number, length)
 
 
-def test_rows_are_shuffled_before_they_are_cut() -> None:
+def test_rows_are_shuffled_before_they_are_divided_into_fractions() -> None:
     rows = [make_row(str(number), "a", "") for number in range(100)]
     assert [place for place, _ in fraction(rows, 0, 10)] != list(range(10))
-    # datasets.Dataset.from_list(…).shuffle(seed=42) of ten rows; so the fractions are the original's.
+    # The order of datasets.Dataset.from_list(…).shuffle(seed=42) for ten rows: fractions equal the original's.
     assert [place for place, _ in fraction(rows[:10], 0, 0)] == [5, 6, 0, 7, 3, 2, 4, 9, 1, 8]
 
 
-def test_answers_have_their_own_noise_and_lose_the_end_of_turn() -> None:
+def test_every_answer_has_its_own_seed_and_end_of_turn_text_is_removed() -> None:
     asked = []
 
     def answer(request: Any, sample: Any) -> str:
@@ -165,7 +167,7 @@ def test_answers_have_their_own_noise_and_lose_the_end_of_turn() -> None:
         {"real": [{"content": "a"}, "b"]},
     ],
 )
-def test_rows_of_another_shape_are_named_before_any_is_answered(bad: Any) -> None:
+def test_malformed_rows_are_reported_before_any_row_is_answered(bad: Any) -> None:
     asked = []
 
     def answer(request: Any, sample: Any) -> str:
@@ -178,7 +180,7 @@ def test_rows_of_another_shape_are_named_before_any_is_answered(bad: Any) -> Non
     assert asked == []
 
 
-def test_a_fraction_generated_again_is_the_same_file(ultrachat: Any, tmp_path: Path) -> None:
+def test_regenerating_a_fraction_gives_the_same_file(ultrachat: Any, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
     words = ["generate", "--model", model, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path / "out",
@@ -192,7 +194,7 @@ def test_a_fraction_generated_again_is_the_same_file(ultrachat: Any, tmp_path: P
     assert len((tmp_path / "out" / "loser_0_test.jsonl").read_text().splitlines()) == 3
 
 
-def test_an_eleventh_fraction_is_one_sentence(
+def test_requesting_a_fraction_beyond_the_last_is_reported_in_one_sentence(
     ultrachat: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
@@ -204,7 +206,7 @@ def test_an_eleventh_fraction_is_one_sentence(
     )
 
 
-def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gathering_requires_all_fractions_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for index in (0, 2, 3):
         write_rows_to(tmp_path / f"loser_{index}.jsonl", [make_row(f"{index}", "real", "said")])
     with pytest.raises(UserError, match=r"1 of 4 fractions are missing \(1\)"):
@@ -223,7 +225,7 @@ def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pyte
         gathered(tmp_path, 4, "train")
 
 
-def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat: Any, tmp_path: Path) -> None:
+def test_the_pipeline_reads_the_rows_as_splits_and_experts(ultrachat: Any, tmp_path: Path) -> None:
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
     tasks = TasksParams(source="chat", file=str(tmp_path / "rows"), train=8, dev=1, test=2)
     made = gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
@@ -241,7 +243,7 @@ def chats_in(folder: Path, split: str, *rows: tuple[str, str]) -> None:
     write_rows_to(folder / f"{split}_prefs-00000-of-00001.jsonl", [make_row(asked, real, "") for asked, real in rows])
 
 
-def test_prompts_that_repeat_within_a_split_are_rows_of_their_own(tmp_path: Path) -> None:
+def test_prompts_repeated_within_a_split_are_separate_questions(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     chats_in(folder, "train", ("Hello", "a"), ("Hello", "b"), ("hello", "c"), ("Hello", "d"))
     chats_in(folder, "test", ("Bye", "e"), ("bye", "f"))
@@ -257,7 +259,7 @@ def test_prompts_that_repeat_within_a_split_are_rows_of_their_own(tmp_path: Path
     assert [text_of(pair.real) for pair in pairs] == ["a", "b", "c", "d"]
 
 
-def test_a_prompt_of_two_splits_is_refused_however_often_it_repeats(tmp_path: Path) -> None:
+def test_a_prompt_in_two_splits_is_refused_even_if_it_also_repeats_within_one(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     chats_in(folder, "train", ("Hello", "a"), ("hello", "b"))
     chats_in(folder, "test", ("HELLO", "c"))
@@ -266,7 +268,7 @@ def test_a_prompt_of_two_splits_is_refused_however_often_it_repeats(tmp_path: Pa
         gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
 
 
-def test_zephyr_turns_with_an_empty_system_turn(tmp_path: Path) -> None:
+def test_prompts_are_zephyr_turns_with_an_empty_system_turn(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     zephyr = ChatFormat.load(tmp_path, "zephyr")
     ids = zephyr.encode(opening("Ask?", "reply"), add_generation_prompt=True).ids
@@ -274,7 +276,7 @@ def test_zephyr_turns_with_an_empty_system_turn(tmp_path: Path) -> None:
     assert text == "<|system|>\n<|end|>\n<|user|>\nAsk?<|end|>\n<|assistant|>\n"
 
 
-def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) -> None:
+def test_parquet_files_read_back_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "x.parquet"
     write_rows_to(file, [make_row("a", "b", "c")])
     assert [row for _, row in read_rows_of(file)] == [make_row("a", "b", "c")]
@@ -288,14 +290,14 @@ def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) ->
             list(read_rows_of(file))
 
 
-def test_plain_spin_needs_its_own_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_or_one_without_reformatted_chats_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         read_chats(tmp_path / "none", "train")
     with pytest.raises(UserError, match=r"write it with `reformat`"):
         read_chats(tmp_path, "train")
 
 
-def test_a_reply_is_the_whole_episode() -> None:
+def test_in_reply_format_one_reply_is_the_whole_episode() -> None:
     episode = played([" Fine.\nAction: search[x]"], question=QUESTION, form="reply")
     assert (len(episode.rounds), episode.finished, episode.messages[0].content) == (
         1,
