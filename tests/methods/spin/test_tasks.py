@@ -1,4 +1,4 @@
-"""Splits, their order and their experts; a question may stand in one split only (docs/spin.md, S15, S24, S29)."""
+"""Splits, their order and their experts; a question may be in one split only (docs/spin.md, S15, S24, S29)."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def split(count: int) -> list[Question]:
     return [QUESTION.model_copy(update={"id": f"q{n}", "question": f"Question {n}?"}) for n in range(count)]
 
 
-def test_the_order_is_pythons_random_233_and_then_a_slice() -> None:
+def test_questions_are_shuffled_with_pythons_random_233_and_then_sliced() -> None:
     order = list(range(50))
     random.Random(233).shuffle(order)
     got = chosen(split(50), PlayParams(start=10, end=20))
@@ -44,7 +44,7 @@ def test_the_order_is_pythons_random_233_and_then_a_slice() -> None:
     assert len(chosen(split(50), PlayParams())) == 50
 
 
-def test_more_than_there_is_is_refused() -> None:
+def test_requesting_questions_beyond_the_end_of_the_split_is_refused() -> None:
     with pytest.raises(UserError, match="questions 0 to 60 are requested, but the split has 50"):
         chosen(split(50), PlayParams(end=60))
     with pytest.raises(UserError, match="fix start and end"):
@@ -65,14 +65,14 @@ def book() -> Any:
     return gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
-def test_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book: Any) -> None:
+def test_every_training_question_of_the_encyclopedia_has_an_expert_with_reward_1(book: Any) -> None:
     assert [len(book.splits[name]) for name in ("train", "dev", "test")] == [60, 10, 20]
     assert [expert.question for expert in book.experts] == book.splits["train"]
     assert all(score(expert.answer, expert.question).reward == 1 for expert in book.experts)
     assert (book.audit.read, book.audit.kept) == (60, 60)
 
 
-def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book: Any) -> None:
+def test_examples_train_only_policy_messages_and_texts_have_the_fixed_pieces_as_tokens(book: Any) -> None:
     made = examples(book.experts, "alpaca")
     assert [example.source for example in made] == [question.id for question in book.splits["train"]]
     assert all(message.weight == (message.role == "assistant") for message in made[0].messages)
@@ -82,13 +82,13 @@ def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_toke
     assert not any(row.get("fixed") for row in texts(examples([EXPERT], "chat"), "chat"))
 
 
-def test_more_questions_than_there_are_is_one_sentence() -> None:
+def test_requesting_more_questions_than_the_encyclopedia_has_is_refused() -> None:
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
     with pytest.raises(UserError, match="raise people or request fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
-def test_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_modules_lists_the_file_of_a_users_own_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mytools.py").write_text("def add(text): return text")
     monkeypatch.syspath_prepend(str(tmp_path))
     tools = ToolsParams(
@@ -104,7 +104,7 @@ needs_data = pytest.mark.skipif(
 
 @needs_data
 @pytest.mark.parametrize(("experts", "train"), [("gpt-4", 500), ("scripted", 221), ("both", 687)])
-def test_real_questions_with_their_experts_are_disjoint_from_the_test_split(
+def test_hotpotqa_splits_and_experts_have_the_expected_sizes_sources_and_audit(
     experts: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -124,7 +124,7 @@ def test_real_questions_with_their_experts_are_disjoint_from_the_test_split(
     assert (made.audit.read, made.audit.kept, made.audit.dropped) == (read, train, dropped)
 
 
-def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_sample_needs_only_downloadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def fetch(name: Any, folder: Path, **_: Any) -> Any:
@@ -167,7 +167,7 @@ def test_another_task_can_be_the_test_split(tmp_path: Path) -> None:
         gather(tasks.model_copy(update={"test": 230}), ToolsParams(), seed=3, download=tmp_path, mirror=None)
 
 
-def test_a_data_set_that_repeats_a_question_asks_it_as_often(tmp_path: Path) -> None:
+def test_repeated_questions_of_the_other_task_are_kept_with_separate_ids(tmp_path: Path) -> None:
     rows = [{"question": "Is it so?", "answer": True}, {"question": "is it so?", "answer": True}]
     (tmp_path / "strategyqa_train_filtered.json").write_text(json.dumps(rows))
     other = {"task": "strategyqa", "split": "train", "folder": str(tmp_path)}
@@ -178,7 +178,7 @@ def test_a_data_set_that_repeats_a_question_asks_it_as_often(tmp_path: Path) -> 
 
 
 @needs_data
-def test_the_released_runs_score_what_the_paper_says() -> None:
+def test_the_released_runs_have_their_published_scores() -> None:
     """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM."""
     from selfimprove.interop.spin import score_file
     from selfimprove.methods.spin.trajectory import read_trajectories
