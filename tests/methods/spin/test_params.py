@@ -1,4 +1,4 @@
-"""The ``spin`` section: what does not fit is refused in one sentence."""
+"""The ``spin`` section: inconsistent values are refused with a message that names the key."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ TRAIN = {"epochs": 1, "lr": 1e-4}
 
 
 def section(**more: Any) -> dict[str, Any]:
-    """A whole section, smallest."""
+    """A minimal complete section."""
     return {
         "tasks": {"train": 4, "dev": 0, "test": 2},
         "engines": {"policy": {"engine": "transformers", "context": 2048}},
@@ -37,7 +37,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def iterations(**inits: str) -> dict[str, Any]:
-    """Changes that leave no rows but the base and these iterations', each with its ``init``."""
+    """Changes that leave only the base's row and those of these iterations, each with its ``init``."""
     return {
         "iterations": {name: {"init": init, "generate": {}} for name, init in inits.items()},
         "rows": {"base": BASE, **{name: pairs(name, init) for name, init in inits.items()}},
@@ -45,24 +45,24 @@ def iterations(**inits: str) -> dict[str, Any]:
 
 
 def rows(name: str, **more: Any) -> dict[str, Any]:
-    """Changes of one row."""
+    """Changes to one row."""
     return {"rows": {**ROWS, name: {**ROWS[name], **more}}}
 
 
 def plays(name: str, **generate: Any) -> dict[str, Any]:
-    """Changes of what one iteration plays."""
+    """Changes to the self-play of one iteration."""
     whole = section()["iterations"]
     return {"iterations": {**whole, name: {**whole[name], "generate": generate}}}
 
 
-def test_every_iteration_has_its_own_lr_beta_and_epochs() -> None:
+def test_every_iteration_has_its_own_training_params() -> None:
     spin = SpinParams.model_validate(section())
     assert [spin.rows[name].train.model_dump()["beta"] for name in ("iter0", "iter1")] == [0.1, 5.0]
     assert spin.lineage("iter1") == ["iter0", "iter1"]
     assert SpinParams.model_validate(section()).iterations["iter0"].convert.mix.seed == 42
 
 
-def test_the_defaults_are_the_specs() -> None:
+def test_the_defaults_match_the_specification() -> None:
     cfg = SpinParams.model_validate(section()).iterations["iter1"].generate
     assert (cfg.max_turns, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
     assert SpinParams.model_validate(section()).evaluate.temperature == 0
@@ -161,12 +161,12 @@ def test_the_defaults_are_the_specs() -> None:
         (rows("base", train={"epoch": 1}), "Extra inputs"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: Any, words: str) -> None:
+def test_inconsistent_params_are_refused(change: Any, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         SpinParams.model_validate(section(**change))
 
 
-def test_prefix_and_worked_episodes_are_the_asked_task_s() -> None:
+def test_worked_episodes_and_question_prefix_depend_on_the_task_of_each_split() -> None:
     tasks = {"train": 4, "dev": 0, "test": 2}
     prompt = {"question_prefix": "Yes or no: "}
     alone = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
@@ -178,13 +178,13 @@ def test_prefix_and_worked_episodes_are_the_asked_task_s() -> None:
     ]  # fmt: skip
 
 
-def test_an_endpoint_plays_in_chat_format() -> None:
+def test_an_endpoint_is_accepted_with_the_chat_format() -> None:
     endpoint = {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}
     assert SpinParams.model_validate(section(engines=endpoint, prompt={"format": "chat"})).prompt.format == "chat"
 
 
 PLAIN = {"prompt": {"format": "reply"}}
-"""What plain SPIN takes."""
+"""Params that plain SPIN requires."""
 
 
 @pytest.mark.parametrize(
@@ -224,14 +224,14 @@ PLAIN = {"prompt": {"format": "reply"}}
         ({"env": "textcraft"}, "expected a section with the key name"),
     ],
 )
-def test_what_does_not_go_with_an_environment_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_params_that_do_not_suit_the_environment_are_refused(changes: dict[str, Any], said: str) -> None:
     values = section(**{**changes, "tasks": {"train": 4, "dev": 0, "test": 2, **changes.get("tasks", {})}})
     with pytest.raises(ValidationError) as refused:
         SpinParams.model_validate(values)
     assert said in str(refused.value)
 
 
-def test_experts_of_a_file_of_ones_own_are_hotpotqa_s() -> None:
+def test_an_expert_file_is_accepted_for_hotpotqa() -> None:
     for experts in ("gpt-4", "both"):
         tasks = {
             "source": "hotpotqa", "experts": experts, "train": 4, "dev": 0, "test": 2, "expert_file": "x"
@@ -239,7 +239,7 @@ def test_experts_of_a_file_of_ones_own_are_hotpotqa_s() -> None:
         assert SpinParams.model_validate(section(tasks=tasks)).tasks.expert_file == "x"
 
 
-def test_the_default_environment_is_the_questions_of_the_source() -> None:
+def test_the_default_environment_is_questions() -> None:
     spin = SpinParams.model_validate(section())
     assert spin.env == SpinParams.model_validate(section(env={"name": "questions"})).env == QuestionsParams()
     acted = SpinParams.model_validate(section(env={"name": "textcraft", "seed": 3}))
