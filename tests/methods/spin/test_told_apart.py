@@ -1,4 +1,4 @@
-"""A classifier tells episodes apart where they differ, and only there."""
+"""The classifier two-sample test: episodes are told apart if, and only if, they differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pair(number: int, written: tuple[str, str], *, read: str = "") -> Pair:
     return Pair(id=f"q{number}", prompt=prompt, real=said(written[0]), generated=said(written[1]))
 
 
-def test_episodes_of_one_source_are_told_apart_by_chance() -> None:
+def test_episodes_of_one_source_are_told_apart_only_at_chance_level() -> None:
     draws = Random(10)
     words = [f"word{i}" for i in range(40)]
     pairs = [pair(n, (" ".join(draws.sample(words, 8)), " ".join(draws.sample(words, 8)))) for n in range(600)]
@@ -28,16 +28,16 @@ def test_episodes_of_one_source_are_told_apart_by_chance() -> None:
     assert abs(found["mean"] - 0.5) < 3 * found["se"]
 
 
-def test_equal_episodes_are_a_coin() -> None:
+def test_a_pair_of_equal_episodes_counts_one_half() -> None:
     assert told_apart([pair(n, ("I need it.", "I need it.")) for n in range(20)])["mean"] == 0.5
 
 
-def test_another_wording_is_found() -> None:
+def test_a_different_wording_is_detected() -> None:
     pairs = [pair(n, (f"I look for thing{n}.", f"Let me see thing{n}.")) for n in range(50)]
     assert told_apart(pairs)["mean"] == 1.0
 
 
-def test_a_miscopied_name_is_found_whichever_it_is() -> None:
+def test_a_miscopied_name_is_detected_if_the_correct_one_was_read() -> None:
     draws = Random(5)
     pairs = []
     for number in range(200):
@@ -49,7 +49,7 @@ def test_a_miscopied_name_is_found_whichever_it_is() -> None:
     assert told_apart(unread)["mean"] == 0.5
 
 
-def test_a_pair_is_judged_alike_in_any_order() -> None:
+def test_the_share_does_not_depend_on_the_order_of_the_pairs() -> None:
     draws = Random(7)
     pairs = [pair(n, (" ".join(draws.choices("abcd", k=4)), " ".join(draws.choices("abce", k=4)))) for n in range(80)]
     assert told_apart(pairs[::-1])["mean"] == told_apart(pairs)["mean"]
