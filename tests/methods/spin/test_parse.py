@@ -1,4 +1,4 @@
-"""The action parser: every text has a reading, and an action survives being written and read again."""
+"""The action parser: every text can be parsed, and a written round parses back."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ arguments = plain.filter(lambda text: "\n" not in text)
 
 
 @given(plain)
-def test_any_text_has_a_reading(text: Any) -> None:
+def test_any_text_can_be_parsed(text: Any) -> None:
     parsed = parse(text)
     assert parsed.tool is None or (parsed.tool == parsed.tool.strip().lower() != "")
     assert parsed.argument == parsed.argument.strip()
@@ -23,14 +23,14 @@ def test_any_text_has_a_reading(text: Any) -> None:
 
 
 @given(thoughts, names, arguments)
-def test_what_was_written_is_read_back(thought: Any, name: Any, argument: Any) -> None:
+def test_a_written_round_parses_back(thought: Any, name: Any, argument: Any) -> None:
     parsed = parse(f"Thought: {thought}\nAction: {name}[{argument}]\nObservation: made up ]")
     assert (parsed.thought, parsed.tool) == (thought.strip(), name.strip().lower())
     assert parsed.argument == argument.strip()
 
 
 @given(plain, plain)
-def test_nothing_after_the_first_observation_counts(before: Any, after: Any) -> None:
+def test_text_after_the_first_observation_is_ignored(before: Any, after: Any) -> None:
     text = f"{before}{STOP}{after}"
     assert parse(text) == parse(cut(text)) == parse(before.partition(STOP)[0])
 
@@ -39,24 +39,24 @@ def test_nothing_after_the_first_observation_counts(before: Any, after: Any) -> 
     ("reply", "tool", "argument"),
     [
         (" t\nAction: search[Gate [novel] of 1745]", "search", "Gate [novel] of 1745"),  # the last bracket closes
-        (" t\nAction: search[Gate [novel", "search", "Gate [novel"),  # none closes: to the line's end
+        (" t\nAction: search[Gate [novel", "search", "Gate [novel"),  # no closing bracket: to the end of the line
         (" t\nAction: search[]", "search", ""),
         (" t\nAction: SEARCH [ Gate ] and more", "search", "Gate"),
         (" t\nAction: Finish[yes]", "finish", "yes"),
         (" t\nAction: search Gate", None, ""),  # no bracket
         (" t\nAction: [Gate]", None, ""),  # no name
-        (" t\nAction:\nsearch[Gate]", None, ""),  # not on the line
+        (" t\nAction:\nsearch[Gate]", None, ""),  # not on the line of the cue
         (" I cannot say.", None, ""),
         ("", None, ""),
         (" t\nAction: search[a]\nAction: finish[b]", "search", "a"),  # the first action counts
     ],
 )
-def test_readings(reply: str, tool: str | None, argument: str) -> None:
+def test_tool_and_argument_are_parsed_from_a_reply(reply: str, tool: str | None, argument: str) -> None:
     parsed = parse(reply)
     assert (parsed.tool, parsed.argument) == (tool, argument)
 
 
-def test_the_thought_ends_at_the_action_and_loses_its_cue() -> None:
+def test_the_thought_ends_at_the_action_and_excludes_its_cue() -> None:
     assert parse("Thought: one\ntwo \nAction: search[x]").thought == "one\ntwo"
     assert parse(" one\nAction: search[x]").thought == "one"
     assert parse("Thought: no action").thought == "no action"
