@@ -1,4 +1,4 @@
-"""Metrics of episodes, over the questions asked for (docs/spin.md, S40), and the rows of the table."""
+"""Metrics of episodes, averaged over all requested questions (docs/spin.md, S40), and outcomes per question."""
 
 from typing import Any
 
@@ -25,14 +25,14 @@ def episodes() -> Any:
     ]
 
 
-def test_every_average_is_over_the_requested_count(episodes: Any) -> None:
+def test_every_mean_is_over_all_requested_questions(episodes: Any) -> None:
     metrics = evaluate_metrics(episodes)
     for name in ("em", "f1", "reward", "steps", "finished", "blocked"):
         assert metrics[name]["n"] == 5
     assert metrics["em"]["mean"] == 1 / 5
     assert metrics["f1"]["mean"] == pytest.approx((1 + 2 / 3) / 5)
     assert metrics["em"]["se"] == pytest.approx((0.2 * 0.8 * 5 / 4 / 5) ** 0.5)
-    assert metrics["finished"]["mean"] == 2 / 5  # not the one without any action
+    assert metrics["finished"]["mean"] == 2 / 5  # not the episode without any action
     assert metrics["blocked"]["mean"] == 1 / 5
     assert metrics["steps"]["mean"] == (3 + 1 + 11 + 1 + 0) / 5
 
@@ -51,12 +51,12 @@ def test_the_invalid_rate_is_a_share_of_rounds(episodes: Any) -> None:
     assert metrics["actions"] == {"": 11, "finish": 3, "search": 2}
 
 
-def test_kinds_of_questions_are_told_apart(episodes: Any) -> None:
+def test_exact_match_is_reported_for_each_kind_of_question(episodes: Any) -> None:
     kinds = evaluate_metrics(episodes)["kinds"]
     assert (kinds["bridge"]["mean"], kinds["bridge"]["n"]) == (1 / 3, 3)
     assert kinds["comparison"]["n"] == 2
     assert "kinds" not in evaluate_metrics(episodes[:1])
 
 
-def test_outcomes_are_one_a_question(episodes: Any) -> None:
+def test_there_is_one_outcome_per_question(episodes: Any) -> None:
     assert [one.id for one in outcomes(episodes)] == [f"q{n}" for n in range(5)]
