@@ -1,4 +1,4 @@
-"""The opponent: the model that training starts from, scored once a pair (docs/spin.md, S36)."""
+"""The opponent is the model that training starts from; it scores every pair once (docs/spin.md, S36)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_adapter_that_does_not_name_its_base_is_refused(tiny: Path, duels: Ma
         run(model, duels(4), tmp_path / "out", params())
 
 
-def test_without_its_fresh_adapter_the_next_iterations_model_is_the_last_one_merged(
+def test_without_its_new_adapter_the_next_iterations_model_is_the_previous_one_merged(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     pairs = duels(12)
@@ -98,17 +98,17 @@ def test_without_its_fresh_adapter_the_next_iterations_model_is_the_last_one_mer
     assert again.curve[-1]["rewards/margins"] > 0
 
 
-def test_dropout_is_off_on_both_sides(duels: Maker, tmp_path: Path) -> None:
+def test_attention_dropout_is_off_for_policy_and_opponent(duels: Maker, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", hidden=32)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
     report = run(model, duels(8), tmp_path / "out", params(epochs=1))
     assert report.first["drift"] < 1e-5
     written = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert written["attention_dropout"] == 0.5  # the model's own setting is not ours to change
+    assert written["attention_dropout"] == 0.5  # the model keeps its own setting
 
 
-def test_dropout_before_an_adapter_is_off_as_well(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_lora_dropout_has_no_effect(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     pairs, curves = duels(8), []
     for share in (0.0, 0.5):
         cfg = params(lora={**LORA, "dropout": share}, lr=1e-2, epochs=3)
@@ -116,7 +116,7 @@ def test_dropout_before_an_adapter_is_off_as_well(tiny: Path, duels: Maker, tmp_
     assert curves[0] == curves[1]
 
 
-def test_a_pair_is_scored_once_and_again_only_if_anything_of_it_changes(
+def test_a_pair_is_rescored_only_if_the_pair_weights_tokenizer_or_precision_change(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     pairs = duels(10)
@@ -133,7 +133,7 @@ def test_a_pair_is_scored_once_and_again_only_if_anything_of_it_changes(
     assert run(tiny, pairs, tmp_path / "g", params(dtype="bfloat16")).timing.opponent_scored == 10
 
 
-def test_a_score_is_the_pairs_own_whoever_computes_it_in_whatever_order(
+def test_a_score_is_the_pairs_log_likelihood_whatever_the_order_or_number_of_processes(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     pairs = encoded(tiny, duels(9))
@@ -153,7 +153,7 @@ def test_a_score_is_the_pairs_own_whoever_computes_it_in_whatever_order(
             assert score == pytest.approx(float(values[learnt].sum()), rel=1e-5)
 
 
-def test_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_the_pair_of_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     pairs, job = encoded(tiny, duels(6)), job_for(tiny, params())
     opponent.score(job, tiny, tmp_path, pairs)
     whole = (tmp_path / "0.jsonl").read_bytes()
@@ -163,7 +163,7 @@ def test_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, tmp_path:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "segments"])
-def test_pairs_that_share_micro_batches_get_the_scores_of_pairs_alone(
+def test_pairs_in_shared_micro_batches_get_the_same_scores_as_alone(
     tiny: Path, duels: Maker, attention: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pairs = encoded(tiny, duels(20))
@@ -184,13 +184,13 @@ def test_pairs_that_share_micro_batches_get_the_scores_of_pairs_alone(
     assert torch.allclose(torch.tensor(together), torch.tensor(alone), atol=1e-3, rtol=0)
 
 
-def test_scores_of_another_precision_or_way_of_computing_are_not_taken(
+def test_scores_of_another_precision_or_computation_are_not_reused(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def folder(**changes: Any) -> Path:
         return opponent.scores_folder(job_for(tiny, params(**changes)), "weights", tmp_path)
 
-    zero = {"kind": "deepspeed", "processes": 1}  # computes in bfloat16 throughout; without it, autocast chooses
+    zero = {"kind": "deepspeed", "processes": 1}  # computes in bfloat16 throughout; otherwise autocast chooses
     names = {folder(), folder(dtype="bfloat16"), folder(dtype="bfloat16", launcher=zero)}
     assert len(names) == 3
     assert folder(lr=1.0) in names
@@ -198,9 +198,7 @@ def test_scores_of_another_precision_or_way_of_computing_are_not_taken(
     assert folder() not in names
 
 
-def test_in_bfloat16_the_opponent_is_loaded_and_computes_as_the_trained_model(
-    tiny: Path, duels: Maker, tmp_path: Path
-) -> None:
+def test_in_bfloat16_the_opponent_computes_like_the_trained_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     for changes in ({}, {"lora": LORA}):
         name = "adapters" if changes else "full"
         report = run(tiny, duels(8), tmp_path / name, params(dtype="bfloat16", **changes))
