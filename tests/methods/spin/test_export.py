@@ -39,13 +39,13 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / f"{name}.json" for name in ("right", "wrong")}
 
 
-def test_episodes_become_a_trajectory_file_of_their_first_run(files: dict[str, Path]) -> None:
+def test_a_trajectory_file_contains_the_first_run_of_every_task(files: dict[str, Path]) -> None:
     entries = json.loads(files["right"].read_text())
     assert list(entries) == ["0", "1", "2"]
     assert [entry["reward"] for entry in entries.values()] == [True, False, True]
 
 
-def test_a_run_that_was_not_played_is_refused_not_written_as_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_exporting_a_run_that_was_not_played_is_refused_and_writes_nothing(tmp_path: Path, capsys: Any) -> None:
     write_jsonl(tmp_path / "e.jsonl", [played(), played(WRONG, run=1)])
     for number in (9, -1):
         said = fails(capsys, "trajectories", tmp_path / "e.jsonl", tmp_path / "t.json", "--run", number)
@@ -53,7 +53,9 @@ def test_a_run_that_was_not_played_is_refused_not_written_as_nothing(tmp_path: P
     assert not (tmp_path / "t.json").exists()
 
 
-def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files: dict[str, Path], tmp_path: Path) -> None:
+def test_all_or_only_the_rewarded_trajectories_are_exported_as_alpaca_rows(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
     run("alpaca", files["right"], tmp_path / "b.json", "--mode", "self_play", "--rewarded")
     rows, rewarded = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
@@ -62,13 +64,13 @@ def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files: dict[str, Pa
     assert [row["output"].rsplit("\n", 1)[1] for row in rewarded] == ["Action: finish[Tolma]"] * 2
 
 
-def test_files_have_the_bytes_of_the_released_ones(files: dict[str, Path], tmp_path: Path) -> None:
+def test_files_are_formatted_like_the_released_ones(files: dict[str, Path], tmp_path: Path) -> None:
     run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
     for path, indent in ((files["right"], 2), (tmp_path / "a.json", 4)):
         assert path.read_text() == json.dumps(json.loads(path.read_text()), indent=indent)
 
 
-def test_two_runs_become_preferences_where_their_rewards_differ(files: dict[str, Path], tmp_path: Path) -> None:
+def test_two_runs_give_preferences_for_the_tasks_with_different_rewards(files: dict[str, Path], tmp_path: Path) -> None:
     run("preferences", files["wrong"], files["right"], tmp_path / "dpo.json")
     rows = json.loads((tmp_path / "dpo.json").read_text())
     assert [(row["chosen"][-13:], "finish[Kesby]" in row["rejected"]) for row in rows] == [
@@ -77,20 +79,20 @@ def test_two_runs_become_preferences_where_their_rewards_differ(files: dict[str,
     assert all(row["prompt"].endswith("### Response:\n") and "Thought" not in row["prompt"] for row in rows)
 
 
-def test_pairs_become_message_lists(tmp_path: Path) -> None:
+def test_pairs_are_exported_as_message_lists(tmp_path: Path) -> None:
     pairs, _ = spin_pairs([EXPERT], [played(WRONG)], ConvertParams(), "iter0")
     write_jsonl(tmp_path / "pairs.jsonl", pairs)
     run("pairs", tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl")
     row = json.loads((tmp_path / "rows.jsonl").read_text())
     assert [message["role"] for side in ("real", "generated") for message in row[side]] == ["user", "assistant"] * 2
     assert row["real"][0] == row["generated"][0]
-    assert row["real"][0]["content"] == QUESTION.question  # the wrapper is whoever trains' own
+    assert row["real"][0]["content"] == QUESTION.question  # the wrapper is left to the trainer
     assert row["generated"][1]["content"] == "Thought: t\nAction: finish[Kesby]"
 
 
 @pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
 @pytest.mark.parametrize("shots", ["", "Question: x\nThought: y\nAction: finish[z]"])
-def test_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format(form: Any, shots: Any) -> None:
+def test_exported_pairs_have_the_question_and_each_line_of_a_round_apart_in_every_format(form: Any, shots: Any) -> None:
     (pair,), _ = spin_pairs([EXPERT], [played(form=form, few_shot=shots)], ConvertParams(), "iter0")
     row = pair_row(pair)
     assert row["real"][0]["content"].removeprefix(shots).strip() == QUESTION.question
@@ -101,7 +103,7 @@ def test_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format
     assert row["real"] == row["generated"]
 
 
-def test_rows_of_plain_spin_have_the_prompt_to_the_letter() -> None:
+def test_exported_pairs_of_plain_spin_keep_the_exact_prompt() -> None:
     for text in ("How?\n", alpaca("Who?")):
         chat = QUESTION.model_copy(update={"question": text})
         expert = EXPERT.model_copy(update={"question": chat, "rounds": [Round(thought="So.", action="")]})
@@ -109,13 +111,15 @@ def test_rows_of_plain_spin_have_the_prompt_to_the_letter() -> None:
         assert pair_row(pair)["real"] == [{"role": "user", "content": text}, {"role": "assistant", "content": "So."}]
 
 
-def test_a_reward_that_nobody_gave_is_no_loss() -> None:
+def test_unscored_episodes_give_no_preferences() -> None:
     won, lost, unscored = (to_json([one]) for one in (played(), played(WRONG), played(evaluate=False)))
     assert len(preferences(won, lost, "here")) == 1
     assert preferences(won, unscored, "here") == preferences(unscored, lost, "here") == []
 
 
-def test_a_file_is_scored_over_what_was_requested(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_scored_over_the_requested_number_of_tasks(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     run("score", files["right"], "--requested", 4)
     metrics = json.loads(capsys.readouterr().out)
     assert (metrics["em"]["mean"], metrics["em"]["n"], metrics["missing"]) == (0.5, 4, 1)
@@ -125,7 +129,7 @@ def test_a_file_is_scored_over_what_was_requested(files: dict[str, Path], capsys
     assert "raise --requested" in fails(capsys, "score", files["right"], "--requested", 2)
 
 
-def test_a_file_without_a_trajectory_is_refused_not_scored_as_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_scoring_a_file_without_trajectories_is_refused(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "t.json").write_text("{}")
     for requested in ((), ("--requested", 4)):
         said = fails(capsys, "score", tmp_path / "t.json", *requested)
@@ -134,18 +138,22 @@ def test_a_file_without_a_trajectory_is_refused_not_scored_as_nothing(tmp_path: 
 
 @pytest.mark.parametrize("bad", ['"yes"', "[1]", "1e400", "-1e400", "{}", '""', f"1{'0' * 400}"])
 @pytest.mark.parametrize("field", ["em", "f1", "reward"])
-def test_a_score_that_is_no_finite_number_is_named(bad: str, field: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_score_that_is_not_a_finite_number_is_reported_with_its_task(
+    bad: str, field: str, tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "t.json").write_text(f'{{"0": {{"traj": "x"}}, "7": {{"traj": "x", "{field}": {bad}}}}}')
     assert fails(capsys, "score", tmp_path / "t.json").startswith(f"task 7: '{field}' must be true, false, null or a")
 
 
-def test_an_entry_that_is_no_object_is_named_and_an_absent_score_is_0() -> None:
+def test_an_entry_that_is_not_an_object_is_reported_and_an_absent_score_is_0() -> None:
     with pytest.raises(UserError, match=r"^task 7: the entry is not an object"):
         score_file({"7": ["em"]}, 1)
     assert score_file({"7": {"reward": None, "em": True}}, 1)["reward"]["mean"] == 0.0
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(files: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+def test_a_target_that_cannot_be_written_is_reported_in_one_sentence(
+    files: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "a.json").write_text("{}")
     for target in (tmp_path / "a.json/o.json", Path("/proc/foo/o.json"), tmp_path, Path(".")):
         said = fails(capsys, "alpaca", files["right"], target, "--mode", "parity")
@@ -154,7 +162,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(files: dict[str, Path], 
     assert (tmp_path / "a.json").read_text() == "{}"
 
 
-def test_every_terminal_line_is_dropped_however_its_lines_end() -> None:
+def test_every_terminal_line_is_removed_with_any_line_endings() -> None:
     over = "Observation: Episode finished, reward = False"
     for end in ("", "\n", "\n\n\n", "\r\n", "\r\n\r\n"):
         assert without_terminal(f"{over}{end}") == ""
@@ -167,7 +175,9 @@ def test_every_terminal_line_is_dropped_however_its_lines_end() -> None:
     assert without_terminal(f"Thought: {over}\nAction: x \n{over}\n") == f"Thought: {over}\nAction: x "
 
 
-def test_a_trajectory_without_the_wrapper_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trajectory_without_the_wrapper_is_refused_in_parity_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_jsonl(tmp_path / "chat.jsonl", [played(form="question")])
     run("trajectories", tmp_path / "chat.jsonl", tmp_path / "chat.json")
     said = fails(capsys, "alpaca", tmp_path / "chat.json", tmp_path / "out.json", "--mode", "parity")
