@@ -1,4 +1,4 @@
-"""SPIN in environments that are acted in, and plain SPIN on problems with one right answer."""
+"""SPIN in interactive environments, and plain SPIN on problems with one right answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from selfimprove.methods.spin.trajectory import trajectory
 
 
 class Stairs(TextEnv):
-    """Three steps up; what it says has lines, one of which looks like a round's."""
+    """Three steps up. Its observations have several lines, one of which looks like a round's."""
 
     instruction = "Climb."
     actions = ("up", "look")
@@ -42,7 +42,7 @@ class Stairs(TextEnv):
 
 
 class Cellar(Stairs):
-    """Nobody gets out."""
+    """An environment that cannot be solved."""
 
     def act(self, action: str) -> tuple[str, float, bool]:
         return "Dark.", 0.0, False
@@ -68,7 +68,7 @@ def acted(answers: list[str], form: Format = "alpaca", world: Any = None, **cfg:
 
 
 @pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
-def test_who_acts_as_the_expert_writes_what_the_expert_wrote(form: Format) -> None:
+def test_an_episode_with_the_experts_actions_has_the_experts_text(form: Format) -> None:
     episode = acted(replies(form), form)
     assert text_of(episode.messages) == text_of(written(EXPERT.rounds, form))
     assert [message.weight for message in episode.messages if message.role == "user"] == [0, 0]
@@ -89,14 +89,14 @@ class Mute(Stairs):
         return " \n", 0.0, False
 
 
-def test_the_reward_so_far_counts_where_the_cap_ends_the_episode() -> None:
+def test_an_episode_cut_at_max_turns_keeps_its_reward_so_far() -> None:
     episode = acted(replies(), max_turns=2)
     assert (episode.reward, episode.em, episode.f1, episode.finished) == (2 / 3, False, 2 / 3, False)
     assert (len(episode.rounds), episode.messages[-1].role, episode.messages[-1].finish) == (2, "assistant", "length")
     assert acted(replies(), evaluate=False).reward is None
 
 
-def test_what_the_environment_does_not_understand_is_invalid_and_goes_on() -> None:
+def test_an_action_that_the_environment_does_not_understand_is_invalid_but_not_the_end() -> None:
     episode = acted([" So.\nAction: dance[well]", *replies()[1:]], max_turns=4)
     assert [(one.tool, one.argument) for one in episode.rounds] == [(None, ""), ("up", ""), ("up", ""), ("up", "")]
     assert episode.rounds[0].observation == "Nothing happens."
@@ -112,7 +112,7 @@ def test_a_round_without_an_action_ends_the_episode_as_failed() -> None:
     assert text_of(episode.messages).endswith("Thought: I wonder.")
 
 
-def test_a_trajectory_ends_with_the_reward_which_training_drops() -> None:
+def test_a_trajectory_ends_with_the_reward_line_that_training_rows_omit() -> None:
     text = trajectory(acted(replies()))
     assert text.endswith("Action: up\nObservation: Episode finished, reward = True\n")
     assert alpaca_row(text, "self_play")["output"].endswith("Action: up")
@@ -123,12 +123,12 @@ class Failing(EmbeddedWorld):
         raise EnvError("the server is gone")
 
 
-def test_an_environment_that_fails_blocks_the_episode() -> None:
+def test_an_environment_failure_blocks_the_episode() -> None:
     episode = acted(replies(), world=Failing(ENV))
     assert (episode.status, episode.error, episode.rounds) == ("blocked", "the server is gone", [])
 
 
-def test_experts_of_the_training_split_and_only_those_that_succeed() -> None:
+def test_every_training_task_has_an_expert_and_one_that_fails_is_refused() -> None:
     tasks = TasksParams(train=4, dev=1, test=2)
     made = gather_acted(tasks, ENV, seed=3)
     assert [len(made.splits[name]) for name in ("train", "dev", "test")] == [4, 1, 2]
@@ -140,7 +140,7 @@ def test_experts_of_the_training_split_and_only_those_that_succeed() -> None:
         gather_acted(TasksParams(train=40, dev=1, test=2), ENV, seed=3)
 
 
-def test_spin_has_the_test_split_of_rise() -> None:
+def test_spin_and_rise_have_the_same_test_split() -> None:
     env = text_env(name="textcraft").make()
     plans: Any = answer_env(name="textcraft").make()
     mine = gather_acted(TasksParams(train=3, dev=2, test=5), env, seed=17).splits["test"]
@@ -148,7 +148,7 @@ def test_spin_has_the_test_split_of_rise() -> None:
     assert [one.id for one in mine] == [one.id for one in its]
 
 
-def test_a_reply_to_a_problem_is_graded_and_the_expert_s_is_right() -> None:
+def test_replies_to_problems_are_graded_and_the_experts_replies_are_right() -> None:
     env = answer_env(name="gsm8k").make()
     made = gather_answers(TasksParams(train=4, dev=1, test=2), env, seed=3, download=Path("unused"), mirror=None)
     score = scorer(env)
