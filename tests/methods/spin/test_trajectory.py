@@ -1,4 +1,4 @@
-"""Episodes as the README's trajectory JSON, and its rows as Alpaca rows, byte for byte (docs/spin.md, S42, S43)."""
+"""Episodes as the README's trajectory JSON and trajectories as Alpaca rows, byte for byte (docs/spin.md, S42, S43)."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ FOUND = (
 
 
 def sample_episode(**more: Any) -> Any:
-    """The README's episode, played again by a scripted policy."""
+    """The README's episode, replayed by a scripted policy."""
     lines = SAMPLE["traj_by_line"]
     asked = Question(id="h", task="hotpotqa", question=lines[3], gold="Beyond the Clouds")
     replies = [f"{lines[6].removeprefix('Thought:')}\n{lines[7]}", f"{lines[9].removeprefix('Thought:')}\n{lines[10]}"]
@@ -50,25 +50,25 @@ def test_without_evaluation_the_reward_is_null() -> None:
     assert entry["traj"].endswith("Observation: Episode finished, reward = None\n")
 
 
-def test_the_few_shot_text_is_the_prompt_and_no_part_of_the_trajectory() -> None:
+def test_the_few_shot_text_is_stored_as_the_prompt_and_not_in_the_trajectory() -> None:
     entry = to_entry(sample_episode(few_shot="Question: x\nThought: y\nAction: finish[z]"))
     assert entry["prompt"] == "Question: x\nThought: y\nAction: finish[z]"
     assert entry["traj"] == SAMPLE["traj"]
 
 
 @pytest.mark.parametrize("form", ["question", "chat"])
-def test_the_other_formats_begin_with_the_question_line(form: Any) -> None:
+def test_trajectories_in_other_formats_begin_with_the_question_line(form: Any) -> None:
     text = trajectory(played(form=form))
     assert text.startswith("In which town was the author of The Silver Gate born?\nThought: I need the author.\n")
     assert text.endswith("Action: finish[Tolma]\nObservation: Episode finished, reward = True\n")
 
 
-def test_two_runs_of_a_task_do_not_fit_one_file() -> None:
+def test_two_runs_of_a_task_in_one_file_are_refused() -> None:
     with pytest.raises(UserError, match="task 0 was played more than once"):
         to_json([played(), played(run=1)])
 
 
-def test_a_file_is_read_back_or_its_fault_is_named(tmp_path: Path) -> None:
+def test_a_trajectory_file_reads_back_and_a_faulty_one_is_reported(tmp_path: Path) -> None:
     assert read_trajectories(FILE) == {"3687": SAMPLE}
     for text, words in (("{", "is not JSON"), ("[]", "expected an object"), ('{"5": {}}', "task 5: no 'traj'")):
         path = tmp_path / "bad.json"
@@ -79,7 +79,7 @@ def test_a_file_is_read_back_or_its_fault_is_named(tmp_path: Path) -> None:
         read_trajectories(tmp_path / "none.json")
 
 
-def test_parity_is_the_originals_row_and_self_play_has_no_terminal_line() -> None:
+def test_parity_mode_gives_the_originals_row_and_self_play_mode_omits_the_terminal_line() -> None:
     parity, self_play = (alpaca_row(SAMPLE["traj"], mode) for mode in ("parity", "self_play"))
     assert parity == {
         "instruction": SAMPLE["traj_by_line"][3],
@@ -91,8 +91,8 @@ def test_parity_is_the_originals_row_and_self_play_has_no_terminal_line() -> Non
     assert self_play["output"].endswith("Action: finish[The Fugitive]")
 
 
-def test_instructions_of_several_lines_stay_whole() -> None:
-    """The original counts lines, so that MMLU's options slip into the output."""
+def test_multi_line_instructions_stay_whole() -> None:
+    """The original counts lines, so MMLU's options end up in the output."""
     asked = Question(id="m", task="mmlu", question="Question: Why?\nA. a\nB. b\nC. c\nD. d", gold="C")
     row = alpaca_row(trajectory(played([" t\nAction: finish[C]"], question=asked)), "parity")
     assert row["instruction"] == asked.question
