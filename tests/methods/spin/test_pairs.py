@@ -1,4 +1,4 @@
-"""Pairs of expert and opponent, outcome pairs and the window; only the policy's words may distinguish the sides."""
+"""Pairs of expert and opponent, outcome pairs, the window (docs/spin.md, S2, S5, S6); only words may differ."""
 
 from collections import Counter
 from pathlib import Path
