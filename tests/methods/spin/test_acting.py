@@ -96,7 +96,7 @@ def test_an_episode_cut_at_max_turns_keeps_its_reward_so_far() -> None:
     assert acted(replies(), evaluate=False).reward is None
 
 
-def test_an_action_that_the_environment_does_not_understand_is_invalid_but_not_the_end() -> None:
+def test_an_action_that_the_environment_does_not_understand_is_invalid_and_play_continues() -> None:
     episode = acted([" So.\nAction: dance[well]", *replies()[1:]], max_turns=4)
     assert [(one.tool, one.argument) for one in episode.rounds] == [(None, ""), ("up", ""), ("up", ""), ("up", "")]
     assert episode.rounds[0].observation == "Nothing happens."
