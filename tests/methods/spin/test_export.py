@@ -92,7 +92,7 @@ def test_pairs_are_exported_as_message_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
 @pytest.mark.parametrize("shots", ["", "Question: x\nThought: y\nAction: finish[z]"])
-def test_exported_pairs_have_the_question_and_each_line_of_a_round_apart_in_every_format(form: Any, shots: Any) -> None:
+def test_exported_pairs_have_the_bare_question_and_one_line_per_cue_in_every_format(form: Any, shots: Any) -> None:
     (pair,), _ = spin_pairs([EXPERT], [played(form=form, few_shot=shots)], ConvertParams(), "iter0")
     row = pair_row(pair)
     assert row["real"][0]["content"].removeprefix(shots).strip() == QUESTION.question
