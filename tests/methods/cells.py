@@ -1,4 +1,4 @@
-"""A whole method on one environment, at smoke size: every stage from the data to the report, in forked processes."""
+"""A whole method on one environment, at smoke size: every stage from data to report, in forked processes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TRAIN = {"epochs": 1, "batch_size": 8, "save_steps": 99, "logging_steps": 9, "ro
          "launcher": {"kind": "single", "processes": 1}}  # fmt: skip
 TAXI = {"generate": {"levels": ["full"]}, "evaluate": {"levels": ["full"]}}
 SLIPS = {"taxi": 0.1, "gymnasium:Taxi-v4": 0.1, "alfworld": 0.15, "autoexplore": 0.2}
-"""How often the expert errs that searches Agent-R's trees, so that some episodes succeed and some fail; else 0.4."""
+"""Error rate of the expert that searches Agent-R's trees, so that some episodes succeed and some fail; default 0.4."""
 
 
 def overlay(method: str, env: Mapping[str, Any] | list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The params of the smallest run; ``more`` is laid over the method's section."""
+    """The params of the smallest run; ``more`` is merged over the method's section."""
     made = {"rise": _rise, "agent_r": _agent_r, "reflect_rl": _reflect_rl, "spin": _spin}[method]
     section = made(env["name"] if isinstance(env, Mapping) else "mixture")
     section["env"] = env
@@ -91,7 +91,7 @@ def _spin(name: str) -> dict[str, Any]:
 def play_cell(
     forks: Forks, folder: Path, method: str, params: Mapping[str, Any], env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run every stage there; the summary. A folder may be used again: what was parsed of its code is kept."""
+    """Run every stage in ``folder`` and return the summary. A reused folder keeps the cached analysis of its code."""
     if not (folder / "selfimprove").exists():
         copy_code(folder)
     for left in (f"data/{method}", f"models/{method}", "results", ".scratch/stages"):
