@@ -1,4 +1,4 @@
-"""The methods of an arena at smoke size: one environment, one model to start from, one table at the end."""
+"""An arena at smoke size: all methods with the same environment, the same start and one table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pipeline.workbench import Forks, copy_code, write_params
 
 PRETRAINED = Path(__file__).resolve().parents[2] / "models/pretrained"
 FIRST = {"reflect_rl": ("data", "generate", "convert")}
-"""Stages before the base; ("data",) elsewhere."""
+"""Stages that run before the base; ("data",) for the other methods."""
 SPLIT = {"demonstrations": 8, "train": 4, "dev": 1, "test": 3}
 WHOLE = {"train": 12, "dev": 1, "test": 3}
 
@@ -36,7 +36,7 @@ def params_of(env: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the stages of all four have run."""
+    """A folder in which the stages of all four methods have run."""
     folder = tmp_path_factory.mktemp("arena")
     copy_code(folder)
     write_params(folder, params_of({"name": "textcraft"}))
@@ -56,12 +56,12 @@ def folder(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_four_start_from_the_same_bytes(folder: Path) -> None:
+def test_all_four_methods_start_from_byte_identical_models(folder: Path) -> None:
     for file in ("model.safetensors", "tokenizer.json", "config.json"):
         assert len({(folder / f"models/{method}/start" / file).read_bytes() for method in METHODS}) == 1
 
 
-def test_one_table_compares_them_on_the_same_tasks(folder: Path) -> None:
+def test_one_table_compares_all_methods_on_the_same_tasks(folder: Path) -> None:
     found = arena(folder, read_summaries([], folder / SUMMARIES), folder / TIMING)
     assert found is not None
     assert (found["env"], found["tasks"], found["same_start"]) == ("textcraft", 3, True)
