@@ -1,4 +1,4 @@
-"""Every cell of the table in docs/environments.md that is possible runs, from the data to the report."""
+"""Every possible cell of the table in docs/environments.md runs from data to report."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.support.worlds import ELSEWHERE, keys_of, problem_files
 
 CELLS = cells()
 DEFAULT = [*DEFAULTS.items(), ("spin", "encyclopedia")]
-"""What ``test_end_to_end.py`` runs, with every control."""
+"""Cells that ``test_end_to_end.py`` runs, with every control."""
 PUBLISHED = ("spin", "math")
-"""Reads the declared file; here it is one that the test declares in its place."""
+"""This cell reads the declared file; the test declares a small file in its place."""
 POSSIBLE = [
     place for place, cell in CELLS.items() if cell.possible and place[1] not in ELSEWHERE and place not in DEFAULT
 ]
@@ -42,7 +42,7 @@ ROWS = {
 }
 
 
-def test_the_page_shows_what_the_registry_declares() -> None:
+def test_the_table_in_the_documentation_matches_the_registry() -> None:
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     assert page == with_table(page), "run `make docs`"
 
@@ -62,7 +62,7 @@ def params_of(method: str, name: str, folder: Path) -> dict[str, Any]:
 
 
 def declared_math(folder: Path, mirror: Path) -> dict[str, str]:
-    """Declare a small file as MATH's in the copy of the code; the variable by which the stage finds it."""
+    """Declare a small file as MATH's in the copy of the code; return the environment variable that points to it."""
     if not (folder / SOURCES).exists():
         copy_code(folder)
     (declared,) = load_sources(ROOT / SOURCES)["math"].files
@@ -79,12 +79,14 @@ def declared_math(folder: Path, mirror: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one cell runs after the other."""
+    """The folder in which the cells run, one after another."""
     return tmp_path_factory.mktemp("cells")
 
 
 @pytest.mark.parametrize(("method", "name"), POSSIBLE, ids=[" on ".join(place) for place in POSSIBLE])
-def test_a_cell_runs_to_its_report(forks: Forks, folder: Path, tmp_path: Path, method: str, name: str) -> None:
+def test_a_possible_cell_runs_from_data_to_report(
+    forks: Forks, folder: Path, tmp_path: Path, method: str, name: str
+) -> None:
     env = declared_math(folder, tmp_path) if (method, name) == PUBLISHED else {}
     summary = play_cell(forks, folder, method, params_of(method, name, tmp_path), env)
     assert summary["order"] == ROWS[method]
@@ -93,7 +95,7 @@ def test_a_cell_runs_to_its_report(forks: Forks, folder: Path, tmp_path: Path, m
 
 
 def check_page(folder: Path, method: str, out: Path) -> None:
-    """The page has every episode, example, tree and pair of the cell, and finds none damaged."""
+    """The page has every episode, example, tree and pair of the cell, and reports none as damaged."""
     run = Run(folder)
     sets = write_library(run, method, out).sets
     assert {one["row"] for one in sets if one["phase"] == "evaluation"} >= set(ROWS[method])
@@ -106,7 +108,7 @@ def check_page(folder: Path, method: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ROWS)
-def test_a_mixture_runs_to_its_report_which_has_the_metrics_of_each(
+def test_the_report_of_a_mixture_has_the_metrics_of_each_environment(
     forks: Forks, folder: Path, tmp_path: Path, method: str
 ) -> None:
     mixed = [{**keys_of(name, tmp_path), "share": 0.5} for name in ("taxi", "encyclopedia")]
@@ -122,7 +124,7 @@ IMPOSSIBLE = [place for place, cell in CELLS.items() if not cell.possible]
 
 
 @pytest.mark.parametrize(("method", "name"), IMPOSSIBLE, ids=[" on ".join(place) for place in IMPOSSIBLE])
-def test_a_cell_that_cannot_be_is_refused_with_what_it_lacks_and_who_has_it(
+def test_an_impossible_cell_is_refused_with_the_reason_and_the_possible_environments(
     tmp_path: Path, method: str, name: str
 ) -> None:
     params = profile("smoke")
@@ -132,11 +134,11 @@ def test_a_cell_that_cannot_be_is_refused_with_what_it_lacks_and_who_has_it(
     said = str(refused.value)
     assert said.startswith(f"params.yaml: {method}.env: name: {name} has {CELLS[method, name].said}, which this method")
     others = [other for player, other in CELLS if player == method and CELLS[player, other].possible]
-    others.remove("mixture")  # a list of them
+    others.remove("mixture")  # written as a list instead of a name
     assert all(other in said.partition("; choose ")[2] for other in others)
     assert "\n" not in said
     assert said.endswith(".")
 
 
-def test_some_cell_cannot_be() -> None:
+def test_reflect_rl_on_gsm8k_is_an_impossible_cell() -> None:
     assert ("reflect_rl", "gsm8k") in IMPOSSIBLE
