@@ -1,4 +1,4 @@
-"""How a command line ends."""
+"""How commands end: messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def ended(error: BaseException | None, *mistakes: type[Exception]) -> int:
     return int(end.value.code or 0)
 
 
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_mistake_gives_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(UserError("params.yaml: rise.lr is missing; add it.")) == 2
     assert capsys.readouterr().err == "params.yaml: rise.lr is missing; add it.\n"
-    assert ended(KeyError("x"), KeyError) == 2  # what this command counts as one
+    assert ended(KeyError("x"), KeyError) == 2  # declared as a user's mistake by this command
     assert capsys.readouterr().err == "'x'\n"
 
 
@@ -49,13 +49,13 @@ def jobs_command(grid: str, jobs: int = 1) -> None:
     [
         ("two", ["a=1", "--jobs", "two"], "JOBS=two: input should be a valid integer"),
         ("", ["a=1", "--jobs", ""], "JOBS=: input should be a valid integer"),
-        ("3", ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),  # given by ARGS
+        ("3", ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),  # passed in ARGS
         (None, ["a=1", "--jobs", "two"], "--jobs: input should be a valid integer"),
         (None, ["a=1", "--job", "2"], "No such option: --job (Possible options: --jobs); --help lists all options."),
         (None, [], "Missing argument 'grid'; --help lists all options."),
     ],
 )
-def test_a_word_that_does_not_fit_is_one_sentence_by_the_name_that_was_typed_a_variable_of_make_too(
+def test_an_invalid_argument_is_reported_by_the_option_or_make_variable_that_the_user_typed(
     variable: str | None,
     words: list[str],
     said: str,
@@ -73,7 +73,7 @@ def test_a_word_that_does_not_fit_is_one_sentence_by_the_name_that_was_typed_a_v
     assert line.startswith(said)
 
 
-def test_control_characters_in_a_mistake_are_shown_by_their_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_a_message_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(UserError("a\x1b[2J\u202e: no;\nfix é.")) == 2
     assert capsys.readouterr().err == "a\\x1b[2J\\u202e: no;\nfix é.\n"
     with pytest.raises(SystemExit), one_sentence():
@@ -82,7 +82,7 @@ def test_control_characters_in_a_mistake_are_shown_by_their_codes(capsys: pytest
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO])
-def test_a_file_that_the_system_refuses_is_one_sentence_and_exit_code_2(
+def test_a_file_operation_that_the_system_refuses_gives_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     assert ended(OSError(number, os.strerror(number), "a\x1b.json")) == 2
@@ -94,7 +94,7 @@ def test_a_file_that_the_system_refuses_is_one_sentence_and_exit_code_2(
     assert (end.value.code, capsys.readouterr().err) == (2, said)
 
 
-def test_another_error_of_the_system_keeps_its_traceback() -> None:
+def test_other_errors_of_the_system_keep_their_traceback() -> None:
     app = typer.Typer()
 
     @app.command()
@@ -107,7 +107,7 @@ def test_another_error_of_the_system_keeps_its_traceback() -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "gone")
 
 
-def test_an_interrupted_command_ends_as_shells_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_command_exits_with_130_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(KeyboardInterrupt()) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -131,8 +131,8 @@ main()
         ("import signal; signal.raise_signal(signal.SIGINT)", 130),
     ],
 )
-def test_without_a_reader_or_interrupted_a_command_ends_without_a_traceback(does: str, code: int) -> None:
-    """Whether it notices in its midst or only when it ends."""
+def test_a_command_that_is_interrupted_or_loses_its_reader_prints_no_traceback(does: str, code: int) -> None:
+    """A closed pipe may be noticed while the command runs or only when it exits."""
     with subprocess.Popen(
         [sys.executable, "-c", WITHOUT_TYPER, does], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -144,7 +144,7 @@ def test_without_a_reader_or_interrupted_a_command_ends_without_a_traceback(does
     assert (process.returncode, said) == (code, "")
 
 
-def test_what_an_encoding_lacks_is_a_question_mark() -> None:
+def test_characters_that_the_output_encoding_lacks_become_question_marks() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TYPER, "print('.7\u00b1.1')"], env={"PYTHONIOENCODING": "ascii"}, check=True,
         capture_output=True,
@@ -152,7 +152,7 @@ def test_what_an_encoding_lacks_is_a_question_mark() -> None:
     assert done.stdout == b".7?.1\n"
 
 
-def test_a_fault_of_ours_keeps_its_traceback_and_success_is_0() -> None:
+def test_a_bug_keeps_its_traceback_and_success_exits_with_0() -> None:
     app = typer.Typer()
 
     @app.command()
