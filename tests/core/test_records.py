@@ -1,4 +1,4 @@
-"""One JSONL schema: what is written reads back, equal records give equal bytes, a foreign line is named."""
+"""The JSONL schema: records read back, equal records give equal bytes, invalid lines are reported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ EXAMPLES = st.builds(Example, id=TEXT, messages=st.lists(MESSAGES, max_size=3), 
 
 
 @given(episodes=st.lists(EPISODES, max_size=3), examples=st.lists(EXAMPLES, max_size=3))
-def test_what_is_written_reads_back_and_equal_records_give_equal_bytes(
+def test_records_read_back_and_equal_records_give_equal_bytes(
     tmp_path_factory: pytest.TempPathFactory, episodes: list[Episode], examples: list[Example]
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "r.jsonl"
@@ -66,7 +66,7 @@ def test_what_is_written_reads_back_and_equal_records_give_equal_bytes(
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_rows_or_a_sentence_with_file_and_line(
+def test_any_bytes_give_rows_or_an_error_with_file_and_line(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "r.jsonl"
@@ -92,7 +92,7 @@ def test_any_bytes_are_rows_or_a_sentence_with_file_and_line(
         ('"text"', "a JSON object was expected"),
     ],
 )
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_a_line_that_is_not_a_json_object_is_reported_with_file_and_line(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "r").write_text('{"a": 1}\n\n' + line + "\n")
     with pytest.raises(UserError) as caught:
         list(read_rows(tmp_path / "r"))
@@ -113,13 +113,13 @@ USER = {"role": "user", "content": "x"}
         ({"id": "a", "messages": [{"role": "user"}]}, "messages.0.content"),
     ],
 )
-def test_a_row_that_does_not_fit_names_line_and_field(tmp_path: Path, row: dict, field: str) -> None:
+def test_an_invalid_row_is_reported_with_line_and_field(tmp_path: Path, row: dict, field: str) -> None:
     write_rows(tmp_path / "r", [{"id": "fine", "messages": []}, row])
     with pytest.raises(UserError, match=rf"r, line 2: field '{field}': "):
         read_jsonl(tmp_path / "r", Example)
 
 
-def test_empty_and_missing_files_are_refused_unless_emptiness_is_meant(tmp_path: Path) -> None:
+def test_missing_files_are_refused_and_so_are_empty_ones_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_jsonl(tmp_path / "r", Example)
     (tmp_path / "r").write_text("\n \n")
@@ -128,7 +128,7 @@ def test_empty_and_missing_files_are_refused_unless_emptiness_is_meant(tmp_path:
     assert read_jsonl(tmp_path / "r", Example, may_be_empty=True) == []
 
 
-def test_a_data_file_s_fault_is_not_put_down_to_params_yaml_which_may_not_name_it(tmp_path: Path) -> None:
+def test_errors_about_a_data_file_suggest_another_path_instead_of_a_change_in_params_yaml(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for name, remedy in (("none", "or fix the path."), ("empty", "or name another file.")):
         with pytest.raises(UserError) as refused:
@@ -136,26 +136,26 @@ def test_a_data_file_s_fault_is_not_put_down_to_params_yaml_which_may_not_name_i
         assert str(refused.value).endswith(remedy)
 
 
-def test_a_byte_order_mark_is_named_as_the_invisible_character_that_it_is(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n', encoding="utf-8-sig")
     with pytest.raises(UserError, match="line 1: the line begins with a byte order mark; save the file as UTF-8"):
         list(read_rows(tmp_path / "rows.jsonl"))
 
 
-def test_a_folder_in_the_place_of_a_file_is_called_a_folder(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_reported_as_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder; name a file"):
         list(read_rows(tmp_path))
     with pytest.raises(UserError, match="is a folder, but must be a file"):
         read_yaml(tmp_path)
 
 
-def test_numbers_are_finite_and_defaults_are_left_out() -> None:
+def test_infinite_numbers_are_refused_and_default_values_are_not_written() -> None:
     with pytest.raises(ValidationError):
         Message(role="user", content="", weight=math.inf)
     assert dump_line(Message(role="user", content="é")) == '{"role": "user", "content": "é"}'
 
 
-def test_rewards_are_the_chosen_attempts() -> None:
+def test_an_episodes_rewards_are_those_of_the_chosen_attempts() -> None:
     turn = Turn(
         model="m", attempts=[Attempt(text="a", reward=0), Attempt(text="b", reward=1)], chosen=1, observation=""
     )
@@ -165,34 +165,36 @@ def test_rewards_are_the_chosen_attempts() -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
-def test_mean_and_error_are_the_textbook_s(values: list[float]) -> None:
+def test_mean_and_error_match_the_textbook_formulas(values: list[float]) -> None:
     metric = mean_and_error(iter(values))
     assert metric["n"] == len(values)
     assert metric["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
     assert metric["se"] == pytest.approx(statistics.stdev(values) / len(values) ** 0.5, abs=1e-6)
 
 
-def test_mean_and_error_of_few() -> None:
+def test_mean_and_error_of_no_value_and_of_one() -> None:
     assert mean_and_error([]) == {"mean": 0.0, "se": 0.0, "n": 0}
     assert mean_and_error([2.0]) == {"mean": 2.0, "se": 0.0, "n": 1}
 
 
 @pytest.mark.parametrize("line", ['{"role": "user", "content": "\\ud800"}', '{"\\uDFFF": 1}'])
-def test_half_of_a_character_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+def test_a_lone_surrogate_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text('{"a": "\\ud83d\\ude00 \\\\ud800"}\n' + line + "\n")  # a whole pair, and a backslash, are text
+    path.write_text(
+        '{"a": "\\ud83d\\ude00 \\\\ud800"}\n' + line + "\n"
+    )  # a surrogate pair and an escaped backslash are valid
     with pytest.raises(UserError, match=r"r\.jsonl, line 2: half of a character"):
         list(read_rows(path))
 
 
-def test_an_attempt_that_is_not_there_cannot_be_the_chosen_one(tmp_path: Path) -> None:
+def test_a_chosen_attempt_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text('{"model": "m", "attempts": [{"text": "a", "reward": 0}], "chosen": 1, "observation": ""}\n')
     with pytest.raises(UserError, match=r"line 1: chosen is 1, but there are 1 attempts"):
         read_jsonl(path, Turn)
 
 
-def test_a_json_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+def test_a_json_file_that_cannot_be_read_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('{"a": [1,')
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "latin.json").write_bytes(b'"\xe9"')
@@ -209,7 +211,7 @@ def test_a_json_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None
         assert "\n" not in str(error.value)
 
 
-def test_pipes_and_devices_are_no_data(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused_as_data_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(UserError, match="is a pipe or a device"):
@@ -226,7 +228,7 @@ def test_a_negative_training_weight_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"a": [1,', "[1]", "null", "\xff"])
-def test_a_damaged_file_of_ours_is_one_sentence_that_names_it(tmp_path: Path, text: str) -> None:
+def test_a_damaged_output_file_is_reported_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "train.json"
     file.write_text(text, encoding="latin-1")
     with pytest.raises(UserError) as caught:
@@ -235,7 +237,7 @@ def test_a_damaged_file_of_ours_is_one_sentence_that_names_it(tmp_path: Path, te
     assert str(caught.value).endswith("restore it, or generate it again.")
 
 
-def test_a_path_that_is_too_long_is_one_sentence() -> None:
+def test_a_path_that_is_too_long_is_abbreviated_in_the_error() -> None:
     path = Path("a" * 5000)
     for read in (lambda: list(read_rows(path)), lambda: load_json(path), lambda: only_regular(path)):
         with pytest.raises(UserError, match=r"a… can't be looked up \(File name too long\); fix the path") as refused:
