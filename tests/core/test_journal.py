@@ -1,4 +1,4 @@
-"""The journal keeps whole entries, whatever a kill leaves of its file."""
+"""The journal keeps all complete entries, however a kill or damage leaves its file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_any_truncation_of_the_file_leaves_a_prefix_of_the_entries(
         count = whole[:cut].count(b"\n")
         assert list(journal.entries.items()) == list(entries.items())[:count]
         assert journal.resumed == count
-        for key, value in entries.items():  # what was lost is written again, what was kept is not written twice
+        for key, value in entries.items():  # lost entries are written again, kept ones not twice
             journal.add(key, value)
     assert path.read_bytes() == whole
 
@@ -55,7 +55,7 @@ def test_an_entry_is_on_disk_when_add_returns(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_entries_cost_no_memory(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_entries(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         journal.add("first", 0)
         tracemalloc.start()
@@ -63,18 +63,18 @@ def test_entries_cost_no_memory(tmp_path: Path) -> None:
             journal.add(f"key {number}", [number])
         grown, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert grown < 50_000  # a dictionary of their places would take most of a megabyte
+    assert grown < 50_000  # a dictionary of their file positions would take most of a megabyte
 
 
 @pytest.mark.parametrize("place", [0, 20, 40, -3])
-def test_a_damaged_line_costs_that_line_alone_and_is_written_again(
+def test_a_damaged_line_loses_only_its_own_entry_which_can_be_written_again(
     tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = {"a": "first entry", "b": "second entry", "c": "third entry"}
     write(tmp_path / "j", entries)
     lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
     changed = bytearray(lines[1])
-    changed[place] ^= 1  # one bit: still JSON, mostly
+    changed[place] ^= 1  # one bit: usually still JSON
     (tmp_path / "j").write_bytes(lines[0] + changed + lines[2])
     with Journal(tmp_path / "j") as journal:
         assert journal.entries == {"a": "first entry", "c": "third entry"}
@@ -86,28 +86,28 @@ def test_a_damaged_line_costs_that_line_alone_and_is_written_again(
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe\n", b"null\n", b'{"key": "z", "value": 1}\n', b"\n"])
-def test_a_line_without_its_checksum_is_no_entry(tmp_path: Path, line: bytes) -> None:
+def test_a_line_without_a_valid_checksum_is_ignored(tmp_path: Path, line: bytes) -> None:
     write(tmp_path / "j", {"a": 1, "b": 2})
     (tmp_path / "j").write_bytes(line + (tmp_path / "j").read_bytes())
     with Journal(tmp_path / "j") as journal:
         assert journal.entries == {"a": 1, "b": 2}
 
 
-def test_others_are_read_and_never_written(tmp_path: Path) -> None:
+def test_other_journals_are_read_and_never_written(tmp_path: Path) -> None:
     write(tmp_path / "one", {"a": 1, "b": 2})
     write(tmp_path / "two", {"c": 3})
     torn = (tmp_path / "two").read_bytes() + b'{"key": "d", "va'
     (tmp_path / "two").write_bytes(torn)
     with Journal(tmp_path / "mine", [tmp_path / "one", tmp_path / "two", tmp_path / "absent"]) as journal:
         assert journal.entries == {"a": 1, "b": 2, "c": 3}
-        journal.add("b", 5)  # known already
+        journal.add("b", 5)  # already in another journal
         journal.add("e", 6)
     assert (tmp_path / "two").read_bytes() == torn
     assert [entry_key(line) for line in (tmp_path / "mine").read_bytes().splitlines()] == ["e"]
 
 
-def test_a_write_that_fails_leaves_the_entries_before_it(tmp_path: Path) -> None:
-    """A child with a limit on file sizes stands for a full disk: the limit falls in the middle of an entry."""
+def test_a_failed_write_leaves_the_journal_intact_and_usable(tmp_path: Path) -> None:
+    """A child process with a file-size limit simulates a full disk: it reaches the limit in the middle of an entry."""
     path = tmp_path / "j"
     child = os.fork()
     if child == 0:
