@@ -1,4 +1,4 @@
-"""A training's settings: its own, and beneath them what its method's trainings share."""
+"""The settings of a training: its own, which override those that its method's trainings share."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ SECTION: dict[str, Any] = {
 TAKERS = {"sft": ("train",), "iterations.*.finetune": ("train", "pairs"), "controls.*.finetune": ("train",)}
 
 
-def test_a_training_has_what_is_shared_and_its_own_settings_count_more() -> None:
+def test_a_trainings_own_settings_override_the_shared_ones() -> None:
     full = spell_out(SECTION, TAKERS)
     assert full["sft"] == SECTION["train"] | {"lr": 1e-3}
     assert full["iterations"]["iter1"]["finetune"] == SECTION["train"] | {"beta": 0.1, "batch_size": 8}
 
 
-def test_of_two_shared_settings_the_later_counts() -> None:
+def test_later_shared_settings_override_earlier_ones() -> None:
     assert spell_out(SECTION, TAKERS)["iterations"]["iter2"]["finetune"]["batch_size"] == 4
 
 
-def test_a_launcher_of_another_kind_takes_nothing_from_the_shared_one() -> None:
+def test_a_launcher_of_another_kind_replaces_the_shared_one_as_a_whole() -> None:
     own = spell_out(SECTION, TAKERS)["iterations"]["iter2"]["finetune"]
     assert own["launcher"] == {"kind": "single"}
     assert own["betas"] == [0.9, 0.9]
 
 
-def test_what_is_missing_stays_missing_so_that_the_schema_names_it() -> None:
+def test_a_missing_training_stays_missing_for_the_schema_to_report() -> None:
     assert spell_out(SECTION, TAKERS)["iterations"]["iter3"] == {"init": "iter2"}
 
 
-def test_what_may_be_missing_takes_all_that_is_shared() -> None:
+def test_an_absent_optional_training_gets_all_shared_settings() -> None:
     full = spell_out(SECTION, {"iterations.*.finetune?": ("pairs",)})
     assert full["iterations"]["iter3"]["finetune"] == SECTION["pairs"]
 
 
-def test_the_section_itself_is_not_changed_and_a_second_time_changes_nothing_more() -> None:
+def test_spelling_out_leaves_the_section_unchanged_and_is_idempotent() -> None:
     once = spell_out(SECTION, TAKERS)
     assert SECTION["sft"] == {"lr": 1e-3}
     assert spell_out(once, TAKERS) == once
 
 
-def test_a_section_of_another_shape_is_left_to_the_schema() -> None:
+def test_a_malformed_section_is_left_to_the_schema() -> None:
     for faulty in ({"train": 3, "sft": {"lr": 1}}, {"train": {"lr": 2}, "sft": [1]}, {"iterations": 4}, {}):
         assert spell_out(faulty, TAKERS) == faulty
