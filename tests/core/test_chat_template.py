@@ -1,4 +1,4 @@
-"""Chat templates that somebody else wrote: whatever they do, the answer is one sentence, in bounded time and memory."""
+"""Untrusted chat templates: every failure is reported in one sentence, within bounded time and memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def refused(tokenizer: Path, tmp_path: Path, template: str) -> str:
         ("{% if %}", "is not a Jinja template"),
     ],
 )
-def test_a_template_that_fails_is_one_sentence(tokenizer: Path, tmp_path: Path, attack: str, said: str) -> None:
+def test_a_template_that_fails_is_refused_with_the_reason(
+    tokenizer: Path, tmp_path: Path, attack: str, said: str
+) -> None:
     assert said in refused(tokenizer, tmp_path, PLAIN + attack)
 
 
@@ -60,6 +62,6 @@ def test_a_template_that_never_ends_or_takes_all_memory_is_refused(
     assert "takes more than 10 s or 2 GiB for a few short messages" in refused(tokenizer, tmp_path, PLAIN + attack)
 
 
-def test_a_template_of_one_s_own_that_ends_is_taken(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_working_template_file_is_accepted(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(PLAIN + "\n")
     assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"
