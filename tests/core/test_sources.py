@@ -1,4 +1,4 @@
-"""Declared data sources: from a mirror or by HTTP, verified, whole or not at all."""
+"""Declared data sources: fetched from a mirror or by HTTP, verified, stored completely or not at all."""
 
 import http.server
 import threading
@@ -27,7 +27,7 @@ def declare(folder: Path, url: Any, *, content: Any = ROWS, path: str = "gsm8k/t
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    """A local HTTP server; ``replies`` is a list of (status, body, declared length), the last one repeats."""
+    """A local HTTP server; ``replies`` is a list of (status, body, declared length); the last one is repeated."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         server: Any
@@ -57,7 +57,7 @@ def left_in(folder: Path) -> Any:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def test_download_is_verified_and_kept(server: Any, tmp_path: Path) -> None:
+def test_a_download_is_verified_and_reused_while_intact(server: Any, tmp_path: Path) -> None:
     sources, folder = declare(tmp_path, server.url), tmp_path / "data"
     (path,) = fetch("gsm8k", folder, sources_file=sources)
     assert path.read_bytes() == ROWS
@@ -69,7 +69,7 @@ def test_download_is_verified_and_kept(server: Any, tmp_path: Path) -> None:
     assert path.read_bytes() == ROWS
 
 
-def test_passing_failures_are_retried(server: Any, tmp_path: Path) -> None:
+def test_transient_failures_are_retried(server: Any, tmp_path: Path) -> None:
     server.replies = [(503, b"", 0), (429, b"", 0), (200, ROWS[:5], len(ROWS)), (200, ROWS, len(ROWS))]
     (path,) = fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), backoff=0)
     assert path.read_bytes() == ROWS
@@ -77,7 +77,9 @@ def test_passing_failures_are_retried(server: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "asked"), [(404, 1), (403, 1), (500, 3)])
-def test_lasting_failures_are_one_sentence(server: Any, tmp_path: Path, status: int, asked: int) -> None:
+def test_permanent_failures_are_reported_after_retries_of_server_errors_only(
+    server: Any, tmp_path: Path, status: int, asked: int
+) -> None:
     server.replies = [(status, b"", 0)]
     with pytest.raises(
         UserError, match=rf"can't be fetched \(status {status}\); check the network, or set DATA_MIRROR"
@@ -87,7 +89,7 @@ def test_lasting_failures_are_one_sentence(server: Any, tmp_path: Path, status: 
     assert left_in(tmp_path / "data") == []
 
 
-def test_an_unreachable_server_is_one_sentence(server: Any, tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_in_one_sentence(server: Any, tmp_path: Path) -> None:
     server.shutdown()
     server.server_close()
     with pytest.raises(UserError, match=r"can't be fetched \(ConnectError.*DATA_MIRROR") as caught:
@@ -95,7 +97,7 @@ def test_an_unreachable_server_is_one_sentence(server: Any, tmp_path: Path) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_hash_leaves_nothing(server: Any, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_hash_is_refused_and_not_kept(server: Any, tmp_path: Path) -> None:
     sources = declare(tmp_path, server.url, content=b"other")
     with pytest.raises(UserError, match=r"train\.jsonl: SHA-256 is [0-9a-f]{64}, .*sources\.yaml declares"):
         fetch("gsm8k", tmp_path / "data", sources_file=sources)
@@ -103,7 +105,7 @@ def test_a_wrong_hash_leaves_nothing(server: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [ROWS + b'{"question": "q', ROWS + b"\xff\n"])
-def test_a_torn_or_undecodable_line_names_origin_and_line(server: Any, tmp_path: Path, rows: Any) -> None:
+def test_a_torn_or_undecodable_line_is_reported_with_its_url_and_number(server: Any, tmp_path: Path, rows: Any) -> None:
     server.replies = [(200, rows, len(rows))]
     with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/train\.jsonl, line 2: not ") as caught:
         fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url, content=rows))
@@ -111,7 +113,7 @@ def test_a_torn_or_undecodable_line_names_origin_and_line(server: Any, tmp_path:
     assert left_in(tmp_path / "data") == []
 
 
-def test_mirror_is_used_without_network(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_is_used_without_network_access(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = tmp_path / "mirror"
     (mirror / "gsm8k").mkdir(parents=True)
     sources = declare(tmp_path, server.url)
@@ -129,7 +131,7 @@ def test_mirror_is_used_without_network(server: Any, tmp_path: Path, monkeypatch
     assert mirror_folder() is None
 
 
-def test_declarations_are_checked(tmp_path: Path) -> None:
+def test_invalid_declarations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="declares no source 'gsm'; choose one of gsm8k"):
         fetch("gsm", tmp_path, sources_file=declare(tmp_path, "http://x"))
     for path in ("../up.jsonl", "/etc/passwd"):
@@ -156,13 +158,13 @@ MIRROR = mirror_folder() or ROOT.parent / "shared" / "data"
 
 
 @pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_mirror_holds_what_is_declared(tmp_path: Path) -> None:
+def test_the_mirror_contains_every_declared_file(tmp_path: Path) -> None:
     for name in load_sources(ROOT / SOURCES):
         for path in fetch(name, tmp_path / name, sources_file=ROOT / SOURCES, mirror=MIRROR):
             assert path.stat().st_size > 10_000
 
 
-def test_a_file_that_is_on_no_server_is_taken_from_a_mirror_or_named(tmp_path: Path) -> None:
+def test_a_file_without_a_url_is_taken_from_a_mirror_or_reported(tmp_path: Path) -> None:
     sources = tmp_path / "sources.yaml"
     sources.write_text(
         "made:\n  about: rows\n  licence: MIT\n  files:\n"
