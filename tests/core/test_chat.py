@@ -1,7 +1,7 @@
-"""One chat format: what a model saw is, id for id, a prefix of what it is trained on (docs/rise.md, R5).
+"""The chat format: the ids of a prompt are a prefix of the ids that the model is trained on (docs/rise.md, R5).
 
-The templates of well-known model families are written here in small: their joints (begin-of-text, spaces and newlines
-around contents, who is trimmed, where the end-of-turn token stands) are theirs.
+The templates are short versions of those of well-known model families. They have the same joints: begin-of-text, spaces
+and newlines around contents, which contents are trimmed, and the position of the end-of-turn token.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def test_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
         prompt = chat.encode(messages[:turn], add_generation_prompt=True).ids
         whole = chat.encode(messages)
         assert whole.ids[: len(prompt)] == prompt
-        # What the model must write itself starts right there.
+        # The part that the model must write starts directly after the prompt.
         assert whole.spans[turn].start == len(prompt)
-    # The ids as generated follow the prompt at once, and then the end of the turn, if the model wrote it.
+    # The generated ids follow the prompt directly, and then the end of turn, if the model wrote it.
     assert whole.ids[len(prompt) : len(prompt) + len(generated)] == generated
     span = whole.spans[-1]
     assert (span.end, span.stop) == (len(prompt) + len(generated), span.end + (finish == "stop"))
@@ -121,7 +121,7 @@ def test_content_cannot_forge_a_role_marker_or_an_end_of_turn(chat: ChatFormat, 
 
 
 @given(texts=DIALOGUE)
-def test_spans_hold_the_contents_and_an_assistant_s_ends_with_the_end_of_turn(
+def test_spans_contain_the_contents_and_an_assistants_span_ends_with_the_end_of_turn(
     chat: ChatFormat, texts: list[str]
 ) -> None:
     messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
@@ -139,7 +139,7 @@ def test_spans_hold_the_contents_and_an_assistant_s_ends_with_the_end_of_turn(
         last = span.stop
 
 
-def test_generated_ids_are_used_as_they_are_even_where_the_tokenizer_would_cut_otherwise(
+def test_generated_ids_are_kept_even_if_the_tokenizer_would_split_the_text_differently(
     chat: ChatFormat, tokenizer: Tokenizer
 ) -> None:
     odd = [i for letter in "12 * 5 = 60" for i in tokenizer.encode(letter).ids]
@@ -154,7 +154,9 @@ def test_generated_ids_are_used_as_they_are_even_where_the_tokenizer_would_cut_o
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_who_strips_contents_in_the_template_strips_them_in_the_ids(name: str, tokenizer: Tokenizer) -> None:
+def test_contents_are_stripped_in_the_ids_if_and_only_if_the_template_strips_them(
+    name: str, tokenizer: Tokenizer
+) -> None:
     chat = make(TEMPLATES[name][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
     trims = name in ("llama2", "llama3")
     assert (ids_of(chat, " \n7 ") == ids_of(chat, "7")) is trims
@@ -167,7 +169,7 @@ def test_a_system_message_keeps_its_place(tokenizer: Tokenizer) -> None:
     assert text == "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]"
 
 
-def test_a_template_that_asks_in_other_words_than_it_writes_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_template_whose_generation_prompt_differs_from_its_replies_is_refused(tokenizer: Tokenizer) -> None:
     thinks = NAMED_TEMPLATES["plain"].replace("{% endif %}", "<think>{% endif %}")
     chat = make(thinks, tokenizer, {"eos_token": "<|end|>"})
     with pytest.raises(UserError, match=r"asks for a reply with '.*<think>' but writes"):
@@ -187,7 +189,7 @@ def test_a_template_that_asks_in_other_words_than_it_writes_is_refused(tokenizer
         ("{% for m in messages %}", "not a Jinja template"),
     ],
 )
-def test_a_template_that_cannot_be_learnt_from_is_refused(template: str, said: str, tokenizer: Tokenizer) -> None:
+def test_a_template_that_is_unsuitable_for_training_is_refused(template: str, said: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError) as caught:
         make(template, tokenizer, {"eos_token": "</s>"})
     assert said in str(caught.value)
@@ -195,13 +197,13 @@ def test_a_template_that_cannot_be_learnt_from_is_refused(template: str, said: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_may_refuse_some_dialogues_only(tokenizer: Tokenizer) -> None:
+def test_a_template_may_refuse_some_dialogues_and_is_quoted_in_the_error(tokenizer: Tokenizer) -> None:
     chat = make(TEMPLATES["llama2"][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
     with pytest.raises(UserError, match=r"here: the chat template refuses the dialogue \(roles must alternate\)"):
         chat.encode([Message(role="user", content="a"), Message(role="user", content="b")])
 
 
-def test_the_template_is_the_model_s_own_a_named_one_or_a_file(tmp_path: Path) -> None:
+def test_the_template_is_the_models_own_or_a_named_one_or_a_file(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "model")
     own = ChatFormat.load(tmp_path / "model")
     messages = [Message(role="user", content="Hi")]
@@ -209,7 +211,9 @@ def test_the_template_is_the_model_s_own_a_named_one_or_a_file(tmp_path: Path) -
     (tmp_path / "t.jinja").write_text("{% for m in messages %}!{{ m['content'] }}<|end|>{% endfor %}")
     assert ChatFormat.load(tmp_path / "model", str(tmp_path / "t.jinja")).encode(messages).ids[0] == ids_of(own, "!")[0]
     assert ChatFormat.load(tmp_path / "model", "plain").encode(messages) == own.encode(messages)
-    shutil.copy(tmp_path / "t.jinja", tmp_path / "model/chat_template.jinja")  # the file beside the weights comes first
+    shutil.copy(
+        tmp_path / "t.jinja", tmp_path / "model/chat_template.jinja"
+    )  # the file beside the weights takes precedence
     assert ChatFormat.load(tmp_path / "model").encode(messages) != own.encode(messages)
 
 
@@ -232,14 +236,14 @@ def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> No
         ChatFormat.load(tmp_path)
 
 
-def test_padding_has_an_id_of_its_own(tokenizer: Tokenizer) -> None:
+def test_the_padding_id_is_the_pad_tokens_or_else_the_end_of_turns(tokenizer: Tokenizer) -> None:
     chat = make(TEMPLATES["plain"][0], tokenizer, {"pad_token": "<|pad|>", "eos_token": "<|end|>"})
     assert chat.pad_id == tokenizer.token_to_id("<|pad|>") != chat.end_id
     without = make(TEMPLATES["plain"][0], tokenizer, {"eos_token": "<|end|>"})
     assert without.pad_id == without.end_id
 
 
-def test_the_released_trainers_template_makes_the_first_message_the_systems(tmp_path: Path) -> None:
+def test_the_released_trainers_template_makes_the_first_message_the_system_turn(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     rise = ChatFormat.load(tmp_path, "rise")
     turns = [("user", "\nexample\n"), ("assistant", " worked\n"), ("user", "problem\n")]
@@ -250,8 +254,8 @@ def test_the_released_trainers_template_makes_the_first_message_the_systems(tmp_
     )
 
 
-def test_the_released_trainers_template_begins_with_the_bos_of_a_model_that_has_one(tokenizer: Tokenizer) -> None:
-    """The release tokenised with it: Llama and Mistral have read nothing without a BOS before."""
+def test_the_released_trainers_template_begins_with_the_bos_token_if_there_is_one(tokenizer: Tokenizer) -> None:
+    """The release tokenised with a BOS: Llama and Mistral have never seen a text without one."""
     chat = make(NAMED_TEMPLATES["rise"], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
     ids = chat.encode([Message(role="user", content="Hi"), Message(role="assistant", content="Hi")]).ids
     assert ids[0] == tokenizer.token_to_id("<s>")
