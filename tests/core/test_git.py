@@ -1,4 +1,4 @@
-"""What is asked of git, and what is said where there is none."""
+"""Behaviour when git is not installed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_only_shows_the_commit_goes_on_without_git(without_git: Path) -> None:
+def test_code_that_only_reports_the_commit_works_without_git(without_git: Path) -> None:
     assert git("status") == (ABSENT, "")
     assert ("commit", "not a Git repository") in facts(Run(without_git))
     assert _commit() == "unknown"
-    assert not profiles._committed(Path("params.yaml"))  # so a file with edits is not overwritten
+    assert not profiles._committed(Path("params.yaml"))  # so a file that may have edits is not overwritten
 
 
 def test_a_sweep_without_git_is_refused_in_one_sentence(without_git: Path) -> None:
