@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Files are published completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(path: Path, **files: str) -> Path:
     return path
 
 
-def test_a_folder_replaces_a_folder_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_publishing_a_folder_replaces_an_existing_folder_completely(tmp_path: Path) -> None:
     target = folder(tmp_path / "out/model", old="1", both="1")
     publish(folder(tmp_path / "new", both="2"), target)
     assert {path.name: path.read_text() for path in target.iterdir()} == {"both": "2"}
@@ -31,7 +31,7 @@ def test_a_folder_replaces_a_folder_and_leaves_nothing_of_it(tmp_path: Path) -> 
     assert not (tmp_path / "newer").exists()
 
 
-def test_a_file_replaces_a_file_or_a_folder_and_makes_its_parents(tmp_path: Path) -> None:
+def test_publishing_a_file_replaces_a_file_or_folder_and_creates_its_parents(tmp_path: Path) -> None:
     for text in ("1", "2"):
         (tmp_path / "new").write_text(text)
         publish(tmp_path / "new", tmp_path / "a/b/out")
@@ -42,7 +42,7 @@ def test_a_file_replaces_a_file_or_a_folder_and_makes_its_parents(tmp_path: Path
     assert (tmp_path / "place").read_text() == "3"
 
 
-def test_what_dvc_linked_in_the_target_s_place_is_not_written_through(tmp_path: Path) -> None:
+def test_publishing_replaces_a_symbolic_link_instead_of_writing_through_it(tmp_path: Path) -> None:
     cache = folder(tmp_path / "cache", x="cached")
     (tmp_path / "out").symlink_to(cache)
     (tmp_path / "new").write_text("fresh")
@@ -50,7 +50,7 @@ def test_what_dvc_linked_in_the_target_s_place_is_not_written_through(tmp_path: 
     assert ((tmp_path / "out").read_text(), (cache / "x").read_text()) == ("fresh", "cached")
 
 
-def test_a_second_name_shares_the_bytes_and_survives_the_first(tmp_path: Path) -> None:
+def test_a_linked_copy_shares_the_bytes_and_survives_the_original(tmp_path: Path) -> None:
     source = folder(tmp_path / "a", x="1")
     folder(source / "deep", y="2")
     link_copy(source, tmp_path / "b")
@@ -61,7 +61,7 @@ def test_a_second_name_shares_the_bytes_and_survives_the_first(tmp_path: Path) -
     assert (tmp_path / "b/deep/y").read_text() == "2"
 
 
-def test_a_second_name_of_a_symbolic_link_is_one_of_the_file_itself(tmp_path: Path) -> None:
+def test_a_linked_copy_of_a_symbolic_link_is_a_hard_link_of_its_target(tmp_path: Path) -> None:
     cached = folder(tmp_path / "cache", x="1") / "x"
     (tmp_path / "model").mkdir()
     (tmp_path / "model/x").symlink_to(cached)
@@ -70,7 +70,7 @@ def test_a_second_name_of_a_symbolic_link_is_one_of_the_file_itself(tmp_path: Pa
     assert (tmp_path / "again/x").samefile(cached)
 
 
-def test_json_has_equal_bytes_for_equal_values_and_is_never_half_written(tmp_path: Path) -> None:
+def test_json_has_equal_bytes_for_equal_values_and_is_never_partly_written(tmp_path: Path) -> None:
     write_json(tmp_path / "m/a.json", {"b": 1, "a": {"d": 0.1, "c": "é"}})
     write_json(tmp_path / "m/b.json", {"a": {"c": "é", "d": 0.1}, "b": 1})
     assert (tmp_path / "m/a.json").read_bytes() == (tmp_path / "m/b.json").read_bytes()
@@ -82,14 +82,14 @@ def test_json_has_equal_bytes_for_equal_values_and_is_never_half_written(tmp_pat
     assert json.loads((tmp_path / "m/a.json").read_text())["b"] == 1
 
 
-def test_tables_have_the_first_row_s_columns(tmp_path: Path) -> None:
+def test_csv_tables_have_the_columns_of_their_first_row(tmp_path: Path) -> None:
     write_csv(tmp_path / "t.csv", [{"step": 1, "loss": 0.1}, {"step": 2, "loss": 1e-9}])
     assert (tmp_path / "t.csv").read_bytes() == b"step,loss\n1,0.1\n2,1e-09\n"
     write_csv(tmp_path / "empty.csv", [])
     assert (tmp_path / "empty.csv").read_bytes() == b""
 
 
-def test_what_is_written_aside_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_written_aside_replaces_its_target_only_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "table.csv"
     write_text(target, "old\n")
 
@@ -111,10 +111,10 @@ def test_what_is_written_aside_takes_its_place_only_when_it_is_whole(tmp_path: P
     assert len(list(target.parent.iterdir())) == 1
 
 
-def test_a_finished_folder_or_file_is_published_to_another_file_system(
+def test_folders_and_files_can_be_published_to_another_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rename from one file system to another is refused; here by hand, as a test cannot mount one."""
+    """A rename between file systems fails. This is simulated, since a test cannot mount one."""
     rename = os.replace
 
     def replace(source: Path, target: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_finished_folder_or_file_is_published_to_another_file_system(
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["file", "out"]
 
 
-def test_what_a_kill_left_beside_the_target_goes(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_beside_the_target_are_removed(tmp_path: Path) -> None:
     for left in (".replaced-out-0123", ".part-out"):
         folder(tmp_path / left, half="1")
     folder(tmp_path / ".replaced-other-0123", half="1")
@@ -141,7 +141,7 @@ def test_what_a_kill_left_beside_the_target_goes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced-other-0123", "out"]
 
 
-def test_a_target_that_cannot_be_written_is_one_sentence_that_names_it(tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_written_is_reported_by_name_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     folder(tmp_path / "folder", x="kept")
     for target, said in (
@@ -172,21 +172,19 @@ def test_a_target_that_cannot_be_written_is_one_sentence_that_names_it(tmp_path:
     assert ((tmp_path / "file").read_text(), (tmp_path / "folder/x").read_text()) == ("kept", "kept")
 
 
-def test_a_full_disk_and_a_file_that_the_block_cannot_read_are_no_fault_of_the_target(tmp_path: Path) -> None:
+def test_a_full_disk_or_an_unreadable_file_in_the_block_is_not_blamed_on_the_target(tmp_path: Path) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         with pytest.raises(OSError) as full, aside(tmp_path / "out") as part:
             raise OSError(number, os.strerror(number), str(part))
         assert full.value.errno == number
         with pytest.raises(OSError) as full, aside(tmp_path / "out"):
-            raise OSError(number, os.strerror(number))  # as a write says it
+            raise OSError(number, os.strerror(number))  # as raised by write()
         assert full.value.filename == str(tmp_path / "out")
     with pytest.raises(FileNotFoundError), aside(tmp_path / "out"):
         (tmp_path / "gone").read_text()
 
 
-def test_no_other_place_is_asked_for_params_yaml_which_has_only_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_about_params_yaml_do_not_suggest_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "params.yaml").mkdir()
     for here, said in ((tmp_path, "is a folder; move it away."), (Path("/proc"), "can't be written (No such file or")):
         monkeypatch.chdir(here)
