@@ -1,4 +1,4 @@
-"""Curves of running stages: they say what the outputs say, go on after a kill, and change no output."""
+"""Curves of running stages: they match the outputs, continue after a kill, and change no output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def curves(folder: Path, stage: str) -> Curves:
-    """What TensorBoard shows of a stage: points by tag, superseded ones left out."""
+    """The points that TensorBoard shows for a stage, by tag, without superseded ones."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / ".scratch" / "tensorboard" / stage))
@@ -33,8 +33,8 @@ def tracked(**metrics: float) -> Mapping[str, float]:
     return metrics
 
 
-def test_what_a_later_run_of_a_stage_writes_supersedes_the_rest_of_an_earlier_one(tmp_path: Path) -> None:
-    for steps, loss in ((range(1, 6), 1.0), (range(4, 8), 0.5)):  # the second goes on from step 3
+def test_the_points_of_a_resumed_run_supersede_the_later_ones_of_the_earlier_run(tmp_path: Path) -> None:
+    for steps, loss in ((range(1, 6), 1.0), (range(4, 8), 0.5)):  # the second run resumes after step 3
         tracker = Tracker(TrackingParams(), "rise-finetune@iter1", tmp_path / ".scratch")
         for step in steps:
             tracker.log(step, tracked(loss=loss))
@@ -43,7 +43,7 @@ def test_what_a_later_run_of_a_stage_writes_supersedes_the_rest_of_an_earlier_on
     assert found == [(step, 1.0 if step < 4 else 0.5) for step in range(1, 8)]
 
 
-def test_a_stage_that_counts_twice_has_one_curve(tmp_path: Path) -> None:
+def test_a_stage_that_restarts_its_count_has_one_continuous_curve(tmp_path: Path) -> None:
     tracker = Tracker(TrackingParams(), "agent_r-evaluate@base", tmp_path / ".scratch")
     for step in (2, 4, 1, 3):
         tracker.log(step, tracked(episodes=step))
@@ -51,7 +51,7 @@ def test_a_stage_that_counts_twice_has_one_curve(tmp_path: Path) -> None:
     assert [step for step, _ in curves(tmp_path, "agent_r-evaluate@base")["episodes"]] == [2, 4, 5, 7]
 
 
-def test_nothing_is_written_where_nothing_is_wanted_or_nothing_happened(tmp_path: Path) -> None:
+def test_nothing_is_written_if_tracking_is_off_or_nothing_was_logged(tmp_path: Path) -> None:
     Tracker(TrackingParams(), "a", tmp_path).close()
     silent = Tracker(TrackingParams(report_to="none"), "b", tmp_path)
     silent.log(1, tracked(loss=1.0))
@@ -59,7 +59,9 @@ def test_nothing_is_written_where_nothing_is_wanted_or_nothing_happened(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_that_is_not_installed_is_told_before_anything_runs(bench: Workbench, tmp_path: Path) -> None:
+def test_a_tracking_package_that_is_not_installed_is_reported_before_anything_runs(
+    bench: Workbench, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"tracking.report_to: wandb needs .*pip install wandb`, or set tensorboard"):
         Tracker(TrackingParams(report_to="wandb"), "rise-finetune@iter1", tmp_path)
     folder = bench.copy(tmp_path, {"tracking": {"report_to": "trackio"}})
@@ -69,7 +71,7 @@ def test_a_package_that_is_not_installed_is_told_before_anything_runs(bench: Wor
     assert not (folder / ".scratch" / "stages").exists()
 
 
-def test_curves_that_cannot_be_written_end_with_a_sentence_and_the_stage_goes_on(
+def test_a_failure_to_write_curves_is_reported_once_and_raises_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
@@ -82,7 +84,9 @@ def test_curves_that_cannot_be_written_end_with_a_sentence_and_the_stage_goes_on
     assert said[0].startswith("rise-finetune@iter1: tensorboard failed (")
 
 
-def test_fine_tuning_and_evaluation_have_curves_and_the_same_outputs_without(bench: Workbench, tmp_path: Path) -> None:
+def test_fine_tuning_and_evaluation_have_curves_that_do_not_affect_the_outputs(
+    bench: Workbench, tmp_path: Path
+) -> None:
     outputs = []
     for report_to in ("tensorboard", "none"):
         folder = bench.copy(tmp_path / report_to, {"tracking": {"report_to": report_to}})
@@ -104,7 +108,7 @@ def test_fine_tuning_and_evaluation_have_curves_and_the_same_outputs_without(ben
     assert played["generated_tokens_per_second"][-1][1] > 0
 
 
-def test_reinforcement_learning_has_the_curves_of_its_log(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_the_curves_of_reinforcement_learning_match_its_log(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path)
     ran = reflect_bench.forks.run(folder, "reflect_rl.reinforce", "reflect_rl")
     assert ran.code == 0, ran.stderr
