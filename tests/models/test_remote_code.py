@@ -1,4 +1,4 @@
-"""Code that comes with a model runs only where a param says so."""
+"""Code that is shipped with a model runs only if a param allows it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OwnConfig(PretrainedConfig):
 
 @pytest.fixture
 def model(tiny: Path, tmp_path: Path) -> Path:
-    """A model whose folder says that transformers must import ``own.py`` for its config."""
+    """A model whose folder makes transformers import ``own.py`` for its config."""
     folder = Path(shutil.copytree(tiny, tmp_path / "with-code"))
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
@@ -39,7 +39,7 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_engines_trainers_and_merging_refuse_a_model_that_brings_code(
+def test_engines_trainers_and_merging_refuse_a_model_that_ships_code(
     model: Path, dialogues: Callable[[int], list[Example]], tmp_path: Path
 ) -> None:
     def train() -> None:
@@ -65,7 +65,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
             yield node
 
 
-def test_whoever_reads_a_model_says_whether_its_code_may_run_and_no_default_says_so() -> None:
+def test_every_load_of_a_model_passes_trust_remote_code_and_no_default_allows_it() -> None:
     told = 0
     for file in LIBRARY.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
