@@ -1,4 +1,4 @@
-"""The small tokenizer: equal texts give equal bytes, digits stay apart, specials are one id; a model's own is kept."""
+"""The small tokenizer is deterministic, with one token per digit and special token; a model's own is copied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ids_of(chat: ChatFormat, text: str) -> list[int]:
     return chat.content_ids(Message(role="user", content=text))
 
 
-def test_equal_texts_give_equal_bytes_in_any_process(tmp_path: Path) -> None:
+def test_training_on_equal_texts_gives_equal_bytes_in_any_process(tmp_path: Path) -> None:
     train(tmp_path / "here")
     program = (
         "import sys, pathlib, tests.models.test_tokenizer as t\n"
@@ -53,14 +53,14 @@ def test_equal_texts_give_equal_bytes_in_any_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phrases", [True, False])
-def test_every_digit_is_a_token_of_its_own(tmp_path: Path, phrases: bool) -> None:
+def test_every_digit_is_a_separate_token(tmp_path: Path, phrases: bool) -> None:
     chat = train(tmp_path, phrases=phrases)
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert [token for token in vocabulary if len(token) > 1 and any(c.isdigit() for c in token)] == []
     assert [chat.decode([i]) for i in ids_of(chat, "120453")] == list("120453")
 
 
-def test_roles_and_ends_are_one_id_each_and_come_first(chat: ChatFormat) -> None:
+def test_role_markers_and_end_of_turn_are_one_id_each_and_come_first(chat: ChatFormat) -> None:
     ids = chat.encode([Message(role="user", content=""), Message(role="assistant", content="")]).ids
     names = dict(enumerate(PLAIN_SPECIAL_TOKENS))
     assert [names[i] for i in ids] == ["<|user|>", "<|end|>", "<|assistant|>", "<|end|>"]
@@ -68,7 +68,7 @@ def test_roles_and_ends_are_one_id_each_and_come_first(chat: ChatFormat) -> None
     assert len(PLAIN_SPECIAL_TOKENS) + 256 < chat.vocab_size <= 400
 
 
-def test_with_phrases_merges_cross_spaces(tmp_path: Path) -> None:
+def test_tokens_span_spaces_only_with_phrases(tmp_path: Path) -> None:
     with_phrases, without = train(tmp_path / "a"), train(tmp_path / "b", phrases=False)
     assert any(" " in with_phrases.decode([i]).strip() for i in range(400))
     assert not any(" " in without.decode([i]).strip() for i in range(400))
@@ -76,11 +76,11 @@ def test_with_phrases_merges_cross_spaces(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_survives(chat: ChatFormat, text: str) -> None:
+def test_any_text_decodes_to_itself(chat: ChatFormat, text: str) -> None:
     assert chat.decode(ids_of(chat, text)) == text
 
 
-def test_transformers_reads_the_folder_and_writes_the_same_ids(tmp_path: Path, chat: ChatFormat) -> None:
+def test_transformers_loads_the_folder_and_gives_the_same_ids(tmp_path: Path, chat: ChatFormat) -> None:
     train(tmp_path)
     from transformers import AutoTokenizer
 
@@ -91,7 +91,7 @@ def test_transformers_reads_the_folder_and_writes_the_same_ids(tmp_path: Path, c
     assert (other.pad_token_id, other.eos_token_id) == (chat.pad_id, chat.end_id)
 
 
-def test_a_model_s_own_tokenizer_is_kept_and_a_named_template_put_in_for_good(tmp_path: Path) -> None:
+def test_a_models_own_tokenizer_is_copied_and_a_named_template_is_stored_with_it(tmp_path: Path) -> None:
     train(tmp_path / "model")
     copy_tokenizer(tmp_path / "model", tmp_path / "same", None)
     for file in (tmp_path / "model").iterdir():
