@@ -1,4 +1,4 @@
-"""A base model of the hub: what a server's refusal means, told in one sentence. The hub here is a local stand-in."""
+"""A base model from the hub: a server's refusal is explained in one sentence. A local server replaces the hub."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROGRAM = (
 
 @contextmanager
 def hub(listing: str | None, download: str | None) -> Iterator[str]:
-    """A server that lists and serves ``config.json``; instead of either it may send an ``X-Error-Code``."""
+    """A server that lists and serves ``config.json``, or answers either request with an ``X-Error-Code``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -56,7 +56,7 @@ def hub(listing: str | None, download: str | None) -> Iterator[str]:
         do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
-            """Nothing on the terminal."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -77,7 +77,7 @@ def resolved(url: str, cache: Path) -> str:
 
 
 @pytest.mark.parametrize(("listing", "download"), [("GatedRepo", "GatedRepo"), (None, "GatedRepo")])
-def test_a_gated_repository_says_where_its_licence_is_accepted(
+def test_the_error_for_a_gated_repository_names_the_page_to_accept_its_licence(
     listing: str | None, download: str | None, tmp_path: Path
 ) -> None:
     with hub(listing, download) as url:
@@ -94,14 +94,14 @@ def test_a_missing_or_private_repository_is_not_called_gated(tmp_path: Path) -> 
     assert said.startswith("refused: base: the hub has no 'org/model' that you can access")
 
 
-def test_a_repository_that_may_be_read_is_fetched(tmp_path: Path) -> None:
+def test_an_accessible_repository_is_fetched(tmp_path: Path) -> None:
     with hub(None, None) as url:
         folder = Path(resolved(url, tmp_path))
     assert (folder / "config.json").read_bytes() == CONFIG
 
 
-def test_a_folder_of_the_user_s_is_copied_and_what_the_hub_s_cache_holds_is_linked(tmp_path: Path) -> None:
-    """DVC makes the files that it shares read-only: the user's own must not be among them."""
+def test_a_users_own_folder_is_copied_and_files_in_the_hubs_cache_are_linked(tmp_path: Path) -> None:
+    """DVC makes linked files read-only, so a user's own files must not be linked."""
     source = tmp_path / "mine"
     source.mkdir()
     for name in ("model.safetensors", "config.json"):
@@ -112,10 +112,10 @@ def test_a_folder_of_the_user_s_is_copied_and_what_the_hub_s_cache_holds_is_link
         assert (source / "model.safetensors").stat().st_nlink == links
 
 
-def test_the_shipped_model_s_folder_may_be_missing_until_it_is_needed(
+def test_a_missing_shipped_model_is_reported_only_when_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = BaseParams(model=SHIPPED)  # params of a folder in which no method starts from it are valid
+    named = BaseParams(model=SHIPPED)  # valid, since a folder without it may have no method that starts from it
     with pytest.raises(UserError, match="git checkout models/pretrained"):
         resolve_model(named)
