@@ -1,4 +1,4 @@
-"""A model folder of the user's: whatever is wrong with it is one sentence where it enters."""
+"""The check of a user's model folder on entry: every fault is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_whole_model_passes_and_one_with_tied_weights(whole: Path, folder: Path) -> None:
+def test_a_complete_model_passes_and_so_does_one_with_tied_weights(whole: Path, folder: Path) -> None:
     assert check_base(whole).get_input_embeddings().num_embeddings > 0
     edit_config(folder, tie_word_embeddings=True)
     edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
@@ -71,7 +71,7 @@ def edit_config(folder: Path, **values: Any) -> None:
         (lambda weights: weights[QUERY][31].fill_(float("inf")), f"{QUERY} contains NaN or infinity"),
     ],
 )
-def test_weights_that_do_not_fit_or_are_not_finite_are_named(
+def test_weights_that_do_not_match_the_config_or_are_not_finite_are_reported(
     folder: Path, change: Callable[[Weights], Any], said: str
 ) -> None:
     edit_weights(folder, change)
@@ -88,12 +88,14 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_named(
         ({"model_type": "nonsense"}, "the model cannot be loaded"),
     ],
 )
-def test_a_config_of_no_model_or_of_another_is_named(folder: Path, values: dict[str, Any], said: str) -> None:
+def test_an_invalid_config_or_that_of_another_model_is_reported(
+    folder: Path, values: dict[str, Any], said: str
+) -> None:
     edit_config(folder, **values)
     assert said in refused(folder)
 
 
-def test_files_that_are_missing_torn_or_garbage_are_named(folder: Path) -> None:
+def test_missing_truncated_or_corrupt_files_are_reported(folder: Path) -> None:
     weights = (folder / WEIGHTS).read_bytes()
     for content in (weights[:-100], b"\0" * 4096, b""):
         (folder / WEIGHTS).unlink()
