@@ -1,4 +1,4 @@
-"""A base model that comes as an adapter: merged into its base, or refused in one sentence."""
+"""A base model that is an adapter is merged into its base, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMIT = "1" * 40
 
 
 def make_adapter(base: Path, folder: Path) -> Path:
-    """An adapter that peft trained and saved elsewhere: its config names the base by an absolute path."""
+    """An adapter as peft saves it outside this project: its config names the base by an absolute path."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM
@@ -79,14 +79,14 @@ def test_an_adapter_is_merged_into_the_base_that_it_names(base: Path, adapter: P
     assert not (full / "adapter_config.json").exists()
 
 
-def test_adapter_of_names_the_base_where_the_config_does_not(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_adapter_of_names_the_base_if_the_config_does_not(base: Path, adapter: Path, tmp_path: Path) -> None:
     change(adapter, base_model_name_or_path=None)
     with pytest.raises(UserError, match=r"does not name the base model of the adapter; set adapter_of"):
         merged(adapter, tmp_path / "full")
     assert weights(merged(adapter, tmp_path / "full", str(base)))
 
 
-def test_a_base_on_the_hub_is_pinned(adapter: Path, tmp_path: Path) -> None:
+def test_a_base_on_the_hub_must_be_pinned_to_a_commit(adapter: Path, tmp_path: Path) -> None:
     change(adapter, base_model_name_or_path="owner/name", revision=None)
     with pytest.raises(UserError, match=r"adapter of 'owner/name', which is not a folder .* adapter_of .* name@commit"):
         merged(adapter, tmp_path / "full")
@@ -97,7 +97,7 @@ def test_a_base_on_the_hub_is_pinned(adapter: Path, tmp_path: Path) -> None:
         merged(adapter, tmp_path / "full")
 
 
-def test_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_merged_is_refused_with_the_reason(base: Path, adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "full"
     with pytest.raises(UserError, match=r"contains no adapter \(no adapter_config.json\); remove adapter_of"):
         merged(base, out, str(base))
@@ -126,7 +126,7 @@ def test_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path, tmp_pa
         merged(adapter, out)
 
 
-def test_a_run_starts_from_an_adapter(bench: Workbench, tmp_path: Path) -> None:
+def test_a_run_can_start_from_an_adapter(bench: Workbench, tmp_path: Path) -> None:
     base = bench.folder / "models" / "rise" / "start"
     adapter = make_adapter(base, tmp_path / "adapter")
     folder = bench.copy(tmp_path / "run", {"base": {"rise": {"model": str(adapter)}}})
