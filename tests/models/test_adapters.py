@@ -1,4 +1,4 @@
-"""A row trained with LoRA keeps its adapter; its full weights are merged where they are read, once."""
+"""A row trained with LoRA stores its adapter; its full weights are merged once, when they are first read."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def world(tmp_path_factory: pytest.TempPathFactory, dialogues: Callable[..., lis
 
 @pytest.fixture
 def own(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the world, and a store of merged copies, for one test."""
+    """A copy of the models and a store of merged copies for one test."""
     monkeypatch.setattr(merging, "STORE", tmp_path / "merged")
     monkeypatch.setattr(merging, "_HELD", {})
     return Path(shutil.copytree(world / "models", tmp_path / "models"))
 
 
-def test_a_row_trained_with_lora_is_its_adapter_and_names_its_base_without_an_absolute_path(world: Path) -> None:
+def test_a_row_trained_with_lora_stores_its_adapter_and_a_relative_path_to_its_base(world: Path) -> None:
     for name, base in (("iter1", "base"), ("iter2", "iter1")):
         row, start = world / "models" / name, world / "models" / "base"
         plain = {file.name for file in start.iterdir()} - {"model.safetensors"}
@@ -75,7 +75,7 @@ def test_a_row_trained_with_lora_is_its_adapter_and_names_its_base_without_an_ab
     assert targets == sorted(targets)
 
 
-def test_full_weights_are_those_of_a_merge_right_after_training(world: Path, tmp_path: Path) -> None:
+def test_full_weights_have_the_same_bytes_as_a_merge_by_peft(world: Path, tmp_path: Path) -> None:
     import peft
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -97,7 +97,7 @@ def test_full_weights_are_those_of_a_merge_right_after_training(world: Path, tmp
     assert full_weights(world / "models" / "base") == world / "models" / "base"
 
 
-def test_an_engine_answers_from_an_adapter_as_from_its_full_weights(world: Path, tmp_path: Path) -> None:
+def test_an_engine_gives_the_same_answers_from_an_adapter_and_its_full_weights(world: Path, tmp_path: Path) -> None:
     def answer(folder: Path) -> tuple[str, list[float]]:
         cfg = TransformersEngineConfig(engine="transformers", slots=2, prefill_rows=2, context=128)
         engine = make_engine(cfg, policy_dir=folder, threads=1, expert=None)
@@ -113,7 +113,7 @@ def test_an_engine_answers_from_an_adapter_as_from_its_full_weights(world: Path,
     assert answer(row)[1] != answer(world / "models" / "base")[1]
 
 
-def test_two_processes_that_need_the_same_weights_get_one_merged_copy(own: Path) -> None:
+def test_two_processes_that_need_the_same_weights_share_one_merged_copy(own: Path) -> None:
     (own.parent / ".scratch").mkdir()
     command = [sys.executable, "-m", "selfimprove.models.merge", "models/iter1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -128,7 +128,7 @@ def test_two_processes_that_need_the_same_weights_get_one_merged_copy(own: Path)
     assert [one for one in store.iterdir() if one.is_dir()] == [Path(told[0])]
 
 
-def test_what_a_killed_merge_left_is_not_taken_for_weights(own: Path) -> None:
+def test_leftovers_of_a_killed_merge_are_not_used_and_are_removed(own: Path) -> None:
     part = (merging.STORE / content_key(own / "iter1")).with_suffix(".part")
     part.mkdir(parents=True)
     (part / "model.safetensors").write_bytes(b"torn")
@@ -137,7 +137,7 @@ def test_what_a_killed_merge_left_is_not_taken_for_weights(own: Path) -> None:
     assert not list(merging.STORE.glob("*.part"))
 
 
-def test_the_newest_merged_copies_stay_and_those_in_use(own: Path) -> None:
+def test_the_newest_merged_copies_and_those_in_use_are_kept(own: Path) -> None:
     copy = merging.STORE / content_key(own / "iter1")
     for age, name in enumerate([copy.name, "old0", "old1", "old2", "old3", "old4"]):
         (merging.STORE / name).mkdir(parents=True)
@@ -150,14 +150,14 @@ def test_the_newest_merged_copies_stay_and_those_in_use(own: Path) -> None:
     assert {one.name for one in merging.STORE.iterdir()} == {copy.name, f"{copy.name}.lock", "old0", "old1"}
 
 
-def test_a_folder_without_a_model_has_no_full_weights(tmp_path: Path) -> None:
+def test_merging_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "selfimprove.models.merge", str(tmp_path / "nowhere")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "nowhere contains no model (no config.json); name a folder such as" in done.stderr
 
 
-def test_a_base_that_is_missing_or_has_changed_is_one_sentence(own: Path) -> None:
+def test_a_base_that_is_missing_or_has_changed_is_refused_with_the_remedy(own: Path) -> None:
     os.rename(own / "iter1", own / "elsewhere")
     with pytest.raises(
         UserError, match=r"iter2 is an adapter of iter1, which is missing; get it with `dvc pull iter1`"
@@ -175,7 +175,7 @@ def test_a_base_that_is_missing_or_has_changed_is_one_sentence(own: Path) -> Non
         full_weights(own / "iter2")
 
 
-def test_an_adapter_that_does_not_fit_its_base_is_one_sentence(own: Path) -> None:
+def test_an_adapter_that_does_not_fit_its_base_is_refused_in_one_sentence(own: Path) -> None:
     config = json.loads((own / "iter1" / "adapter_config.json").read_text())
     (own / "iter1" / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["nothing"]}))
     with pytest.raises(UserError, match=r"iter1 cannot be merged into its base: .* does not fit .*base") as error:
@@ -183,14 +183,14 @@ def test_an_adapter_that_does_not_fit_its_base_is_one_sentence(own: Path) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_without_epochs_an_adapter_row_is_passed_on_as_it_is(own: Path) -> None:
+def test_with_zero_epochs_an_adapter_row_is_passed_on_unchanged(own: Path) -> None:
     cfg = FinetuneParams.model_validate({**SETTINGS, "epochs": 0})
     finetune(own / "iter1", [], own / "next", cfg, scratch=own.parent / "scratch", seed=1, threads=1)
     assert read_base(own / "next")[0] == own / "base"
     assert content_key(own / "next") == content_key(own / "iter1")
 
 
-def test_targets_that_the_model_does_not_have_are_one_sentence(world: Path) -> None:
+def test_lora_targets_that_the_model_does_not_have_are_refused(world: Path) -> None:
     params = FinetuneParams(lora=LoraConfig(targets=["q_prox"]))
     with pytest.raises(UserError, match=r"train.lora.targets: \['q_prox'\] do not fit .*; name linear layers"):
         load_model(world / "models/base", params, seed=1)
