@@ -172,7 +172,7 @@ def test_a_target_that_cannot_be_written_is_reported_by_name_in_one_sentence(tmp
     assert ((tmp_path / "file").read_text(), (tmp_path / "folder/x").read_text()) == ("kept", "kept")
 
 
-def test_a_full_disk_or_an_unreadable_file_in_the_block_is_not_blamed_on_the_target(tmp_path: Path) -> None:
+def test_a_full_disk_or_an_unreadable_file_in_the_block_is_not_attributed_to_the_target(tmp_path: Path) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         with pytest.raises(OSError) as full, aside(tmp_path / "out") as part:
             raise OSError(number, os.strerror(number), str(part))
