@@ -197,7 +197,7 @@ def test_a_template_that_is_unsuitable_for_training_is_refused(template: str, sa
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_may_refuse_some_dialogues_and_is_quoted_in_the_error(tokenizer: Tokenizer) -> None:
+def test_a_template_may_refuse_some_dialogues_and_its_reason_is_reported(tokenizer: Tokenizer) -> None:
     chat = make(TEMPLATES["llama2"][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
     with pytest.raises(UserError, match=r"here: the chat template refuses the dialogue \(roles must alternate\)"):
         chat.encode([Message(role="user", content="a"), Message(role="user", content="b")])
