@@ -211,9 +211,7 @@ def test_the_template_is_the_models_own_or_a_named_one_or_a_file(tmp_path: Path)
     (tmp_path / "t.jinja").write_text("{% for m in messages %}!{{ m['content'] }}<|end|>{% endfor %}")
     assert ChatFormat.load(tmp_path / "model", str(tmp_path / "t.jinja")).encode(messages).ids[0] == ids_of(own, "!")[0]
     assert ChatFormat.load(tmp_path / "model", "plain").encode(messages) == own.encode(messages)
-    shutil.copy(
-        tmp_path / "t.jinja", tmp_path / "model/chat_template.jinja"
-    )  # the file beside the weights takes precedence
+    shutil.copy(tmp_path / "t.jinja", tmp_path / "model/chat_template.jinja")  # the separate file has precedence
     assert ChatFormat.load(tmp_path / "model").encode(messages) != own.encode(messages)
 
 

@@ -180,9 +180,7 @@ def test_mean_and_error_of_no_value_and_of_one() -> None:
 @pytest.mark.parametrize("line", ['{"role": "user", "content": "\\ud800"}', '{"\\uDFFF": 1}'])
 def test_a_lone_surrogate_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text(
-        '{"a": "\\ud83d\\ude00 \\\\ud800"}\n' + line + "\n"
-    )  # a surrogate pair and an escaped backslash are valid
+    path.write_text('{"a": "\\ud83d\\ude00 \\\\ud800"}\n' + line + "\n")  # whole pair, escaped backslash: valid
     with pytest.raises(UserError, match=r"r\.jsonl, line 2: half of a character"):
         list(read_rows(path))
 

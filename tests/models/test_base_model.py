@@ -116,6 +116,6 @@ def test_a_missing_shipped_model_is_reported_only_when_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = BaseParams(model=SHIPPED)  # valid, since a folder without it may have no method that starts from it
+    named = BaseParams(model=SHIPPED)  # valid as long as no method starts from it
     with pytest.raises(UserError, match="git checkout models/pretrained"):
         resolve_model(named)

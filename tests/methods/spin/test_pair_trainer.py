@@ -342,9 +342,7 @@ def test_bad_input_is_reported_in_one_sentence(tiny: Path, duels: Maker, tmp_pat
 
 
 def test_diverging_training_stops_at_that_step_and_writes_no_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
-    cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(
-        update={"lr": 1e37}
-    )  # beyond the limit of the params
+    cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(update={"lr": 1e37})  # beyond params' limit
     with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower train"):
         run(tiny, duels(12), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
@@ -390,12 +388,7 @@ def test_two_processes_give_the_metrics_and_weights_of_one_process(
 def test_a_step_with_fewer_pairs_than_processes_gives_the_metrics_and_weights_of_one_process(
     tiny: Path, duels: Maker, tmp_path: Path, attention: str
 ) -> None:
-    cfg = {
-        "batch_size": 4,
-        "epochs": 1,
-        "sft_weight": 1.0,
-        "attention": attention,
-    }  # one step of four pairs, one of a single pair
+    cfg = {"batch_size": 4, "epochs": 1, "sft_weight": 1.0, "attention": attention}  # steps of 4 pairs and of 1 pair
     fork = {"kind": "fork", "processes": 2}
     alone = run(tiny, duels(5), tmp_path / "alone", params(**cfg))
     together = run(tiny, duels(5), tmp_path / "together", params(**cfg, launcher=fork))

@@ -1,4 +1,7 @@
-"""Pairs of expert and opponent, outcome pairs, the window (docs/spin.md, S2, S5, S6); only words may differ."""
+"""Pairs of expert and opponent, outcome pairs and the window (docs/spin.md, S2, S5, S6).
+
+The two sides of a pair may differ only in the words that the policy wrote.
+"""
 
 from collections import Counter
 from pathlib import Path

@@ -172,7 +172,7 @@ def test_overlong_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) ->
     assert counters.dropped_long == 1
 
 
-def test_pairs_with_an_unscored_side_are_dropped_and_identical_pairs_kept_and_both_counted(chat: ChatFormat) -> None:
+def test_pairs_with_an_unscored_side_are_dropped_and_identical_pairs_are_counted(chat: ChatFormat) -> None:
     silent = pair([says("a")], [says("b", weight=0.0)])
     same = pair([says("a")], [says("a", token_ids=chat.content_ids(says("a")), finish="stop")])
     kept, counters = encode_pairs([silent, same, pair([says("a")], [says("b")])], chat, PairParams())
