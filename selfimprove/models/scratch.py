@@ -1,4 +1,4 @@
-"""Builds a randomly initialised model folder with the Llama architecture, the start of the embedded default."""
+"""Builds a randomly initialised model folder with the Llama architecture: the start of every base from scratch."""
 
 from __future__ import annotations
 
