@@ -1,4 +1,4 @@
-"""If examples or pairs do not fit into max_length, a one-sentence warning reports it before training."""
+"""If many examples or pairs do not fit into max_length, a one-sentence warning reports it before training."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def test_dropped_examples_give_a_warning_and_without_any_nothing_is_printed(
                 f"WARNING: {dropped / 40:.0%} of your examples were dropped ({dropped} of 40): longer than max_length "
                 "50 (raise train.max_length).\n"
             )
+
+
+def test_up_to_a_twentieth_of_the_examples_is_dropped_without_a_warning(
+    tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opening, *_, last = dialogues(1)[0].messages
+    short, long = (
+        Example(id="one", messages=[opening, last.model_copy(update={"content": "so " * words})]) for words in (1, 300)
+    )
+    cfg = FinetuneParams(epochs=0, max_length=300)
+    for name, dropped in (("fewer", 2), ("more", 3)):
+        examples = [long] * dropped + [short] * (40 - dropped)
+        report = finetune(tiny, examples, tmp_path / name, cfg, scratch=tmp_path / "scratch", seed=1, threads=1)
+        assert report.counters.dropped_long == dropped
+        assert ("WARNING" in capsys.readouterr().err) == (dropped > 2)
 
 
 def test_dropped_pairs_give_the_same_warning_as_examples(
