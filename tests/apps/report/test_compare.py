@@ -59,8 +59,20 @@ def test_of_hundreds_of_changed_params_a_dozen_are_listed_and_the_rest_counted()
     assert "x012" not in text
 
 
-def test_the_table_fits_into_eighty_columns() -> None:
-    assert max(map(len, (line.rstrip() for line in printed(data(3e-3, 0.7)).splitlines()))) <= 80
+def test_the_table_of_four_methods_fits_into_eighty_columns_and_shows_every_metric() -> None:
+    workspace = data(3e-3, 0.7)
+    headings, cells = ["rise m1@t5", "rise minus more_sft"], ["0.700±0.021", "+0.000±0.024"]
+    for method, score, gain in (("agent_r", 0.1, 0.01), ("reflect_rl", 0.2, 0.02), ("spin", 0.3, 0.03)):
+        metrics = {"score": score, "score error": 0.011, "minus more_sft": gain, "minus more_sft error": 0.012}
+        workspace["metrics"][f"results/headline/{method}.json"] = {"data": {method: metrics}}
+        headings += [f"{method} score", f"{method} minus more_sft"]
+        cells += [f"{score:.3f}±0.011", f"+{gain:.3f}±0.012"]
+    text = printed(workspace)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert [heading for heading in headings if heading not in text] == []
+    of_workspace = " ".join(line for line in lines if line.split()[:1] == ["workspace"])  # a line in each of the parts
+    assert [cell for cell in cells if cell not in of_workspace] == []
 
 
 def test_markup_in_a_name_is_printed_literally() -> None:
