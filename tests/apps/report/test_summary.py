@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
@@ -198,7 +199,7 @@ def test_summaries_of_methods_that_have_run_are_read_in_the_pipeline_s_order(res
     assert read_summaries(["spin", "reflect_rl"], tmp_path) == {"spin": json.loads(summary)}
 
 
-def test_the_overview_lists_every_row_of_every_method_with_its_headline_metric(
+def test_the_overview_lists_every_row_with_its_headline_metric_and_the_last_row_minus_it(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(results)
@@ -209,6 +210,14 @@ def test_the_overview_lists_every_row_of_every_method_with_its_headline_metric(
     lines = [line.split() for line in text.getvalue().splitlines() if "m1@t5" in line]
     assert [line[0] for line in lines] == ["rise"] * len(ROWS) + ["other"] * len(ROWS)
     assert [line[2] for line in lines[: len(ROWS)]] == ROWS
+    for line, mean, difference in zip(
+        lines[: len(ROWS)],
+        (".200", ".300", ".400", ".500", ".600", ".700"),
+        ("+.500±.050*", "+.400±.049*", "+.300±.046*", "+.200±.040*", "+.100±.030*", None),
+        strict=True,
+    ):
+        assert f" {mean}±" in " ".join(line)
+        assert [cell for cell in line if cell.startswith(("+", "-."))] == [difference] * (difference is not None)
     assert "(last)" in lines[len(ROWS) - 1]
 
 
@@ -233,12 +242,17 @@ def test_at_any_width_lines_fit_and_no_cell_is_truncated(results: Path, width: i
 def test_in_a_terminal_narrower_than_a_column_nothing_is_truncated(results: Path) -> None:
     summary = summarise_rise(params(), results)
     narrow = Console(width=16, file=StringIO(), record=True)
-    for part in fitted(difference_table("rise", summary), narrow):
+    parts = fitted(difference_table("rise", summary), narrow)
+    for part in parts:
         narrow.print(part)
     text = narrow.export_text()
     assert "…" not in text
-    shown = "".join(text.split())
-    assert all(f"{row[:4]}" in shown for row in ROWS[:-1])
+    # Cells are folded, so their parts are on several lines; every character is printed, row names once per part.
+    cells = [str(cell) for part in parts for column in part.columns for cell in (column.header, *column.cells)]
+    title = str(parts[0].title)
+    assert Counter("".join(text.split()).replace("─", "")) == Counter("".join("".join([title, *cells]).split()))
+    assert all(list(part.columns[0].cells) == ROWS[:-1] for part in parts)
+    assert [column.header for part in parts for column in part.columns[1:]] == COLUMNS
 
 
 def test_plots_drawn_concurrently_are_complete(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
