@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from selfimprove.apps.claims import runs
-from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
+from selfimprove.apps.claims.claims import CLAIMS, Claim, difference, verdicts
 from selfimprove.apps.claims.pages import BEGIN, END, PAGES, with_results, written
 from selfimprove.apps.claims.published import (
+    FOLDER,
     collected,
     folder_of,
     kernels_here,
@@ -116,6 +117,15 @@ def test_the_claims_are_about_rows_of_the_default_profile() -> None:
     params = profile("default")
     for claim in CLAIMS:
         assert claim.row is None or claim.row in params[claim.method]["rows"], claim
+
+
+def test_the_published_runs_measure_the_metrics_of_the_claims() -> None:
+    """A claim about a metric that no run has would silently be left out."""
+    runs = read_published(ROOT / FOLDER)
+    for claim in CLAIMS:
+        measured = [difference(claim, one) for one in runs if one["method"] == claim.method]
+        assert measured
+        assert None not in measured, claim
 
 
 def test_verify_counts_equal_outputs_and_reports_which_claims_hold_here() -> None:
