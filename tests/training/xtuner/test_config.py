@@ -280,16 +280,27 @@ def test_the_start_folder_links_the_weights_and_does_not_change_the_model(tiny: 
         write_start(tmp_path / "odd", tmp_path / "start", None)
 
 
-def test_trained_weights_that_do_not_match_the_model_are_refused(tiny: Path, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("a tensor is missing", r"lack 1 of .*model\.norm\.weight"), ("other shape", r"norm\.weight has shape \[33\]")],
+    ids=["missing", "other-shape"],
+)
+def test_trained_weights_that_do_not_match_the_model_are_refused(
+    fault: str, said: str, tiny: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
 
     from selfimprove.training.loading import load_config
 
     config, _ = load_config(tiny, params())
+    weights = load_file(tiny / "model.safetensors")
+    del weights["model.norm.weight"]
+    if fault == "other shape":
+        weights["model.norm.weight"] = torch.ones(33)
     (tmp_path / "trained").mkdir()
-    save_file({"model.embed_tokens.weight": torch.zeros(320, 32)}, tmp_path / "trained" / "model.safetensors")
+    save_file(weights, tmp_path / "trained" / "model.safetensors")
 
-    with pytest.raises(UserError, match="the weights that XTuner trained do not match"):
+    with pytest.raises(UserError, match=rf"the weights that XTuner trained do not match .*{said}"):
         read_trained(tmp_path / "trained", tiny, config, params(), tmp_path / "out")
 
 
