@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.cpu.engine import TransformersEngine
-from selfimprove.engines.cpu.slots import CacheShape, Rows
+from selfimprove.engines.cpu.slots import CacheShape, PrefixCache, Rows
 from selfimprove.models.loading import load_causal_lm
 from tests.engines.asking import FEW_SHOT, ask, make_engine, run
 from tests.support.tiny import make_tiny_model, train_tokenizer
@@ -99,6 +100,17 @@ def test_a_bounded_prefix_cache_keeps_its_limit_and_changes_no_completion(folder
     expected = run(make_engine(folder), [ask(i, turns=2) for i in range(10)])
     assert run(engine, [ask(i, turns=2) for i in range(10)]) == expected
     assert len(engine._prompts.cache) == 3
+
+
+def test_the_least_recently_used_block_is_dropped_from_a_full_prefix_cache() -> None:
+    cache = PrefixCache(block=2, most=3)
+    a, b, c, d = names = [cache.names([number, 0])[0] for number in range(4)]
+    for name in (a, b, c):
+        cache.keep(name, torch.zeros(1))
+    assert cache.find([a])
+    cache.keep(b, torch.zeros(1))  # prefilled again, by a prompt that started at the same time
+    cache.keep(d, torch.zeros(1))
+    assert [bool(cache.find([name])) for name in names] == [True, True, False, True]
 
 
 def test_samples_of_a_request_equal_separate_requests_with_their_seed_keys(engine: TransformersEngine) -> None:
@@ -241,19 +253,28 @@ def test_a_stop_string_is_found_across_token_boundaries(engine: TransformersEngi
             assert run(engine, [request])[0][0].text == text[: text.find(stop)]
 
 
-def test_only_allowed_outputs_are_generated_with_the_logprobs_of_the_model(
+def test_only_allowed_outputs_are_generated_in_the_model_s_proportions_and_with_its_logprobs(
     engine: TransformersEngine, folder: Path
 ) -> None:
-    allowed = ["yes", "7", "70", "no way"]
-    completions = run(engine, [ask(3, n=60, allowed=allowed, max_tokens=20)])[0]
-    assert {c.text for c in completions} <= set(allowed)
-    assert len({c.text for c in completions}) > 1
+    allowed, n = ["yes", "7", "70", "no way"], 600
+    completions = run(engine, [ask(3, n=n, allowed=allowed, max_tokens=20)])[0]
+    counts = Counter(c.text for c in completions)
+    assert set(counts) == set(allowed)
     assert all(c.finish == "stop" for c in completions)
-    completion = next(c for c in completions if c.text == completions[0].text)
-    drawn = [*(completion.token_ids or []), engine.chat.end_id]
-    table = full_forward(folder, prompt_ids(engine, ask(3)), drawn)
-    np.testing.assert_allclose(completion.logprobs, table[torch.arange(len(drawn)), drawn].numpy(), atol=1e-5)  # type: ignore[arg-type]
-    beside = run(engine, [ask(1), ask(3, n=60, allowed=allowed, max_tokens=20)])
+    written: dict[str, list[int]] = {c.text: [*(c.token_ids or []), engine.chat.end_id] for c in completions}
+    chances = dict.fromkeys(allowed, 1.0)
+    for completion in {c.text: c for c in completions}.values():
+        drawn = written[completion.text]
+        table = full_forward(folder, prompt_ids(engine, ask(3)), drawn)
+        np.testing.assert_allclose(completion.logprobs, table[torch.arange(len(drawn)), drawn].numpy(), atol=1e-5)  # type: ignore[arg-type]
+        for place, token in enumerate(drawn):  # at each token, the model's probabilities of those that may follow
+            possible = {ids[place] for ids in written.values() if ids[:place] == drawn[:place]}
+            log_odds = torch.logsumexp(table[place, sorted(possible)], 0) - table[place, token]
+            chances[completion.text] *= float(torch.exp(-log_odds))
+    assert sum(chances.values()) == pytest.approx(1)
+    for text, chance in chances.items():  # the draws are keyed, so the counts are fixed
+        assert abs(counts[text] - n * chance) < 4 * (n * chance * (1 - chance)) ** 0.5, text
+    beside = run(engine, [ask(1), ask(3, n=n, allowed=allowed, max_tokens=20)])
     assert beside[1] == completions
     assert beside[0] == run(engine, [ask(1)])[0]
 
