@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from selfimprove.engines.cpu import decoder as cpu
 from selfimprove.engines.cpu.decoder import Decoder, Shapes
+from selfimprove.engines.cpu.llama import Llama
 from selfimprove.engines.cpu.slots import Rows
 from selfimprove.models.loading import load_causal_lm
 from tests.engines.asking import ask, make_engine, run
@@ -76,6 +79,35 @@ def test_prefilling_fewer_rows_gives_the_bits_of_prefilling_all(folder: Path) ->
                 kept = [decoder.reading.take(row, start, start + BLOCK) for row in range(count)]
                 outcomes.append((logits[:count].clone(), torch.stack(kept)))
             assert all(map(torch.equal, *outcomes)), (count, start)
+
+
+def test_a_shape_that_changes_a_bit_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose kernels compute some shapes in another order than the full one."""
+    before = make_decoder(folder)
+    shapes = (before.shapes, before.reading_shapes)
+    counts, widths = {one.counts[0] for one in shapes}, {one.widths[1] for one in shapes}
+    assert SLOTS not in counts
+    assert CONTEXT not in widths
+
+    class Inexact(Llama):
+        def read(self, rows: Rows, *rest: Any) -> torch.Tensor | None:
+            return self._other_bit(rows, super().read(rows, *rest))
+
+        def step(self, rows: Rows, *rest: Any) -> torch.Tensor:
+            logits = self._other_bit(rows, super().step(rows, *rest))
+            assert logits is not None
+            return logits
+
+        def _other_bit(self, rows: Rows, logits: torch.Tensor | None) -> torch.Tensor | None:
+            if logits is not None and (rows.count in counts or rows.width in widths):
+                logits[-1, -1] = torch.nextafter(logits[-1, -1], torch.tensor(torch.inf))
+            return logits
+
+    monkeypatch.setattr(cpu, "Llama", Inexact)
+    after = make_decoder(folder)
+    for was, now in zip(shapes, (after.shapes, after.reading_shapes), strict=True):
+        assert now.counts == [count for count in was.counts if count not in counts]
+        assert now.widths == [width for width in was.widths if width not in widths]
 
 
 def test_with_several_threads_every_pass_computes_all_rows(folder: Path) -> None:
