@@ -12,6 +12,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
+from selfimprove.engines import pool
 from selfimprove.engines.base import Request
 from selfimprove.engines.config import ScriptedEngineConfig, TransformersEngineConfig
 from selfimprove.engines.journal import JournaledEngine
@@ -32,7 +33,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
 
 
-def test_only_named_engines_are_created_and_the_answers_of_a_model_are_journaled(tiny: Path, tmp_path: Path) -> None:
+def test_only_named_engines_are_created_each_once_and_the_answers_of_a_model_are_journaled(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    make_engine = pool.make_engine
+
+    def noted(config: Any, **more: Any) -> Any:
+        made.append(config)
+        return make_engine(config, **more)
+
+    monkeypatch.setattr(pool, "make_engine", noted)
+
     async def run() -> tuple[str, str, dict[str, float]]:
         with Journal(tmp_path / "j") as journal:
             async with open_engines(
@@ -45,7 +57,9 @@ def test_only_named_engines_are_created_and_the_answers_of_a_model_are_journaled
                 texts = [(await engines[name].generate(REQUEST))[0].text for name in engines]
                 return texts[0], texts[1], usage(engines)
 
-    first, second = asyncio.run(run()), asyncio.run(run())
+    first = asyncio.run(run())
+    assert made == [CONFIGS["student"], CONFIGS["teacher"]]
+    second = asyncio.run(run())
     assert first[:2] == second[:2]
     assert first[1] == "rate 0.25"
     assert (first[2]["student_generated_tokens"] > 0, second[2]["student_generated_tokens"]) == (True, 0)
