@@ -269,11 +269,15 @@ class Soak:
         """Run with an endpoint that fails, runs out of quota half-way and recovers; half of the time with a kill."""
         teacher, kills = self._teacher, self.counts["kills"]
         teacher.paid.clear()
-        teacher.faulty, teacher.quota = True, max(1, whole.calls.total() // 2)
+        teacher.faulty, teacher.quota = True, whole.calls.total() // 2
         ran = self._killed(place, folder, whole) if self._dice.random() < 0.5 else None
         if ran is not None and not self._decent(ran, folder, place):
             return
-        if not self._decent(self._forks.run(folder, *place), folder, place):
+        ran = self._forks.run(folder, *place)
+        if not self._decent(ran, folder, place):
+            return
+        if ran.code == 0:
+            self.failures.append(f"{folder}: {' '.join(place)} succeeded with half of the answers.")
             return
         teacher.faulty = False
         self._ends_with(whole, folder, place)
