@@ -65,15 +65,19 @@ def test_each_criterion_keeps_the_expected_attempts(
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=8))
-def test_to_26_each_criterion_keeps_a_subset_of_the_attempts_up_to_the_first_success(rewards: list[float]) -> None:
+def test_no_criterion_keeps_or_considers_an_attempt_after_the_first_success(rewards: list[float]) -> None:
     kept = {criteria: keep(rewards, criteria) for criteria in CRITERIA}  # type: ignore[arg-type]
     stop = rewards.index(1) + 1 if 1 in rewards else len(rewards)
     assert kept["all"] == list(range(stop))
-    assert set(kept["better"]) <= set(kept["all"])
-    assert set(kept["best"]) <= set(kept["all"])
     assert kept["success"] == ([stop - 1] if 1 in rewards else [])
-    assert not rewards or all(kept[criteria][0] == 0 for criteria in ("all", "better", "best"))
-    assert keep(rewards[:stop], "best") == kept["best"]
+    assert set(kept["better"]) | set(kept["best"]) <= set(kept["all"])
+    assert {criteria: keep(rewards[:stop], criteria) for criteria in CRITERIA} == kept  # type: ignore[arg-type]
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=8))
+def test_every_criterion_but_success_keeps_the_first_attempt(rewards: list[float]) -> None:
+    for criteria in ("all", "better", "best"):
+        assert keep(rewards, criteria)[0] == 0  # type: ignore[arg-type]
 
 
 def test_an_unknown_criterion_is_refused() -> None:
