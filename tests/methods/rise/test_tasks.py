@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import write_rows
+from selfimprove.core.records import read_rows, write_rows
+from selfimprove.core.sources import SOURCES, sha256_of
 from selfimprove.envs.math.world import make_env
 from selfimprove.envs.plans import RULE, Plans
 from selfimprove.envs.registry import answer_env
 from selfimprove.methods.rise.params import TaskParams
-from selfimprove.methods.rise.prompts import opening
+from selfimprove.methods.rise.prompts import feedback, opening
 from selfimprove.methods.rise.tasks import SPLITS, build_splits, demonstrate, load_split, texts, to_row
 from selfimprove.methods.splits import sizes, split_hash
 
@@ -96,12 +98,19 @@ def test_demonstrations_open_like_episodes_and_train_only_on_the_gold_solution(t
             assert GSM8K.grade(example.messages[-1].content, problem).reward == 1
 
 
-def test_the_tokenizer_s_texts_contain_the_question_and_the_solution(tmp_path: Path) -> None:
-    problem = splits(tmp_path)["demonstrations"][0]
-    made = [row["text"] for row in texts([problem], GSM8K)]
-    assert len(made) == 3
-    assert all(problem.question in text for text in made[:2])
-    assert made[2] == GSM8K.demonstration(problem)
+def test_the_tokenizer_s_texts_are_each_problem_s_question_the_feedback_on_a_wrong_attempt_and_its_solution(
+    tmp_path: Path,
+) -> None:
+    problems = splits(tmp_path)["demonstrations"][:2]
+    assert [row["text"] for row in texts(problems, GSM8K)] == [
+        text
+        for problem in problems
+        for text in (
+            opening(problem.question, few_shot=False)[0].content,
+            feedback(0.0, problem.question),
+            GSM8K.demonstration(problem),
+        )
+    ]
 
 
 def test_the_instruction_is_one_fixed_text_and_is_absent_from_all_other_texts() -> None:
@@ -114,6 +123,15 @@ def test_the_instruction_is_one_fixed_text_and_is_absent_from_all_other_texts() 
     assert all(opening(problem.question, False)[0].content.startswith(fixed["text"]) for problem in problems)
     assert not any(row.get("fixed") or RULE in row["text"] for row in others)
     assert len(others) == 3 * len(problems)
+
+
+def test_if_attempts_are_carried_out_the_tokenizer_s_texts_contain_the_feedback_that_tells_their_outcomes() -> None:
+    env = answer_env(name="textcraft").make()
+    assert isinstance(env, Plans)
+    (problem,) = env.problems({"demonstrations": 1}, seed=1)["demonstrations"]
+    _, told = asyncio.run(env.carry_out(problem.answer, problem))
+    assert "Crafted" in told
+    assert feedback(0.0, problem.question, told=told) in [row["text"] for row in texts([problem], env)]
 
 
 def test_user_files_are_divided_and_the_test_file_is_used_by_the_test_split_only(tmp_path: Path) -> None:
@@ -159,13 +177,66 @@ def test_a_problem_in_two_files_and_a_missing_test_file_are_refused(tmp_path: Pa
         splits(tmp_path, source="files", files=files, demonstrations=2, train=5, dev=2, test=3)
 
 
+def questions(file: Path, field: str) -> set[str]:
+    return {row[field] for _, row in read_rows(file)}
+
+
+def assert_official_test_split_is_kept(made: dict, mirror: Path) -> None:
+    """The test split has the problems of GSM8K's test file only, and the others those of its training file only."""
+    train, test = (questions(mirror / f"gsm8k/{name}.jsonl", "question") for name in ("train", "test"))
+    assert {problem.question for problem in made["test"]} <= test
+    assert {problem.question for name in SPLITS if name != "test" for problem in made[name]} <= train - test
+
+
+def declare(folder: Path, **sources: list[Path]) -> None:
+    """Declare the files, which lie in ``folder``/mirror, as those of data sources."""
+    declared = {
+        name: {
+            "about": "a small file",
+            "licence": "MIT",
+            "files": [{"path": f"{name}/{file.name}", "sha256": sha256_of(file)} for file in files],
+        }
+        for name, files in sources.items()
+    }
+    (folder / SOURCES).parent.mkdir()
+    (folder / SOURCES).write_text(json.dumps(declared))  # JSON is YAML
+
+
+def test_gsm8k_keeps_its_official_test_split_and_math_is_divided_from_its_test_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = tmp_path / "mirror"
+    for name in ("gsm8k", "math"):
+        (mirror / name).mkdir(parents=True)
+    files = own_files(mirror / "gsm8k", train=20, test=8)
+    rows = [{"problem": f"What is {n} + 2?", "solution": f"It is \\boxed{{{n + 2}}}."} for n in range(20)]
+    write_rows(mirror / "math/test.jsonl", rows)
+    declare(tmp_path, gsm8k=[*map(Path, files.values())], math=[mirror / "math/test.jsonl"])
+    monkeypatch.chdir(tmp_path)
+    counts: dict[str, Any] = {"demonstrations": 4, "train": 14, "dev": 2, "test": 8}
+    made = splits(tmp_path, source="gsm8k", mirror=mirror, **counts)
+    assert_disjoint_and_sized(made, counts)
+    assert_official_test_split_is_kept(made, mirror)
+    counts = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4}
+    made = splits(tmp_path, source="math", mirror=mirror, env=MATH, **counts)
+    assert_disjoint_and_sized(made, counts)
+    assert {problem.question for name in SPLITS for problem in made[name]} == {row["problem"] for row in rows}
+
+
 @pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_real_data_give_disjoint_splits_of_the_requested_sizes(tmp_path: Path) -> None:
+def test_real_gsm8k_keeps_its_official_test_split(tmp_path: Path) -> None:
     counts = {"demonstrations": 3000, "train": 4000, "dev": 473, "test": 1319}
     made = splits(tmp_path, source="gsm8k", mirror=MIRROR, **counts)
     assert_disjoint_and_sized(made, counts)
+    assert_official_test_split_is_kept(made, MIRROR)
+
+
+@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
+def test_the_real_test_file_of_math_is_divided_among_all_splits_and_split_files_round_trip(tmp_path: Path) -> None:
     counts = {"demonstrations": 100, "train": 300, "dev": 100, "test": 500}
     made = splits(tmp_path, source="math", mirror=MIRROR, env=MATH, **counts)
     assert_disjoint_and_sized(made, counts)
+    given = questions(MIRROR / "math/test.jsonl", "problem")
+    assert {problem.question for name in SPLITS for problem in made[name]} == given
     write_rows(tmp_path / "m.jsonl", [to_row(problem, MATH) for problem in made["test"]])
     assert load_split(tmp_path / "m.jsonl", MATH) == made["test"]
