@@ -331,12 +331,16 @@ def test_the_scripted_judge_can_judge_many_trees_in_any_order() -> None:
     assert len(judge._known) == 2  # at most ``keep`` trees are cached
 
 
-def test_in_textcraft_the_expert_s_actions_are_good_and_refused_actions_are_bad() -> None:
-    task = next(i for i in CRAFT.task_ids() if (CRAFT.reset(i), len(CRAFT.expert()))[1] >= 4)
-    CRAFT.reset(task)
+def test_in_textcraft_the_expert_s_actions_are_good_and_refused_or_wasteful_ones_are_bad() -> None:
+    marble_stair = 867
+    CRAFT.reset(marble_stair)
     plan = [move.action for move in CRAFT.expert()]
-    assert verdicts_of(CRAFT, played(CRAFT, task, *plan)) == ["good"] * len(plan)
-    assert verdicts_of(CRAFT, played(CRAFT, task, "inventory", "dance", plan[-1])) == ["uncertain", "bad", "bad"]
+    assert plan[0] == "get 4 marble rock"
+    assert verdicts_of(CRAFT, played(CRAFT, marble_stair, *plan)) == ["good"] * len(plan)
+    refused = played(CRAFT, marble_stair, "inventory", "dance", plan[-1])
+    assert verdicts_of(CRAFT, refused) == ["uncertain", "bad", "bad"]
+    wasteful = played(CRAFT, marble_stair, plan[0], "get 1 clay", "craft 1 marble bowl using 3 marble rock")
+    assert verdicts_of(CRAFT, wasteful) == ["good", "uncertain", "bad"]  # the rock must be got again
 
 
 def test_judge_examples_have_the_judge_s_prompt_and_an_answer_in_its_form() -> None:
@@ -354,13 +358,21 @@ def test_judge_examples_have_the_judge_s_prompt_and_an_answer_in_its_form() -> N
     assert len(set(first)) == 3  # shuffled
 
 
-def test_judge_examples_depend_on_seed_and_style() -> None:
+def test_judge_examples_of_given_tasks_depend_on_seed_and_style_only() -> None:
     tasks = CRAFT.task_ids()[:20]
     made = judge_examples(CRAFT, tasks, 30, seed=2)
-    assert judge_examples(TextCraft(RecipeBook.load(None)), tasks, 30, seed=2) == made
+    used = TextCraft(RecipeBook.load(None))
+    used.reset(30)
+    used.step(used.expert()[0].action)
+    assert judge_examples(used, tasks, 30, seed=2) == made  # whatever the environment did before
+    assert judge_examples(used, tasks, 30, seed=2) == made
     assert judge_examples(CRAFT, tasks, 30, seed=3) != made
     full = judge_examples(CRAFT, tasks, 30, seed=2, style="full")
     assert all("First give your reasons" in one.messages[0].content for one in full)
-    assert judge_examples(CRAFT, tasks, 0, seed=2) == []
+    assert not any("First give your reasons" in one.messages[0].content for one in made)
+
+
+def test_no_more_judge_examples_are_made_than_requested_or_than_the_tasks_give() -> None:
+    assert judge_examples(CRAFT, CRAFT.task_ids()[:20], 0, seed=2) == []
     assert judge_examples(CRAFT, [], 9, seed=2) == []
     assert 2 * len(judge_examples(Corridor(), [0], 900, seed=2)) < 900  # a tiny environment yields fewer examples
