@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from selfimprove.core.publish import write_json
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams, RiseParams
-from tests.pipeline.workbench import Workbench
 from tests.support.profiles import NAMES, profile
 
 
@@ -47,21 +43,6 @@ def test_a_row_may_name_the_previous_iteration_or_the_base_whatever_model_collec
         values["rows"]["iter2"]["init"] = init
         made = RiseParams.model_validate(values)
         assert (made.rows["iter2"].init, made.lineage("iter2")) == (init, ["iter1", "iter2"])
-
-
-@pytest.mark.parametrize("init", ["base", "iter1"])
-def test_training_starts_from_the_weights_of_the_row_that_init_names(
-    bench: Workbench, tmp_path: Path, init: str
-) -> None:
-    untrained = {"init": init, "train": {"epochs": 0}}  # publishes the weights that it starts from
-    folder = bench.copy(tmp_path / "bench", {"rise": {"rows": {"iter2": untrained}}})
-    models, data = folder / "models/rise", folder / "data/rise"
-    shutil.copytree(models / "start", models / "iter1")
-    shutil.copytree(data / "base/train", data / "iter2/train")
-    write_json(folder / "results/rise/iter1/train.json", {"lineage_tokens": 1})
-    bench.done(folder, "rise.finetune", "iter2")
-    weights = {row: (models / row / "model.safetensors").read_bytes() for row in ("base", "iter1", "iter2")}
-    assert [row for row in ("base", "iter1") if weights[row] == weights["iter2"]] == [init]
 
 
 def test_the_paper_s_profile_has_the_paper_s_settings() -> None:
