@@ -141,10 +141,23 @@ def test_max_length_may_not_exceed_the_number_of_learned_positions(tmp_path: Pat
     assert any("models.policy.train.max_length is 2048, but the model has 1024" in one for one in plan.problems)
 
 
-def test_a_disk_that_is_too_small_is_reported_with_a_way_to_save_space() -> None:
-    (plan,) = plans("rise-llama2-7b", asked=Asked(disk=100 * GB))
-    assert any("DISK is 100 GB" in problem and "save_total_limit" in problem for problem in plan.problems)
-    assert not plans("rise-llama2-7b", asked=Asked(disk=2000 * GB))[0].problems
+@pytest.mark.parametrize(
+    ("profile", "disk", "most", "remedy"),
+    [
+        ("rise-llama2-7b", "100 GB", "rise-finetune@base", "lower its save_total_limit, remove iterations"),
+        ("spin-llama2-7b", "1.50 GB", "base@spin", "remove iterations"),  # it keeps no checkpoints
+    ],
+)
+def test_a_disk_that_is_too_small_is_reported_with_the_stage_that_takes_most_and_a_way_to_save_space(
+    profile: str, disk: str, most: str, remedy: str
+) -> None:
+    (plan,) = plans(profile, asked=Asked(disk=float(disk.split()[0]) * GB))
+    (said,) = plan.problems
+    largest = max(one.kept + one.while_running for one in plan.lines)
+    assert line(plan, most).kept + line(plan, most).while_running == largest
+    size = f"{largest / GB:.0f} GB" if largest > 100 * GB else f"{largest / GB:.2f} GB"
+    assert f"but DISK is {disk}, and {most} takes the most ({size}); {remedy}" in said
+    assert not plans(profile, asked=Asked(disk=2000 * GB))[0].problems
 
 
 def test_two_vllm_engines_of_a_stage_share_the_gpus_memory(tmp_path: Path) -> None:

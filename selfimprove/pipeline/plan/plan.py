@@ -92,13 +92,17 @@ class MethodPlan:
         disk = self.kept + self.while_running
         if self.machine.disk is not None and disk > self.machine.disk:
             worst = max(self.lines, key=lambda line: line.kept + line.while_running)
+            fewer = "lower its save_total_limit, " if worst.while_running else ""
             found.append(
-                f"{self.method}: the run needs {disk / GB:.0f} GB of disk, but DISK is "
-                f"{self.machine.disk / GB:.0f} GB, and {worst.stage} takes the most "
-                f"({(worst.kept + worst.while_running) / GB:.0f} GB); lower its "
-                "train.save_total_limit, remove iterations or controls, or use a larger disk."
+                f"{self.method}: the run needs {_gb(disk)} of disk, but DISK is {_gb(self.machine.disk)}, and "
+                f"{worst.stage} takes the most ({_gb(worst.kept + worst.while_running)}); {fewer}remove iterations or "
+                "controls, or use a larger disk."
             )
         return found
+
+
+def _gb(number: float) -> str:
+    return f"{number / GB:.{0 if number >= 100 * GB else 2}f} GB"
 
 
 def disk_of(found: Sequence[MethodPlan]) -> float:
@@ -109,11 +113,11 @@ def disk_of(found: Sequence[MethodPlan]) -> float:
 def faults(found: Sequence[MethodPlan]) -> list[str]:
     """The problems of each method; without any, whether the disk suffices for all of them together."""
     said = [problem for plan in found for problem in plan.problems]
-    disk, needed = found[0].machine.disk, disk_of(found)
-    if not said and disk is not None and needed > disk:
+    disk = found[0].machine.disk if found else None
+    if not said and disk is not None and (needed := disk_of(found)) > disk:
         said.append(
-            f"{', '.join(plan.method for plan in found)}: together they need {needed / GB:.2f} GB of disk, but DISK is "
-            f"{disk / GB:.2f} GB; plan one METHOD at a time, or use a larger disk."
+            f"{', '.join(plan.method for plan in found)}: together they need {_gb(needed)} of disk, but DISK is "
+            f"{_gb(disk)}; plan one METHOD at a time, or use a larger disk."
         )
     return said
 
