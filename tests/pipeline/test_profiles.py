@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 
 from selfimprove.core.errors import UserError
+from selfimprove.pipeline import profiles
 from selfimprove.pipeline.profiles import compose, merge, names
 from selfimprove.pipeline.profiles import composed as merged
 from selfimprove.pipeline.sections import spelled_out
@@ -83,17 +89,38 @@ def test_the_written_header_contains_the_profile_s_name_and_opening_comment(fold
     assert text.startswith("# All of it.\n# Profile mine.\n# Mine: for a try.\n# It takes a minute.\nrun:")
 
 
+def unchanged(
+    lines: Sequence[str], node: CommentedMap, wanted: Mapping[str, Any], start: int, end: int
+) -> Iterator[str]:
+    """Lines [start, end), which are the block mapping ``node``, without entries that have another value in ``wanted``.
+
+    A comment between two entries is not part of an entry.
+    """
+    firsts = [node.lc.key(key)[0] for key in node]
+    yield from lines[start : firsts[0]]
+    for key, first, after in zip(node, firsts, [*firsts[1:], end], strict=True):
+        old, new = node[key], wanted.get(key)
+        if key in wanted and old == new:
+            yield from lines[first:after]
+        elif isinstance(old, CommentedMap) and not old.fa.flow_style() and isinstance(new, Mapping) and new:
+            yield lines[first]
+            yield from unchanged(lines, old, new, first + 1, after)
+        else:
+            between = takewhile(lambda line: line.lstrip()[:1] in ("", "#"), reversed(lines[first + 1 : after]))
+            yield from reversed([*between])
+
+
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
-def test_every_profile_is_written_with_its_merged_values_and_keeps_lines_of_the_default(name: str) -> None:
-    default, text = (compose(one, ROOT / "profiles").splitlines() for one in ("default", name))
+def test_every_profile_is_written_with_its_merged_values_and_keeps_all_lines_that_it_does_not_change(name: str) -> None:
+    default, text = (compose(one, ROOT / "profiles") for one in ("default", name))
     params = merged(name, ROOT / "profiles")
     assert params == profile(name)  # as other tests load it
-    assert YAML(typ="safe", pure=True).load("\n".join(text)) == params
-    assert YAML(typ="safe").load("\n".join(text)) == params  # libyaml, as DVC reads it
-    if name != "default":
-        kept = sum(line in set(text) for line in default)
-        assert kept > len(default) / 3
-        assert max(map(len, text)) <= max(map(len, default))
+    assert YAML(typ="safe", pure=True).load(text) == params
+    assert YAML(typ="safe").load(text) == params  # libyaml, as DVC reads it
+    lines, written = default.splitlines(), iter(text.splitlines())
+    for line in unchanged(lines, YAML().load(default), params, 0, len(lines)):
+        assert line in written, "the line is lost or in another place"  # `in` moves on to the line after it
+    assert max(map(len, text.splitlines())) <= max(map(len, lines))
 
 
 def test_null_is_written_as_null(folder: Path) -> None:
@@ -205,12 +232,38 @@ def test_an_unknown_profile_is_refused_with_the_nearest_name(folder: Path) -> No
     assert names(folder) == ["default"]
 
 
-def test_make_use_writes_params_yaml_completely_or_leaves_it_unchanged(repo: Path) -> None:
-    before = (repo / "profiles/default.yaml").read_text()
-    (repo / "params.yaml").write_text(before)
-    missing = use(repo, "nosuch")
-    assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
-    assert (repo / "params.yaml").read_text() == before
-    done = use(repo, "default")
-    assert done.returncode == 0, done.stderr
-    assert (repo / "params.yaml").read_text() == before
+@pytest.mark.parametrize(
+    ("error", "code"), [(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 2), (KeyboardInterrupt(), 130)]
+)
+@pytest.mark.parametrize(("owner", "step"), [(Path, "write_text"), (os, "fsync"), (os, "replace")])
+def test_make_use_leaves_params_yaml_as_it_was_if_writing_fails_or_is_interrupted(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, error: BaseException, code: int
+) -> None:
+    before = (repo / "profiles/default.yaml").read_bytes()
+    (repo / "params.yaml").write_bytes(before)
+    (repo / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
+    monkeypatch.chdir(repo)
+    monkeypatch.setattr("sys.argv", ["profiles", "mine"])
+    files = sorted(repo.iterdir())
+
+    def fail(path: Any, text: Any = None, **_: object) -> None:
+        if step == "write_text":
+            Path(path).write_bytes(text[: len(text) // 2].encode())
+        assert sorted(repo.iterdir()) != files  # the new text is in a temporary file
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, fail)
+        with pytest.raises(SystemExit) as ended:
+            profiles.main()
+    assert ended.value.code == code
+    assert (repo / "params.yaml").read_bytes() == before
+    assert sorted(repo.iterdir()) == files
+    profiles.main()
+    assert "seed: 5" in (repo / "params.yaml").read_text()
+
+
+def test_make_use_says_whether_params_yaml_contained_the_profile_before(repo: Path) -> None:
+    (repo / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
+    for shows in ("`git diff params.yaml` shows the changes", "it did before, too"):
+        assert use(repo, "mine").stdout == f"params.yaml now contains profile mine; {shows}.\n"
