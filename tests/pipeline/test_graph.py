@@ -11,6 +11,7 @@ from dvc.stage import PipelineStage
 
 from selfimprove.apps.report.dag import needs, picture
 from selfimprove.core.errors import UserError
+from selfimprove.core.git import git
 from selfimprove.pipeline.closure import manifests, scripts
 from selfimprove.pipeline.overall import stage_names
 from selfimprove.pipeline.params import METHODS
@@ -25,18 +26,22 @@ def stages() -> list[PipelineStage]:
         return list(repo.index.stages)
 
 
-def test_every_dependency_of_a_stage_exists_in_the_repository_or_is_written_by_another_stage(
+def test_every_dependency_of_a_stage_is_a_file_that_git_does_not_ignore_or_is_written_by_another_stage(
     stages: list[PipelineStage],
 ) -> None:
-    made = [Path(out.fs_path) for stage in stages for out in stage.outs]
+    code, listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard", folder=ROOT)
+    kept = {parent for name in listed.split("\0") for parent in (ROOT / name, *(ROOT / name).parents)}
+    made = [(stage, Path(out.fs_path)) for stage in stages for out in stage.outs]
     for stage in stages:
+        outs = [out for maker, out in made if maker is not stage]
         for path in (Path(dep.fs_path) for dep in stage.deps):
             part = path.relative_to(ROOT)
             if part.parts[0] in ("models", "results") or (part.parts[0] == "data" and len(part.parts) > 2):
                 # A folder of results is accepted if stages write below it.
-                assert any(path == out or out in path.parents or path in out.parents for out in made), (stage, part)
+                assert any(path == out or out in path.parents or path in out.parents for out in outs), (stage, part)
             else:
                 assert path.exists(), (stage, part)
+                assert code != 0 or path in kept, (stage, part)  # an unpacked archive has no git
 
 
 def test_only_rise_generate_depends_on_the_settings_of_the_teacher(stages: list[PipelineStage]) -> None:
@@ -65,14 +70,17 @@ def test_the_stage_names_counted_for_progress_are_those_of_dvc(stages: list[Pipe
     assert sorted(stage_names(["report"], ROOT)) == sorted(stage.addressing for stage in stages)
 
 
-def test_a_method_s_graph_fits_110_columns_and_lists_base_after_data_and_the_report_last() -> None:
+def test_a_method_s_graph_fits_110_columns_and_lists_every_stage_after_those_it_needs() -> None:
     found = needs()
     for method in METHODS:
         lines = picture(method, found).splitlines()
         assert max(map(len, lines)) <= 110
         shown = [line.split()[0] for line in lines[2:] if not line.startswith("     ")]
+        mine = {name for name in found if name.startswith(f"{method}-")} | {f"base@{method}"}
+        assert sorted(shown) == sorted(mine)
+        for place, name in enumerate(shown):
+            assert mine.intersection(found[name]) <= set(shown[:place]), name
         assert f"{method}-report" == shown[-1]
-        assert shown.index(f"base@{method}") > shown.index(f"{method}-data")
     assert "rise-evaluate@{base,iter1,iter2,more_sft,single_turn,unweighted}" in picture("rise", found)
 
 
