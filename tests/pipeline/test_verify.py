@@ -27,9 +27,9 @@ def repo(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def dvc(folder: Path, *command: str) -> None:
+def dvc(folder: Path, *command: str) -> str:
     quiet = {**os.environ, "DVC_NO_ANALYTICS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(["dvc", *command], cwd=folder, env=quiet, check=True, capture_output=True)
+    return subprocess.run(["dvc", *command], cwd=folder, env=quiet, check=True, capture_output=True, text=True).stdout
 
 
 def verify(folder: Path) -> tuple[int, list[str]]:
@@ -42,7 +42,6 @@ def verify(folder: Path) -> tuple[int, list[str]]:
 
 def cached(folder: Path, content: str) -> Path:
     (file,) = (f for f in folder.glob(".dvc/cache/files/md5/??/*") if f.read_text() == content)
-    file.chmod(0o644)
     return file
 
 
@@ -63,9 +62,17 @@ def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_a_remed
     assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
 
 
-def test_a_damaged_cache_file_is_reported_and_the_suggested_steps_repair_it(repo: Path) -> None:
+def test_a_damaged_cache_file_that_dvc_checks_out_as_up_to_date_is_reported_and_the_suggested_steps_repair_it(
+    repo: Path,
+) -> None:
     file = cached(repo, "two\n")
+    file.chmod(0o644)
     file.write_text("TWO\n")
+    file.chmod(0o444)  # as DVC left it
+    (repo / "f/b").unlink()
+    dvc(repo, "checkout")
+    assert (repo / "f/b").read_text() == "TWO\n"
+    assert dvc(repo, "status") == "Data and pipelines are up to date.\n"
     code, (said,) = verify(repo)
     where = file.relative_to(repo)
     assert code == 2
