@@ -227,6 +227,16 @@ def test_problems_that_would_fail_a_first_stage_are_reported_before_it_runs(
     assert any(line.startswith(said) for line in ends_with(capsys))
 
 
+def test_learning_rates_cause_a_warning_only_if_the_base_model_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    set_key("base.rise", {"model": "owner/name", "revision": "abc"})  # on the hub
+    check.main()
+    assert capsys.readouterr().err.startswith("WARNING: base.rise.model is owner/name, but these keys still have")
+    set_key("base.rise", {"model": "./nowhere"})
+    assert ends_with(capsys) == [
+        "base.rise.model: folder ./nowhere does not exist; name an existing folder, or a hub model as owner/name."
+    ]
+
+
 def test_scienceworld_has_to_be_installed_here_unless_a_server_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     section = AgentRParams.model_validate(profile("agent-r-sciworld")["agent_r"])
