@@ -162,6 +162,7 @@ def test_the_table_of_eight_machines_in_docs_scale_is_the_output_of_plan() -> No
     shown = command(
         "all", "--gpus", "8x80GB", "--gpu", "H100", "--nodes", "8", "--price", "0.5,1.5", "--gpu-price", "2.5"
     )
+    assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.strip() in (ROOT / "docs/scale.md").read_text(encoding="utf-8")
 
 
@@ -186,6 +187,31 @@ def test_the_totals_of_all_gpu_profiles_are_one_table() -> None:
     assert len({row.count("|") for row in rows}) == 1
     assert any(row.startswith("| `spin-zephyr-7b`") for row in rows)
     assert not any("gsm8k-cpu" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "unfit"),
+    [
+        (["--gpus", "1x24GB"], "agent-r-llama3.1-8b reflect-rl-gpt2-xl rise-llama2-7b rise-mistral-7b-selfdistill "
+         "spin-llama2-7b spin-zephyr-7b"),
+        (["--disk", "300GB"], "agent-r-llama3.1-8b rise-llama2-7b rise-mistral-7b-selfdistill spin-zephyr-7b"),
+        (["--disk", "300GB", "--nodes", "2"],
+         "agent-r-llama3.1-8b rise-llama2-7b rise-mistral-7b-selfdistill spin-zephyr-7b"),
+        (["--disk", "300GB", "--method", "rise"], "rise-llama2-7b rise-mistral-7b-selfdistill"),
+        (["--disk", "1TB"], ""),
+    ],
+)  # fmt: skip
+def test_after_the_totals_of_all_gpu_profiles_those_that_do_not_fit_are_named(options: list[str], unfit: str) -> None:
+    done = command("all", *options)
+    assert done.returncode == (2 if unfit else 0)
+    assert done.stderr.splitlines() == [
+        f"{name} does not fit; plan it alone (PROFILE={name}, other settings unchanged) to see why."
+        for name in unfit.split()
+    ]
+    assert done.stdout.startswith("| profile | ")
+    if "fits" in done.stdout:
+        rows = [row.split("`") for row in done.stdout.splitlines()[2:]]
+        assert [row[1] for row in rows if row[2].endswith(" no |")] == unfit.split()
 
 
 def test_several_methods_have_a_total_and_share_the_disk() -> None:

@@ -43,7 +43,7 @@ def main(
     gpu_price: Annotated[str, typer.Option(help="price of a GPU per hour, such as 2.5")] = "",
     detail: Annotated[bool, typer.Option(help="also show memory and disk by part")] = False,
 ) -> None:
-    """Print the plan. Exit code 2: something does not fit, or an option is invalid."""
+    """Print the plan. Exit code 2: something does not fit (``all``: one of the profiles), or an option is invalid."""
     if method != "all" and method not in METHODS:
         raise UserError(f"METHOD={method!r} is not a method; choose all, {', '.join(METHODS)}.")
     machines = parse_nodes(nodes)
@@ -67,6 +67,10 @@ def main(
     found = planned(machines)
     if profile == "all":
         print(overview(found) if machines == 1 else cluster_overview(planned(1), found, planned(machines, wide=True)))
+        unfit = [name for name in names() if faults([plan for plan in found if plan.profile == name])]
+        if unfit:
+            alone = "does not fit; plan it alone (PROFILE={}, other settings unchanged) to see why."
+            raise UserError("\n".join(f"{name} {alone.format(name)}" for name in unfit))
         return
     console = Console()
     for plan in found:
