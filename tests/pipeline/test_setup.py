@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
-# A stub for Python and pip: creates the environment's folder, logs its arguments, and has no torch.
+# A stub for Python and pip: has a version, creates the environment's folder, logs its arguments, and has no torch.
 PYTHON = """#!/bin/bash
+if [[ "$1 $2" == "-c import sys; print("* ]]; then
+  {version}
+  exit
+fi
 if [[ "$1 $2" == "-m venv" ]]; then
   mkdir -p "$3/bin"
   cp "$0" "$3/bin/python"
@@ -28,14 +34,21 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.log, self.venv, self.python = folder / "log", folder / "venv", folder / "python3.11"
-        self.python.write_text(PYTHON.format(log=self.log))
+        self.set_python("echo 3.11")
+
+    def set_python(self, version: str) -> None:
+        """Replace the stub; ``version``: the command by which it tells its version."""
+        self.python.write_text(PYTHON.format(log=self.log, version=version))
         self.python.chmod(0o755)
 
-    def make(self, *words: str) -> list[str]:
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         self.log.write_text("")
-        command = ["make", "--no-print-directory", *words, f"PYTHON={self.python}", f"VENV={self.venv}"]
+        command = ["make", "--no-print-directory", f"PYTHON={self.python}", f"VENV={self.venv}", *words]
         environment = {name: value for name, value in os.environ.items() if name not in ("ACCELERATOR", "MAKEFLAGS")}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+    def make(self, *words: str) -> list[str]:
+        done = self.run(*words)
         assert done.returncode == 0, done.stderr
         told = [line.partition("--quiet --disable-pip-version-check ")[2] for line in self.log.read_text().splitlines()]
         return [line for line in told if line]
@@ -66,6 +79,46 @@ def test_a_cpu_environment_can_be_switched_to_gpus_and_back(machine: Machine) ->
     assert machine.make("setup", "ACCELERATOR=cuda") == CUDA
     assert machine.make("setup", "ACCELERATOR=cpu") == CPU
     assert machine.make("setup") == []
+
+
+REMEDY = "install Python 3.11, or name one, as in `make setup PYTHON=/path/to/python3.11`."
+
+
+def refused(machine: Machine, *words: str) -> str:
+    """The one line, besides make's own, with which ``make setup`` refuses; nothing has been created."""
+    done = machine.run("setup", *words)
+    said, ended = done.stderr.splitlines()
+    assert ended.startswith("make: ***")
+    assert (done.returncode, done.stdout, machine.venv.exists()) == (2, "", False)
+    return said
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python3.11", "no-such-python", ""])
+def test_a_missing_python_is_reported_with_a_remedy(machine: Machine, python: str) -> None:
+    said = refused(machine, f"PYTHON={python}")
+    assert said == f"PYTHON={python} cannot be run, but Python 3.11 or 3.12 is needed; {REMEDY}"
+
+
+def test_a_placeholder_for_a_python_that_is_not_installed_is_reported_with_a_remedy(machine: Machine) -> None:
+    machine.set_python("echo 'command not found' >&2; exit 127")  # such as pyenv's
+    assert refused(machine) == f"PYTHON={machine.python} cannot be run, but Python 3.11 or 3.12 is needed; {REMEDY}"
+
+
+@pytest.mark.parametrize("version", ["3.1", "3.10", "3.11", "3.12", "3.13"])
+def test_only_the_versions_of_python_that_pyproject_allows_are_accepted(machine: Machine, version: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    machine.set_python(f"echo {version}")
+    if version in SpecifierSet(project["requires-python"]):
+        assert machine.make("setup") == CPU
+    else:
+        said = refused(machine)
+        assert said == f"PYTHON={machine.python} is Python {version}, but Python 3.11 or 3.12 is needed; {REMEDY}"
+
+
+def test_an_environment_without_pip_is_completed(machine: Machine) -> None:
+    (machine.venv / "bin").mkdir(parents=True)
+    (machine.venv / "bin/python").symlink_to(machine.python)  # as a failed `python -m venv` leaves it
+    assert machine.make("setup") == CPU
 
 
 def test_an_unknown_accelerator_is_refused_with_the_valid_choices(tmp_path: Path) -> None:
