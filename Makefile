@@ -152,7 +152,7 @@ test-fast: $(READY) ## run the light tests that most changes break first, in les
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST) --ignore=tests/core/test_tracking.py  # it trains
 
 soak: $(READY) ## kill and damage runs at random and use a faulty endpoint; every run must end with the same bytes (MINUTES=10 SEED=1)
-	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(call quoted,$(or $(MINUTES),10)) --seed $(call quoted,$(or $(SEED),1))
 
 lint: $(READY) ## run ruff, mypy and the import checks (pyproject.toml, tool.importlinter)
 	@ruff check . && ruff format --check --quiet . && mypy && lint-imports --no-logo --no-cache

@@ -30,6 +30,7 @@ from zlib import crc32
 
 import typer
 
+from selfimprove.core import cli
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
 from selfimprove.training.xtuner.backend import ENVIRONMENT
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
@@ -309,6 +310,10 @@ class Soak:
             self.failures.append(f"{folder}: {' '.join(place)} published other bytes: {', '.join(other)}")
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def main(
     minutes: Annotated[
         float, typer.Option(min=0, help="duration in minutes; the round in progress is completed")
@@ -330,4 +335,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cli.run(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import subprocess
 import tomllib
@@ -184,3 +185,21 @@ def test_make_passes_on_values_that_contain_a_quote_unchanged(target: str, name:
 def test_make_dag_checks_the_params_before_dvc_reads_them() -> None:
     done = subprocess.run(["make", "-n", "dag"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.index("selfimprove.pipeline.check params") < done.stdout.index("selfimprove.apps.report.dag")
+
+
+@pytest.mark.parametrize("option", ["minutes", "seed"])
+def test_an_invalid_option_of_make_soak_gives_a_one_line_error_and_exit_code_2(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["make", "-n", "soak", f"{option.upper()}=x'y"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    words = shlex.split(done.stdout.splitlines()[-1])
+    words = words[words.index("tests.soak") :]
+    assert words[words.index(f"--{option}") + 1] == "x'y"
+    monkeypatch.setenv(option.upper(), "x'y")  # make exports the variables of its command line
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("tests.soak", run_name="__main__")
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"{option.upper()}=x'y: input should be a valid ")
