@@ -6,6 +6,9 @@ import hashlib
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
-from selfimprove.apps.pretraining.__main__ import RECIPE
+from selfimprove.apps.pretraining.__main__ import RECIPE, main
 from selfimprove.apps.pretraining.corpus import WORLDS, Lines, Writer, page_of
 from selfimprove.apps.pretraining.make import make, read_recipe
 from selfimprove.apps.pretraining.words import FIXED
@@ -53,16 +56,45 @@ def made(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_second_run_in_the_scratch_folder_of_the_first_gives_the_same_bytes(
-    made: Path, recipe: Path, tmp_path: Path
+KILLED = """
+import os, signal
+from selfimprove.apps.pretraining import __main__, make
+
+def dies_in(phase):
+    def progress(done, total, *_):
+        if (phase, done) == (2, total):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return progress
+
+make._tell = dies_in
+__main__.main()
+"""
+"""The command, killed after the last step of the second phase, before the phase's model is written."""
+
+
+def test_a_run_killed_while_it_trains_resumes_and_ends_with_the_same_bytes(
+    made: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kept = shutil.copytree(made / "scratch", tmp_path / "scratch")
-    assert len(list(kept.glob("checkpoints-*/checkpoint-1/whole.json"))) == 2  # one in the middle of each phase
-    make(recipe, tmp_path / "resumed", kept)
+    scratch, out = tmp_path / "scratch", tmp_path / "model"
+    command = ["--recipe", str(recipe), "--out", str(out), "--scratch", str(scratch)]
+    # Returns when all of its processes have ended, since they hold its output open.
+    killed = subprocess.run([sys.executable, "-c", KILLED, *command], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    assert (scratch / "phase-1.json").exists()
+    assert not (scratch / "phase-2").exists()
+    assert not out.exists()
+
+    monkeypatch.setattr("sys.argv", ["pretraining", *command])
+    capfd.readouterr()
+    main()
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "resuming" in line] == ["finetune: resuming at step 1 of 2"]
+    assert {json.loads(line)["phase"] for line in said if line.startswith("{")} == {2}
     names = sorted(file.name for file in (made / "model").iterdir())
     assert {"model.safetensors", "tokenizer.json", "README.md", "recipe.yaml", "measures.json"} <= set(names)
+    assert sorted(file.name for file in out.iterdir()) == names
     for name in names:
-        assert (tmp_path / "resumed" / name).read_bytes() == (made / "model" / name).read_bytes(), name
+        assert (out / name).read_bytes() == (made / "model" / name).read_bytes(), name
 
 
 def test_the_base_stage_accepts_the_folder_with_either_chat_template(made: Path, tmp_path: Path) -> None:
