@@ -92,7 +92,7 @@ DIALOGUE = st.lists(TEXT, min_size=2, max_size=6).map(lambda texts: texts[: len(
 
 
 @given(texts=DIALOGUE, generated=st.lists(st.integers(10, 300), max_size=5), finish=st.sampled_from(["stop", "length"]))
-def test_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
+def test_the_prompt_is_an_id_prefix_of_the_training_sequence(
     chat: ChatFormat, texts: list[str], generated: list[int], finish: Any
 ) -> None:
     messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]

@@ -190,7 +190,7 @@ def test_only_the_original_target_is_correct_unless_the_union_is_requested(make_
 
 
 @pytest.mark.parametrize("name", ['"my file.md"', "'my file.md'", "\"'my file.md'\""])
-def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_used(
+def test_a_quoted_filename_is_the_bare_name_wherever_a_task_is_used(
     tmp_path: Path, make_folder: Callable[[str, dict[str, str]], Path], make_task: Any, name: str
 ) -> None:
     task = make_task("my file.md", root="r").model_copy(update={"filename": name})  # as in the original's files

@@ -73,7 +73,7 @@ def test_text_without_a_normal_form_is_compared_verbatim() -> None:
         assert not hendrycks.equivalent(text, "5")
 
 
-def test_trap_5_missing_answers_equal_nothing() -> None:
+def test_missing_answers_equal_nothing() -> None:
     assert not hendrycks.equivalent(None, None)
     assert not hendrycks.equivalent(None, "5")
     assert not hendrycks.equivalent("5", None)
@@ -96,7 +96,7 @@ def test_rewards_are_zero_and_one() -> None:
     assert env.grade("no box", half).answer is None
 
 
-def test_trap_4_nested_braces_are_not_cut() -> None:
+def test_nested_braces_are_not_cut() -> None:
     root = problem(r"\boxed{\frac{\sqrt{3}}{2}}")
     assert root.gold == r"\frac{\sqrt{3}}{2}"
     assert Math().grade(r"\boxed{\frac{\sqrt{3}}{9}}", root).reward == 0

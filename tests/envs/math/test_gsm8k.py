@@ -285,7 +285,7 @@ def test_a_long_gold_answer_without_a_number_is_rejected_quickly(tail: str) -> N
     assert parse_gold(f"#### {tail}x") is None
 
 
-def test_trap_1_a_boxed_one_does_not_match_a_gold_of_1080() -> None:
+def test_a_boxed_one_does_not_match_a_gold_of_1080() -> None:
     problem = Problem("p", "q", "#### 1,080", parse_gold("#### 1,080") or "")
     assert Gsm8k().grade(r"\boxed{1}", problem).reward == 0
     assert Gsm8k().grade(r"\boxed{1,080}", problem).reward == 1

@@ -57,7 +57,7 @@ def test_a_negative_score_counts_as_zero_and_ends_the_episode(env: Any) -> None:
     assert one.status == "unsolved"
 
 
-def test_trap_8_wait_counts_as_a_step_and_does_not_reach_the_environment() -> None:
+def test_wait_counts_as_a_step_and_does_not_reach_the_environment() -> None:
     env = Corridor()
     one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_turns=3)
     assert [(turn.observation, turn.attempt.reward) for turn in one.turns[1:]] == [("ok.", 0.5)] * 2
@@ -85,7 +85,7 @@ def test_a_beginning_that_ends_the_episode_leaves_no_step_for_the_policy() -> No
     assert (actor.asked, len(one.turns), one.rewards, one.status) == ([], 1, [0.0], "unsolved")
 
 
-def test_trap_3_a_long_history_is_cut_only_in_the_model_s_prompt() -> None:
+def test_a_long_history_is_cut_only_in_the_model_s_prompt() -> None:
     class Narrow(Script):
         def fits(self, messages: Any, max_tokens: Any) -> bool:
             return len(messages) <= 8

@@ -45,7 +45,7 @@ def test_the_opening_is_the_original_s() -> None:
 @pytest.mark.parametrize(
     ("room", "shown"), [(99, [0, 1, 2]), (12, [0, 1, 2]), (11, [1, 2]), (7, [2]), (4, [2]), (3, [])]
 )
-def test_trap_3_the_oldest_action_is_dropped_together_with_its_own_observation(room: int, shown: Any) -> None:
+def test_the_oldest_action_is_dropped_together_with_its_own_observation(room: int, shown: Any) -> None:
     messages = dialogue(3)
     kept = trim(messages, Narrow(HEAD + 5 + room), 5)
     assert [m.content for m in kept[4:]] == [text for k in shown for text in (f"a{k}", f"o{k}")]
@@ -54,7 +54,7 @@ def test_trap_3_the_oldest_action_is_dropped_together_with_its_own_observation(r
 
 
 @given(st.integers(0, 4), st.integers(0, 80))
-def test_trap_3_short_histories_are_cut_to_the_opening_and_the_latest_pairs(pairs: int, room: int) -> None:
+def test_short_histories_are_cut_to_the_opening_and_the_latest_pairs(pairs: int, room: int) -> None:
     messages, engine = dialogue(pairs), Narrow(room)
     kept = trim(messages, engine, 5)
     assert kept == messages[:4] + messages[len(messages) - (len(kept) - 4) :]

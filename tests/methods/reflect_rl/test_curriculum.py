@@ -59,7 +59,7 @@ def test_with_a_step_per_item_every_level_has_at_least_as_many_steps_as_items(si
     assert all(end - phase.start >= len(phase.tasks) for phase, end in zip(schedule, ends, strict=True))
 
 
-def test_trap_18_zero_steps_per_item_are_refused_with_remedies() -> None:
+def test_zero_steps_per_item_are_refused_with_remedies() -> None:
     remedy = r"9 iterations are fewer than the 10 tasks .* raise max_steps, .* fewer tasks .* rl\.curriculum: false\.$"
     with pytest.raises(UserError, match=remedy):
         phases(Buckets(7, 3), range(10), 9, curriculum=True)

@@ -102,7 +102,7 @@ def test_collection_ends_after_max_turns() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_earlier_turns(failing: int) -> None:
+def test_a_failed_turn_blocks_its_episode_and_keeps_the_earlier_turns(failing: int) -> None:
     one = gather({"s": Script([WRONG], [RIGHT], failing=(failing,))}, ["s"] * 2, [1] * 2)
     assert (one.status, len(one.turns), one.error) == ("blocked", failing, "the endpoint died")
 
@@ -173,7 +173,7 @@ def test_completions_cut_by_the_token_limit_are_counted_once() -> None:
     assert collection_metrics([sequential])["cut_completions"]["mean"] == 1
 
 
-def test_trap_9_all_degenerate_samples_are_dropped() -> None:
+def test_all_degenerate_samples_are_dropped() -> None:
     stuck = "no " * 151
     one = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
     assert [attempt.text for attempt in one.turns[0].attempts] == [WRONG]
@@ -225,7 +225,7 @@ def test_evaluation_prompts_show_only_the_context_window(window: int, shown: Any
     assert contents(student.asked[2]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
 
 
-def test_trap_7_the_history_contains_the_first_sample_not_the_best() -> None:
+def test_the_history_contains_the_first_sample_not_the_best() -> None:
     student = Script([WRONG, RIGHT, RIGHT], [UNREADABLE])
     sequential, parallel = assess(student, turns=2, parallel_samples=3)
     assert contents(student.asked[1]) == [WRONG, NO]

@@ -238,7 +238,7 @@ def test_conversion_reports_token_statistics_and_a_reward_histogram(chat: Any) -
     assert long.histogram == [{"reward": -1, "count": 1}, {"reward": 0, "count": 2}, {"reward": 1, "count": 1}]
 
 
-def test_trap_16_counters_add_up_and_the_effective_number_of_examples_is_reported() -> None:
+def test_counters_add_up_and_the_effective_number_of_examples_is_reported() -> None:
     episodes = [run(0, 0, 1, id="a"), episode(attempt(0, "x"), attempt(0, "x"), id="b")]
     stats = convert(episodes, config(criteria="better", remove_duplication=True), seed=0).stats
     assert (

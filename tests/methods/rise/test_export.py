@@ -67,7 +67,7 @@ def test_a_dialogue_whose_last_model_is_behind_an_api_has_the_role_assistant(tmp
     assert json.loads((tmp_path / "log.json").read_text()) == to_log([one], ["teacher"])
 
 
-def test_trap_8_blocked_turns_are_logged_as_in_the_original() -> None:
+def test_blocked_turns_are_logged_as_in_the_original() -> None:
     first = run(id="p", status="blocked")
     entry = to_log([first])["0"]
     assert entry["max_reward"] is None

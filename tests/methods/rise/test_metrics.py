@@ -103,7 +103,7 @@ def test_the_majority_at_a_turn_counts_only_the_turns_up_to_it() -> None:
     assert "p5@t1" not in got
 
 
-def test_trap_8_blocked_problems_stay_in_the_denominator() -> None:
+def test_blocked_problems_stay_in_the_denominator() -> None:
     gone = run(id="gone", status="blocked")
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     metrics = evaluate_metrics(

@@ -66,7 +66,7 @@ def test_a_prompt_shows_the_last_min_of_t_and_k_minus_1_pairs(turn: int, window:
     assert shown == [*start, *(m for pair in pairs(turn)[turn - min(turn, window - 1) :] for m in pair)]
 
 
-def test_trap_10_only_whole_pairs_are_dropped_and_the_problem_is_kept() -> None:
+def test_only_whole_pairs_are_dropped_and_the_problem_is_kept() -> None:
     start = opening("Q?")
     assert limit_dialogue(flat(start, 9), 3, 20) == flat(start, 9)  # 19 messages after the example
     trimmed = limit_dialogue(flat(start, 10), 3, 20)  # 21: the original cut the problem and began with a0
