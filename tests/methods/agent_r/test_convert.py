@@ -12,7 +12,8 @@ import pytest
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Example, Message, dump_line, write_rows
+from selfimprove.core.records import Example, Message, write_rows
+from selfimprove.core.seeds import rng
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
@@ -196,18 +197,39 @@ def test_revision_thoughts_vary_between_pairs_trees_and_seeds() -> None:
     assert thoughts(1) != first
 
 
-def test_the_result_does_not_depend_on_concurrency_but_its_order_depends_on_the_seed() -> None:
+class Late(ScriptedJudge):
+    """A judge whose answers are delayed by a number of turns of the event loop, drawn for each call by ``delays``."""
+
+    def __init__(self, delays: int) -> None:
+        super().__init__({"corridor": Corridor()})
+        self.delays, self.answered = delays, list[tuple[str, int]]()
+
+    async def __call__(self, tree: Tree, index: int) -> Judgement:
+        for _ in range(rng("late", self.delays, tree.id, index).randrange(50)):
+            await asyncio.sleep(0)
+        self.answered.append((tree.id, index))
+        return await super().__call__(tree, index)
+
+
+def test_the_result_does_not_depend_on_concurrency_or_on_the_order_in_which_judgements_arrive() -> None:
+    trees = grown(range(4))
+    plain = made(trees, ScriptedJudge({"corridor": Corridor()}), concurrency=1, max_pairs_per_tree=20)
+    assert len(plain.examples) > 20
+    orders = []
+    for concurrency, delays in ((3, 1), (512, 1), (512, 2)):
+        judge = Late(delays)
+        assert made(trees, judge, concurrency=concurrency, max_pairs_per_tree=20) == plain
+        orders.append(judge.answered)
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_order_of_the_examples_depends_on_the_seed() -> None:
     trees = grown(range(4))
     judge = ScriptedJudge({"corridor": Corridor()})
-    results = [made(trees, judge, concurrency=n, max_pairs_per_tree=20) for n in (1, 3, 512)]
-    lines = [[dump_line(example) for example in one.examples] for one in results]
-    assert lines[0] == lines[1] == lines[2]
-    assert results[0].rows == results[2].rows
-    assert results[0].stats == results[2].stats
-    assert len(lines[0]) > 20
-    other = made(trees, judge, seed=1, max_pairs_per_tree=20)
-    assert len(other.examples) == len(results[0].examples)
-    assert [one.source for one in other.examples] != [one.source for one in results[0].examples]
+    one, other = (made(trees, judge, seed=seed, max_pairs_per_tree=20) for seed in (0, 1))
+    assert len(other.examples) == len(one.examples)
+    assert [example.source for example in other.examples] != [example.source for example in one.examples]
 
 
 def test_thresholds_and_weights_that_keep_nothing_are_refused_with_an_explanation() -> None:
