@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,17 @@ def test_trees_grow_from_the_replies_of_the_prior_file(agent_bench: Workbench, t
     assert others == trees[1:]
 
 
-def test_evaluation_continues_from_the_user_s_list_of_beginnings(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_every_model_continues_from_the_user_s_list_of_beginnings(agent_bench: Workbench, tmp_path: Path) -> None:
     split = [row["task_id"] for _, row in read_rows(agent_bench.folder / "data/agent_r/tasks/test.jsonl")]
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"evaluate": {"beginnings": "bad.jsonl"}}})
     given = {"task_id": split[1], "replies": [LOOK]}
     write_rows(folder / "bad.jsonl", [given])
-    for stage, item in (("agent_r.beginnings", ""), ("agent_r.evaluate", "base")):
-        ran = agent_bench.forks.run(folder, stage, item)
-        assert ran.code == 0, ran.stderr
+    shutil.copytree(folder / "models/agent_r/start", folder / "models/agent_r/iter2")  # another model
+    agent_bench.done(folder, "agent_r.beginnings")
     assert [row for _, row in read_rows(folder / "data/agent_r/beginnings.jsonl")] == [given]
-    episodes = read_jsonl(folder / "results/agent_r/base/episodes.jsonl", Episode)
-    assert [turn.attempt.text for turn in episodes[-1].turns if turn.model == "given"] == [LOOK]
+    for row in ("base", "iter2"):
+        agent_bench.done(folder, "agent_r.evaluate", row)
+        *whole, continued = read_jsonl(folder / f"results/agent_r/{row}/episodes.jsonl", Episode)
+        assert [turn.model for turn in continued.turns] == ["given", "actor", "actor"]
+        assert continued.turns[0].attempt.text == LOOK
+        assert not any(turn.model == "given" for episode in whole for turn in episode.turns)
