@@ -73,19 +73,23 @@ def every(node: dict) -> list[dict]:
     return [node, *(below for child in node["children"] for below in every(child))]
 
 
-def test_each_node_has_the_original_s_fields_and_each_leaf_its_own_conversation() -> None:
+def depth_first(tree: Tree, index: int = 0) -> list[int]:
+    """The nodes at and below ``index``, in the order of ``every``."""
+    return [index, *(below for child in tree.nodes[index].children for below in depth_first(tree, child))]
+
+
+def test_each_node_has_the_original_s_fields_and_its_own_conversation() -> None:
     tree = grow(FAR, cfg=params(dives=4))
-    data = to_json(tree)
-    nodes = every(data)
-    assert len(nodes) == len(tree.nodes)
-    assert all(set(node) == FIELDS and node["prior"] == 1 for node in nodes)
-    assert (data["llm_response"], data["action"], data["obs"], data["recent_actions"]) == ("ROOT", "ROOT", "", [])
-    conversations = [[(m.role, m.content) for m in tree.conversation(path[-1])] for path in leaf_paths(tree)]
-    leaves = [node for node in nodes if node["is_terminal"] and not node["children"]]
-    assert [[(m["role"], m["content"]) for m in node["state"]] for node in leaves] == conversations
-    for node in leaves:
-        assert [action for action, _ in node["recent_actions"]][-1] == node["action"]
-        assert len(node["recent_actions"]) == node["depth"] == (len(node["state"]) - 4) / 2
+    nodes = every(to_json(tree))
+    assert len(nodes) == len(tree.nodes) > 10
+    assert (nodes[0]["llm_response"], nodes[0]["action"], nodes[0]["obs"]) == ("ROOT", "ROOT", "")
+    for node, index in zip(nodes, depth_first(tree), strict=True):
+        assert set(node) == FIELDS
+        assert node["prior"] == 1
+        assert node["state"] == [{"role": m.role, "content": m.content} for m in tree.conversation(index)]
+        done = [[tree.nodes[i].action, tree.nodes[i].observation] for i in tree.path(index)]
+        assert node["recent_actions"] == done
+        assert node["depth"] == len(done)
 
 
 def test_puct_value_is_the_node_s_uct_score() -> None:
