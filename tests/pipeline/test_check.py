@@ -231,7 +231,7 @@ def test_learning_rates_cause_a_warning_only_if_the_base_model_can_be_used(capsy
     set_key("base.rise", {"model": "owner/name", "revision": "abc"})  # on the hub
     check.main()
     assert capsys.readouterr().err.startswith("WARNING: base.rise.model is owner/name, but these keys still have")
-    set_key("base.rise", {"model": "./nowhere"})
+    set_key("base.rise.model", "./nowhere")
     assert ends_with(capsys) == [
         "base.rise.model: folder ./nowhere does not exist; name an existing folder, or a hub model as owner/name."
     ]
