@@ -1,5 +1,6 @@
 """Episodes of AutoExplore: states, labels, ends, costs, left-out entries and the expert."""
 
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -272,6 +273,12 @@ def test_left_out_entries_depend_only_on_seed_task_and_episode(make_env: Any) ->
     assert [make_env(leaveout_prob=0.5, seed=1).reset(0, i) for i in range(20)] != states
 
 
+def test_two_equal_tasks_leave_out_different_entries(repo: Repo, make_task: Any) -> None:
+    env = AutoExplore([make_task(HUB)] * 2, {"eventlib": repo}, leaveout_prob=0.5)
+    first, second = ([env.reset(task, episode) for episode in range(20)] for task in (0, 1))
+    assert sum(one != other for one, other in zip(first, second, strict=True)) > 10
+
+
 def test_easy_names_one_target_in_the_question(repo: Repo, make_task: Any) -> None:
     seen = [{"model_name": "m", "filename": name, "info": "positive", "trajectory": []} for name in (WIRE, "gone.py")]
     env = AutoExplore([make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, easy=True, union_targets=True)
@@ -389,7 +396,24 @@ def test_the_plan_leads_up_and_down_to_the_nearest_target() -> None:
     assert plan("", [], [], 15) == []
 
 
-def test_thoughts_use_the_word_that_question_and_file_name_share() -> None:
+def test_thoughts_use_the_word_that_question_and_name_share(
+    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
+) -> None:
+    repo = Repo.open(make_folder("r", {"core/subscribe/event_hub.py": "class Hub:\n    pass\n"}))
+    question = "Which class forwards events to subscribers?"
+    tasks = [make_task("core/subscribe/event_hub.py", question, root="r")] * 10
+    env, thoughts = AutoExplore(tasks, {"r": repo}), set()
+    for task in env.task_ids():
+        env.reset(task)
+        told = [move.thought for move in env.expert()]
+        assert [re.findall(r"\b(events|subscribers)\b", thought) for thought in told] == [
+            [], ["subscribers"], ["events"], [],
+        ]  # fmt: skip
+        thoughts.update(told)
+    assert len(thoughts) > 8  # in several wordings
+
+
+def test_the_shared_word_is_the_first_word_of_the_question_that_also_occurs_in_the_name() -> None:
     assert shared_word("Which class forwards events to subscribers?", "event_hub.py") == "events"
     assert shared_word("Where is OverridesParser?", "override_parser") == "Overrides"
     assert shared_word("Where is it?", "hub.py") == ""
