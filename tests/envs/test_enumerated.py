@@ -207,13 +207,16 @@ def test_an_action_heading_inside_a_file_does_not_split_the_state(tmp_path: Path
     assert (state.pre + state.post).startswith(STATE.partition("{task}")[0])
 
 
-def test_leaveout_prob_omits_listed_entries_in_training(tmp_path: Path) -> None:
+def test_leaveout_prob_omits_listed_entries_in_training_and_none_in_evaluation(tmp_path: Path) -> None:
     whole, part = explore(tmp_path), explore(tmp_path, leaveout_prob=0.9)
     listed = len(whole.reset(0).labels)
     assert all(len(whole.reset(0, episode).labels) == listed for episode in range(3))
     counts = [len(part.reset(0, episode).labels) for episode in range(8)]
     assert min(counts) < listed
     assert oracle_label(part) is not None
+    params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), leaveout_prob=0.9)
+    evaluation = params.make(tmp_path)
+    assert [evaluation.reset(0, episode) for episode in range(8)] == [whole.reset(0, episode) for episode in range(8)]
 
 
 def test_the_easy_and_first_step_params_are_applied(tmp_path: Path) -> None:
