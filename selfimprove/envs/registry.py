@@ -140,9 +140,12 @@ def playable(kind: type[EnvParams]) -> list[str]:
     return sorted(found, key=lambda name: (name not in named(kind), ":" in name))
 
 
-def modules_of(method: str, name: str) -> list[str]:
-    """The modules through which a method plays the environment called ``name``; [] if no environment has this name."""
-    kind = KINDS.get(method, EnvParams)
+def modules_of(method: str, name: str, *, mixed: bool = False) -> list[str]:
+    """The modules through which a method plays the environment called ``name``; [] if no environment has this name.
+
+    ``mixed``: it is part of a mixture, which plays text environments with every method.
+    """
+    kind = TextParams if mixed else KINDS.get(method, EnvParams)
     one = section_of(name, kind) if re.fullmatch(r"[\w.]+(:[\w./:-]+)?", name) else None
     if one is None:
         return []

@@ -187,9 +187,11 @@ def _played(script: Path, root: Path) -> Iterator[Path]:
         section = values.get(method) or {}
         env = section.get("env") or {}
         played = MIXTURE if isinstance(env, list) else str(env.get("name", DEFAULTS.get(method, "")))
-        for name in {played, *_texts(section)}:
-            for module in modules_of(method, name):
-                yield from _files_of(module)
+        modules = {module for name in {played, *_texts(section)} for module in modules_of(method, name)}
+        if played == MIXTURE:
+            modules.update(module for name in _texts(env) for module in modules_of(method, name, mixed=True))
+        for module in modules:
+            yield from _files_of(module)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +14,19 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.envs.interface import AgentEnv, Mixes, name_of
 from selfimprove.envs.mixture.env import INSTRUCTION, opened
-from selfimprove.envs.registry import modules_of
+from selfimprove.envs.mixture.world import MixtureParams
+from selfimprove.envs.params import EnvParams
+from selfimprove.envs.registry import INNER
 from selfimprove.envs.splits import Shared, apportioned, draw_splits
 from selfimprove.methods.agent_r.judge_prompt import task_line
 from selfimprove.methods.summary import by_environment
+from selfimprove.pipeline.closure import manifests
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from tests.envs.contract import check_acted
 from tests.support.profiles import profile
 
+ROOT = Path(__file__).resolve().parents[3]
 ENCYCLOPEDIA = {"name": "encyclopedia", "people": 60, "distractors": 0, "questions": 60}
 LIST = [{"name": "textcraft", "share": 0.75}, {**ENCYCLOPEDIA, "share": 0.25}]
 
@@ -109,8 +115,28 @@ def test_metrics_are_reported_for_each_environment() -> None:
     assert found["a"]["score"]["n"] == 3
 
 
-def test_a_stage_depends_on_the_mixture_and_on_its_environments() -> None:
-    assert modules_of("agent_r", "mixture") == ["selfimprove.envs.mixture.world"]
+def modules(env: EnvParams) -> set[str]:
+    """The modules of an environment's section, of the one that it adapts, and of its parts."""
+    inner = getattr(env, INNER, None)
+    inside = [*([inner] if inner else []), *(env.mixed() if isinstance(env, MixtureParams) else ())]
+    return {type(env).__module__}.union(*map(modules, inside))
+
+
+def test_a_stage_depends_on_the_mixture_its_environments_and_their_adapters(tmp_path: Path) -> None:
+    for tree in ("selfimprove", "stages", "requirements"):
+        (tmp_path / tree).symlink_to(ROOT / tree)
+    taxi, attempts = [{"name": "taxi"}, {"name": "textcraft"}], {"name": "gsm8k", "count": 40}
+    mixtures: dict[str, Any] = dict.fromkeys(METHOD_SCHEMAS, taxi)
+    mixtures |= {"rise": [*taxi, attempts], "spin": {"name": "mixture", "parts": taxi}}
+    (tmp_path / "params.yaml").write_text(json.dumps({method: {"env": env} for method, env in mixtures.items()}))
+    scripts = {Path(f"stages/{method}/generate.py"): method for method in mixtures}
+    for script, found in manifests(scripts, tmp_path).items():
+        named = modules(section(scripts[script], mixtures[scripts[script]]).env)
+        assert {"selfimprove.envs.mixture.world", "selfimprove.envs.taxi.world"} < named
+        files = {line.split("  ")[1] for line in found.splitlines()}
+        assert {f"{name.replace('.', '/')}.py" for name in named} <= files
+        assert {"selfimprove/envs/taxi/env.py", "selfimprove/envs/textcraft/env.py"} < files
+        assert not {"selfimprove/envs/webshop/env.py", "selfimprove/envs/alfworld/env.py"} & files
 
 
 @pytest.mark.parametrize("method", ["rise", "agent_r", "reflect_rl", "spin"])
