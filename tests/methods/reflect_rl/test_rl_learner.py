@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from dataclasses import replace
+import weakref
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.methods.reflect_rl.rl_config import CriticParams, RLParams
 from selfimprove.methods.reflect_rl.rl_critic import Critic
 from selfimprove.methods.reflect_rl.rl_group import Group
-from selfimprove.methods.reflect_rl.rl_learner import Learner
-from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory, targets
+from selfimprove.methods.reflect_rl.rl_learner import OPTIMIZER, WEIGHTS, Learner
+from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory, targets
 from selfimprove.methods.reflect_rl.rl_policy import Policy, weights_hash
 from tests.methods.reflect_rl.test_rl_policy import CONTEXT, IDS, decisions, logprobs
 
@@ -201,11 +203,25 @@ def test_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
     assert weights_hash(policy.model) == weights_hash(other.model)
 
 
-def test_without_a_critic_there_is_no_critic_loss_and_no_episode_is_kept(tiny: Path, tmp_path: Path) -> None:
+class Watched(Decision):
+    """A decision that weak references can refer to."""
+
+
+def test_without_a_critic_there_is_no_critic_loss_and_no_decision_is_kept_after_its_update(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """The original keeps them forever, even without a critic."""
     learner, policy = make(tiny)
-    learner.train(episodes(policy, [3]), iteration=0, fresh=True)
+    (episode,) = episodes(policy, [3])
+    watched = [Watched(**asdict(one)) for one in episode.decisions]
+    left = [weakref.ref(one) for one in watched]
+    learner.train([replace(episode, decisions=watched)], iteration=0, fresh=True)
+    del watched
+    gc.collect()
+    assert [one() for one in left] == [None] * 3
     assert learner.end_iteration() is None
-    assert learner.save(tmp_path)["waiting"] == []
+    learner.save(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {WEIGHTS, OPTIMIZER}
 
 
 def test_a_non_finite_loss_or_gradient_is_refused_and_the_weights_are_unchanged(tiny: Path) -> None:
