@@ -242,23 +242,26 @@ def test_a_policy_with_non_finite_weights_is_refused(tiny: Path) -> None:
         learner.check_weights()
 
 
+@pytest.mark.parametrize("calls", [3, 4], ids=["within an update", "between updates"])
 @pytest.mark.parametrize("critic", [None, {"kind": "mlp", "every": 3, "shared": True}])
 def test_a_learner_restored_from_a_checkpoint_continues_bit_identically(
-    tiny: Path, tmp_path: Path, critic: object
+    tiny: Path, tmp_path: Path, critic: object, calls: int
 ) -> None:
+    """Two calls form an update, so the third waits for the next one. The critic is trained after three updates."""
     learner, policy = make(tiny, critic=critic, gradient_accumulation_steps=2)
     played = episodes(policy, [2, 3, 1])
-    for number in range(3):  # the third call waits for the next one
-        learner.train(played[: number + 1], iteration=number, fresh=True)
+    for number in range(calls):
+        learner.train(played[: number + 1], iteration=number, fresh=number % 2 == 1)
         learner.end_iteration()
-    learner.train(played[:1], iteration=2, fresh=True)
-    learner.end_iteration()
     rest = learner.save(tmp_path)
+    assert rest["waiting"] == ([(episode, False) for episode in played] if calls == 3 else [])
     other, twin = make(tiny, critic=critic, gradient_accumulation_steps=2)
     other.load(tmp_path, rest)
-    ends = []
-    for one in (learner, other):
-        losses = one.train(played, iteration=5, fresh=True), one.end_iteration()
-        ends.append((*losses, one.train(played, iteration=6, fresh=False)))
+    ends: list[list[float | None]] = [[], []]
+    for one, losses in zip((learner, other), ends, strict=True):
+        for number in range(6 - calls):  # up to and including the third update
+            losses += one.train(played, iteration=5, fresh=number != 1), one.end_iteration()
     assert ends[0] == ends[1]
+    assert (ends[0][-1] is not None) == (critic is not None)
+    assert other.tokens == learner.tokens
     assert weights_hash(policy.model) == weights_hash(twin.model)
