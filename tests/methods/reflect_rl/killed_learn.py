@@ -46,29 +46,30 @@ def _run_or_die(run: dict[str, Any], steps: Path, learn: Any, rl_run: Any) -> No
     from tests.methods.reflect_rl.test_learn import make_job
 
     caller = os.getpid()
+    step, seal = rl_run.Run._save_if_due, rl_run.seal
 
     def die() -> None:
         os.kill(caller, signal.SIGKILL)
         time.sleep(ORPHAN_SECONDS)  # only reached in a fork of the caller, which must end on its own
 
-    def progress(done: int, *_: Any) -> None:
-        with steps.open("a") as file:
-            file.write(f"{done}\n")
-        if done == run.get("kill_at_step"):
-            die()
-
-    seal = rl_run.seal
+    def dying_step(self: Any, log: Any) -> None:
+        if self._group.first:  # the other processes wait for this one in the next line
+            with steps.open("a") as file:
+                file.write(f"{self._done}\n")
+            if self._done == run.get("kill_at_step"):
+                die()
+        step(self, log)
 
     def dying_seal(folder: Path) -> None:
         if folder.name == f"checkpoint-{run.get('kill_at_seal')}":
             die()
         seal(folder)
 
-    rl_run.seal = dying_seal
+    rl_run.Run._save_if_due, rl_run.seal = dying_step, dying_seal
     code = 1
     try:
         params = RLParams.model_validate(run["params"], strict=False)
-        report = learn.learn(make_job(Path(run["model"]), Path(run["out"]), params, reflector=True), progress)
+        report = learn.learn(make_job(Path(run["model"]), Path(run["out"]), params, reflector=True))
         times = {"seconds", "play_seconds", "generated_tokens", "resumed_at"}
         (Path(run["out"]) / "report.json").write_text(report.model_dump_json(exclude=times))
         code = 0

@@ -283,26 +283,35 @@ def go(place: Path, runs: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def test_a_run_that_is_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    """The run with a token budget ends by it, after iteration 5; the tokens before its death count."""
+    budget = learn(make_job(folder, tmp_path / "four", params(max_steps=4), reflector=True)).real_tokens + 1
     kinds: dict[str, dict[str, Any]] = {
         "pg": {**PARAMS, "gradient_accumulation_steps": 3, "curriculum": True},
         "ppo": {**PARAMS, "algorithm": "ppo", "critic": {"kind": "mlp", "every": 4, "shared": True}},
         "fork": {**PARAMS, "critic": {"every": 3}, "launcher": {"kind": "fork", "processes": 2}},
+        "budget": {**PARAMS, "max_train_tokens": budget},
     }
-    runs: list[Any] = []
-    kills: Any = ({"kill_at_step": 1}, {"kill_at_seal": 2}, {"kill_at_step": 5}, {"kill_at_step": 6}, {})
+    killed: list[tuple[dict[str, int], range]] = [
+        ({"kill_at_step": 1}, range(1, 2)),
+        ({"kill_at_seal": 2}, range(1, 3)),
+        ({"kill_at_step": 5}, range(1, 6)),  # checkpoint 2 was never sealed, so this run starts over
+        ({"kill_at_step": 6}, range(5, 7)),  # from checkpoint 4
+        ({}, range(5, 7)),
+    ]
+    runs: list[dict[str, Any]] = []
+    expected: list[list[Any]] = []
     for kind, settings in kinds.items():
-        for name, deaths in (("whole", ({},)), ("killed", kills)):
-            place = tmp_path / f"{kind}-{name}"
-            runs += [{"model": str(folder), "out": str(place), "params": settings, **death} for death in deaths]  # type: ignore[var-annotated]
-    results = go(tmp_path, runs)
-    assert [(killed, code) for killed, code, _ in results] == [(0, 0), *[(9, None)] * 4, (0, 0)] * 3
-    # Checkpoint 2 was never sealed, so the next run starts over; later runs resume from checkpoint 4, which is whole.
-    for start in (0, 6):
-        assert [steps[:1] for _, _, steps in results[start : start + 6]] == [[1], [1], [1], [1], [5], [5]]
+        lives = killed if kind != "budget" else [({"kill_at_step": 3}, range(1, 4)), ({}, range(3, 6))]
+        for name, each in (("whole", [({}, range(1, lives[-1][1].stop))]), ("killed", lives)):
+            for death, steps in each:
+                place = tmp_path / f"{kind}-{name}"
+                runs.append({"model": str(folder), "out": str(place), "params": settings, **death})
+                expected.append([9, None, list(steps)] if death else [0, 0, list(steps)])
+    assert go(tmp_path, runs) == expected
     for kind in kinds:
-        whole, killed = files(tmp_path / f"{kind}-whole"), files(tmp_path / f"{kind}-killed")
+        whole, resumed = files(tmp_path / f"{kind}-whole"), files(tmp_path / f"{kind}-killed")
         assert whole.keys() >= {"model.safetensors", "log.jsonl", "report.json"}
-        assert whole == killed
+        assert whole == resumed
 
 
 @pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}], ids=["single", "fork"])

@@ -213,7 +213,7 @@ def test_without_a_critic_there_is_no_critic_loss_and_no_decision_is_kept_after_
     """The original keeps them forever, even without a critic."""
     learner, policy = make(tiny)
     (episode,) = episodes(policy, [3])
-    watched = [Watched(**asdict(one)) for one in episode.decisions]
+    watched: list[Decision] = [Watched(**asdict(one)) for one in episode.decisions]
     left = [weakref.ref(one) for one in watched]
     learner.train([replace(episode, decisions=watched)], iteration=0, fresh=True)
     del watched
