@@ -69,7 +69,23 @@ class Counting(Environment):
         )
 
 
-app = create_app(Counting, Word, Place, max_concurrent_envs=MOST)
+game = create_app(Counting, Word, Place, max_concurrent_envs=MOST)
+connections = {"open": 0, "most": 0}
+
+
+@game.get("/connections")
+async def connected():
+    return connections
+
+
+async def app(scope, receive, send):
+    session = scope["type"] == "websocket"
+    connections["open"] += session
+    connections["most"] = max(connections.values())
+    try:
+        await game(scope, receive, send)
+    finally:
+        connections["open"] -= session
 """
 SESSIONS = 100
 KEYS = {"action": "word", "field": "text", "listed": "legal", "tasks": 60}
@@ -121,17 +137,18 @@ def test_the_game_satisfies_the_environment_contract(name: str) -> None:
     check_acted(made.make(), made.make(), [0, 7, 30], actions=60)
 
 
-def test_300_concurrent_episodes_share_the_sessions_of_a_server(name: str) -> None:
-    made = section(name, server_concurrency=SESSIONS - 40)  # environments of other tests hold some
-
-    async def play() -> list[list[Any]]:
+def test_300_concurrent_episodes_share_the_60_sessions_of_a_server(tmp_path: Path) -> None:
+    async def play(made: OpenEnvParams) -> list[list[Any]]:
         world = made.world()
         try:
             return await asyncio.gather(*(walk(world, i % 40 + 20, "add one", "double", "triple") for i in range(300)))
         finally:
             await world.close()
 
-    told = asyncio.run(play())
+    with served(tmp_path, sessions=60) as name:
+        told = asyncio.run(play(section(name, server_concurrency=60)))
+        seen = httpx.get(f"{name.partition(':')[2]}/connections", trust_env=False).json()
+    assert seen["most"] == 60, "connections that a full server refuses count, too"
     assert [one[3][0] for one in told] == [f"The goal is {i % 40 + 22}. You are at 6." for i in range(300)]
 
 
