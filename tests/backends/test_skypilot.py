@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "cluster/skypilot.yaml"
@@ -57,3 +60,23 @@ def test_its_commands_are_valid_shell_and_use_existing_make_targets(sky: Any) ->
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
         assert set(re.findall(r"make ([a-z]+)", script)) <= targets
     assert set(re.findall(r"make ([a-z]+)", task.run)) == {"use", "fetch", "repro", "publish"}
+
+
+def sky_launch(page: str) -> list[str]:
+    """The words of the command on a page, whose lines may begin with ``#``."""
+    found = re.search(r"sky launch (.*\\\n)*.*", re.sub(r"(?m)^# *", "", page))
+    assert found is not None
+    return shlex.split(found[0].replace("\\\n", ""))
+
+
+def test_the_documented_command_uses_this_file_its_variables_and_its_secrets() -> None:
+    text, documented = FILE.read_text(encoding="utf-8"), (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    words, task = sky_launch(documented), yaml.safe_load(text)
+    assert words == sky_launch(text)
+    assert str(FILE.relative_to(ROOT)) in words
+    variables = dict(word.split("=") for option, word in pairwise(words) if option == "--env")
+    assert variables.keys() == task["envs"].keys()
+    assert (ROOT / f"profiles/{variables['PROFILE']}.yaml").is_file()
+    assert (ROOT / f"stages/{variables['METHOD']}").is_dir()
+    secrets = {word for option, word in pairwise(words) if option == "--secret"}
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= secrets <= task["secrets"].keys()
