@@ -19,7 +19,7 @@ from zlib import crc32
 
 import pytest
 
-from selfimprove.core.records import Pair, read_jsonl
+from selfimprove.core.records import Example, Pair, read_jsonl
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
@@ -76,6 +76,7 @@ RISE_SFT, AGENT_R_SFT = sft("rise"), sft("agent_r")
 SELF_PLAY = Case("spin", "generate", "iter0", ("data/spin/iter0", "results/spin/iter0"))
 SPIN = Case("spin", "finetune", "iter0", journals="opponent/*/*.jsonl", told=1)
 ASK, TEACH = Case("reflect_rl", "data"), Case("reflect_rl", "generate", outputs=("data/reflect_rl/trajectories.jsonl",))
+CONVERT = Case("reflect_rl", "convert", outputs=("data/reflect_rl/base/train", "data/reflect_rl/texts.jsonl"))
 PLAY = Case("reflect_rl", "evaluate", "policy")
 RL = Case("reflect_rl", "reinforce", "reflect_rl", saves_first=True)
 JOURNALED = [COLLECT, SEARCH, JUDGE, SELF_PLAY, SPIN, ASK, TEACH, PLAY]
@@ -282,9 +283,18 @@ def test_a_teachers_questions_become_tasks_and_are_counted(runner: Runner) -> No
     assert (row["name"], row["files"]) == ("eventlib", 6)
 
 
-def test_trajectories_contain_the_reflections_of_a_chat_teacher(rows: Callable[..., list[Any]]) -> None:
+def test_trajectories_and_training_data_contain_the_reflections_of_a_chat_teacher(
+    runner: Runner, rows: Callable[..., list[Any]]
+) -> None:
     made = rows(TEACH, "data/reflect_rl/trajectories.jsonl", TeacherTrajectory)
     assert [one.info for one in made] == ["positive"] * 4 + ["negative0"] * 3
     assert {one.teacher for one in made} == {"m"}
     assert all(one.steps for one in made)
     assert all("walls" in step.reflection for one in made for step in one.steps)
+    folder = runner.folder(CONVERT)
+    trajectories = "data/reflect_rl/trajectories.jsonl"
+    (folder / trajectories).write_bytes(runner.whole(TEACH).files[trajectories])
+    runner.run(CONVERT, folder)
+    examples = list(read_jsonl(folder / "data/reflect_rl/base/train/sft_reflection.jsonl", Example))
+    learned = [step.reflection for one in made if one.status == "solved" for step in one.steps if step.learn]
+    assert [example.messages[-1].content for example in examples] == learned != []
