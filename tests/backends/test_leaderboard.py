@@ -119,6 +119,25 @@ def test_finished_tasks_are_evaluated_again_only_with_other_settings(
     assert part.tasks["local_choice"].n == 5
 
 
+def test_tasks_are_evaluated_again_after_the_weights_in_the_folder_have_changed(
+    local: harness.LoadedTasks, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def results_with(seed: int) -> Results:
+        folder = make_tiny_model(tmp_path / "tiny", hidden=32, context=2048, seed=seed)
+        return evaluate(folder, LOCAL[:1], local, tmp_path / "results", say=said.append, limit=2)
+
+    first, repeated, changed = results_with(0), results_with(0), results_with(1)
+    [path] = (tmp_path / "results").glob("*.json")
+    assert repeated == first
+    assert said[1] == f"local_choice: already in {path}"
+    assert changed.settings == first.settings
+    assert changed.key != first.key
+    assert re.fullmatch(r"local_choice: [\d.]+ \(n = 2\)", said[2])
+    assert results.read(path) == changed
+
+
 class Solver:
     """Replaces the model and gives the right answers."""
 
