@@ -21,6 +21,7 @@ from selfimprove.engines.openai import OpenAiEngine
 from selfimprove.engines.vllm.engine import VllmEngine
 from tests.backends.vllm_asking import CONTEXT, FEEDBACK, QUESTION, Reference, ask, build, check_logprobs, run, together
 from tests.backends.vllm_server import KEY, Server, starting
+from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
@@ -196,7 +197,9 @@ def test_two_engines_in_one_process_do_not_affect_each_other(engine: VllmEngine,
 def test_a_folder_that_vllm_cannot_load_is_reported_in_one_sentence(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "broken")
     (folder / "config.json").write_text('{"model_type": "no such thing"}', encoding="utf-8")
-    with pytest.raises(UserError, match="broken"):
+    with refused_with(
+        r"^engine vllm cannot load \S+broken \(.+\); fix the param model or context, or free some memory"
+    ):
         build(folder)
 
 

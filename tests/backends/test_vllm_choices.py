@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.vllm.engine import IDS_AT_ONCE, VllmEngine
 from tests.backends.vllm_asking import CONTEXT, QUESTION, ask, run, together
+from tests.support.sentences import refused_with
 
 pytestmark = pytest.mark.backend
 
@@ -111,5 +111,5 @@ def test_an_invalid_choice_fails_without_affecting_others(engine: VllmEngine) ->
 
 
 def test_a_choice_from_the_whole_vocabulary_is_refused_in_one_sentence(engine: VllmEngine) -> None:
-    with pytest.raises(UserError, match="whole vocabulary; limit the choice to labels"):
+    with refused_with("whole vocabulary; limit the choice to labels"):
         together(engine, decision("free", allowed=None))

@@ -8,10 +8,10 @@ import pytest
 
 from selfimprove.apps.page.provenance import facts
 from selfimprove.apps.page.run import Run
-from selfimprove.core.errors import UserError
 from selfimprove.core.git import ABSENT, git
 from selfimprove.models.card import _commit
 from selfimprove.pipeline import profiles, sweep
+from tests.support.sentences import refused_with
 
 
 @pytest.fixture
@@ -30,5 +30,5 @@ def test_code_that_only_reports_the_commit_works_without_git(without_git: Path) 
 
 
 def test_a_sweep_without_git_is_refused_in_one_sentence(without_git: Path) -> None:
-    with pytest.raises(UserError, match=r"^git is not installed; install it: each point of a sweep runs in a clone"):
+    with refused_with(r"^git is not installed; install it: each point of a sweep runs in a clone"):
         sweep._state("spin")

@@ -27,6 +27,7 @@ from selfimprove.models.merging import full_weights
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.launch import finetune
 from selfimprove.training.loading import load_model
+from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,19 +160,17 @@ def test_merging_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_base_that_is_missing_or_has_changed_is_refused_with_the_remedy(own: Path) -> None:
     os.rename(own / "iter1", own / "elsewhere")
-    with pytest.raises(
-        UserError, match=r"iter2 is an adapter of iter1, which is missing; get it with `dvc pull iter1`"
-    ):
+    with refused_with(r"iter2 is an adapter of iter1, which is missing; get it with `dvc pull iter1`"):
         full_weights(own / "iter2")
     os.rename(own / "elsewhere", own / "iter1")
     base = own / "base" / "model.safetensors"
     content = bytearray(base.read_bytes())
     content[-1] ^= 1
     base.write_bytes(content)
-    with pytest.raises(UserError, match=r"iter1 is an adapter of base, whose weights have changed since; run `dvc"):
+    with refused_with(r"iter1 is an adapter of base, whose weights have changed since; run `dvc"):
         full_weights(own / "iter2")
     (own / "iter2" / "adapter_base.json").write_text('{"base": "/etc", "dtype": "float32", "weights": ""}')
-    with pytest.raises(UserError, match=r"adapter_base.json cannot be used .*relative path"):
+    with refused_with(r"adapter_base.json cannot be used .*relative path"):
         full_weights(own / "iter2")
 
 
@@ -192,7 +191,7 @@ def test_with_zero_epochs_an_adapter_row_is_passed_on_unchanged(own: Path) -> No
 
 def test_lora_targets_that_the_model_does_not_have_are_refused(world: Path) -> None:
     params = FinetuneParams(lora=LoraConfig(targets=["q_prox"]))
-    with pytest.raises(UserError, match=r"train.lora.targets: \['q_prox'\] do not fit .*; name linear layers"):
+    with refused_with(r"train.lora.targets: \['q_prox'\] do not fit .*; name linear layers"):
         load_model(world / "models/base", params, seed=1)
 
 

@@ -13,6 +13,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.models.base import BaseParams
 from selfimprove.models.base_adapter import with_full_weights
 from tests.pipeline.workbench import Workbench
+from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
 COMMIT = "1" * 40
@@ -99,30 +100,30 @@ def test_a_base_on_the_hub_must_be_pinned_to_a_commit(adapter: Path, tmp_path: P
 
 def test_a_folder_that_cannot_be_merged_is_refused_with_the_reason(base: Path, adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "full"
-    with pytest.raises(UserError, match=r"contains no adapter \(no adapter_config.json\); remove adapter_of"):
+    with refused_with(r"contains no adapter \(no adapter_config.json\); remove adapter_of"):
         merged(base, out, str(base))
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copyfile(adapter / "adapter_model.safetensors", alone / "adapter_model.safetensors")
-    with pytest.raises(UserError, match=r"adapter_model.safetensors without adapter_config.json"):
+    with refused_with(r"adapter_model.safetensors without adapter_config.json"):
         merged(alone, out)
-    with pytest.raises(UserError, match=r"is an adapter of .*, which is itself an adapter"):
+    with refused_with(r"is an adapter of .*, which is itself an adapter"):
         merged(adapter, out, str(adapter))
     change(adapter, target_modules=["q_proj"])
-    with pytest.raises(UserError, match=r"does not fit .*4 tensors that the model does not, such as .*v_proj"):
+    with refused_with(r"does not fit .*4 tensors that the model does not, such as .*v_proj"):
         merged(adapter, out)
     change(adapter, target_modules=["q_proj", "k_proj", "v_proj"])
-    with pytest.raises(UserError, match=r"does not fit .*lacks 4 tensors, such as .*k_proj"):
+    with refused_with(r"does not fit .*lacks 4 tensors, such as .*k_proj"):
         merged(adapter, out)
     change(adapter, peft_type="PREFIX_TUNING")
-    with pytest.raises(UserError, match=r"an adapter of type 'PREFIX_TUNING', but only LoRA"):
+    with refused_with(r"an adapter of type 'PREFIX_TUNING', but only LoRA"):
         merged(adapter, out)
     shutil.copyfile(base / "model.safetensors", adapter / "model.safetensors")
-    with pytest.raises(UserError, match=r"contains both a model \(model.safetensors\) and an adapter"):
+    with refused_with(r"contains both a model \(model.safetensors\) and an adapter"):
         merged(adapter, out)
     (adapter / "model.safetensors").unlink()
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    with pytest.raises(UserError, match=r"contains no adapter_model.safetensors; convert"):
+    with refused_with(r"contains no adapter_model.safetensors; convert"):
         merged(adapter, out)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.core.errors import UserError
 from selfimprove.pipeline import kernels
 from tests.pipeline.workbench import copy_code
 from tests.support.portable_bits import EXPECTED
 from tests.support.repo_copy import ROOT
+from tests.support.sentences import refused_with
 
 PROBE = """
 import os, sys
@@ -73,5 +73,5 @@ def test_a_processor_without_avx2_is_refused_for_portable_kernels_in_one_sentenc
     (tmp_path / "cpuinfo").write_text("flags\t: fpu sse2 avx\n")
     monkeypatch.setattr(kernels, "CPU", tmp_path / "cpuinfo")
     kernels.check("native")
-    with pytest.raises(UserError, match=r"run\.kernels: portable needs an x86-64 processor with AVX2.*; set native"):
+    with refused_with(r"run\.kernels: portable needs an x86-64 processor with AVX2.*; set native"):
         kernels.check("portable")

@@ -41,6 +41,7 @@ from selfimprove.training.report import TrainReport
 from selfimprove.training.trainer import WeightedTrainer
 from selfimprove.training.zero import zero_config
 from tests.support.repo_copy import ROOT
+from tests.support.sentences import refused_with
 
 Maker = Callable[..., list[Example]]
 
@@ -140,9 +141,8 @@ def test_two_processes_give_the_losses_and_weights_of_one(
 def test_a_worker_s_error_message_reaches_the_user(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     launcher = {"kind": "torchrun", "processes": 1}
     cfg = params(**launcher).model_copy(update={"tf32": True})
-    with pytest.raises(UserError, match=r"torchrun: the training processes failed with exit code .*tf32") as error:
+    with refused_with(r"torchrun: the training processes failed with exit code .*tf32"):
         run(tiny, dialogues(4), tmp_path, cfg)
-    assert "Traceback" not in str(error.value)
     assert not (tmp_path / "model").exists()
 
 
@@ -201,9 +201,9 @@ def test_a_process_with_running_torch_threads_can_fork_processes_with_threads(
 
 
 def test_fork_is_refused_on_gpus_and_over_nodes() -> None:
-    with pytest.raises(UserError, match=r"rise.*launcher kind 'fork' works only with device: cpu; use torchrun"):
+    with refused_with(r"rise.*launcher kind 'fork' works only with device: cpu; use torchrun"):
         load_section({"rise": {"device": "cuda", "launcher": FORK}}, "rise", FinetuneParams, "params.yaml")
-    with pytest.raises(UserError, match="kind 'fork' supports only one node"):
+    with refused_with("kind 'fork' supports only one node"):
         load_section(
             {"rise": {"launcher": {**FORK, "nodes": 2, "rendezvous": "n0:1"}}}, "rise", FinetuneParams, "params.yaml"
         )
@@ -321,7 +321,7 @@ def test_settings_that_this_machine_does_not_support_are_refused(settings: dict,
     if settings.get("device") == "cuda" and torch.cuda.is_available():
         settings = {"tf32": True}  # this machine has a GPU: test the other refusal
         said = "only GPUs support it"
-    with pytest.raises(UserError, match=said):
+    with refused_with(said):
         check_hardware(FinetuneParams(**settings))
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import ClusterParams
 from selfimprove.training import slurm_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.processes import NodesRun
 from tests.support.nodes_trainer import Training
 from tests.support.repo_copy import ROOT
+from tests.support.sentences import refused_with
 
 SRUN = ROOT / "tests/support/srun"
 STEPS = 10
@@ -74,7 +74,5 @@ def test_without_a_slurm_job_with_enough_nodes_training_is_refused(
         monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
         if allotted:
             monkeypatch.setenv("SLURM_JOB_NUM_NODES", allotted)
-        with pytest.raises(
-            UserError, match=rf"at least 3 nodes and srun, but {words}; run `CLUSTER=slurm sbatch --nodes=3 "
-        ):
+        with refused_with(rf"at least 3 nodes and srun, but {words}; run `CLUSTER=slurm sbatch --nodes=3 "):
             slurm_nodes.attempt(ClusterParams(kind="slurm"), NodesRun(cfg, tmp_path / "job.json", {}, None, 1))

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import selfimprove.envs.alfworld.kitchen as module
-from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.kitchen import Kitchen, KitchenSnapshot
 from selfimprove.envs.alfworld.kitchen_expert import plan
 from selfimprove.envs.alfworld.kitchen_games import KitchenGame, make_game
@@ -15,6 +14,7 @@ from selfimprove.envs.alfworld.kitchen_rules import MIDDLE, command, deeds, do, 
 from selfimprove.envs.alfworld.kitchen_things import LAMP
 from selfimprove.envs.listed import action_list, state_text
 from tests.envs.alfworld.kitchen_rooms import ROOM, follow, game
+from tests.support.sentences import refused_with
 
 
 def answers(played: KitchenGame, *commands: str) -> list[str]:
@@ -254,16 +254,16 @@ def test_the_first_scene_is_in_the_middle_of_the_room() -> None:
     ],
 )
 def test_bad_arguments_are_reported_in_one_clear_sentence(arguments: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+    with refused_with(sentence):
         Kitchen(**arguments)
 
 
 @pytest.mark.parametrize("task", [-1, 6600, 1])
 def test_an_unknown_game_is_reported_in_one_clear_sentence(task: int) -> None:
-    with pytest.raises(UserError, match=rf"no game {task} of heat; see task_ids\(\)"):
+    with refused_with(rf"no game {task} of heat; see task_ids\(\)"):
         Kitchen(kinds=["heat"]).reset(task)
 
 
 def test_an_unknown_split_is_reported_in_one_clear_sentence() -> None:
-    with pytest.raises(UserError, match="no split 'test'; choose train or valid"):
+    with refused_with("no split 'test'; choose train or valid"):
         Kitchen().task_ids("test")  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from selfimprove.envs.sciworld.games import (
 )
 from selfimprove.envs.sciworld.jvm import JvmPool
 from selfimprove.envs.sciworld.world import SciWorldParams
+from tests.support.sentences import refused_with
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data") / "sciworld"
@@ -263,18 +264,18 @@ def test_without_java_an_error_in_one_sentence_names_what_to_install(
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="x"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(UserError, match=r"no java on the PATH: install Java 8 or newer"):
+    with refused_with(r"no java on the PATH: install Java 8 or newer"):
         SciWorldParams(jvms=1).world()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="no java in JAVA_HOME"):
+    with refused_with("no java in JAVA_HOME"):
         SciWorldParams(jvms=1).world()
 
 
 def test_without_the_packages_an_error_in_one_sentence_names_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="'make env-sciworld'"):
+    with refused_with("'make env-sciworld'"):
         SciWorldParams(jvms=1).world()
     env = SciWorld(JvmPool(1))
     assert len(env.task_ids()) == 4639  # splits can be drawn without Java
-    with pytest.raises(UserError, match="scienceworld and py4j not found"):
+    with refused_with("scienceworld and py4j not found"):
         env.reset(0)

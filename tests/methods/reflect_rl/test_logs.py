@@ -23,6 +23,7 @@ from selfimprove.methods.reflect_rl.logs import (
     smoothed,
     stitch,
 )
+from tests.support.sentences import refused_with
 
 MAYBE = st.one_of(st.none(), st.floats(-10, 10))
 
@@ -125,16 +126,16 @@ def test_each_iteration_of_the_original_is_one_point_and_later_checkpoints_take_
 
 
 def test_invalid_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no checkpoint-K"):
+    with refused_with("has no checkpoint-K"):
         read_original(tmp_path)
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, load_dir="results/001_rl_finetune/checkpoint-2")
-    with pytest.raises(UserError, match="cycle"):
+    with refused_with("cycle"):
         read_original(run)
     run = original(tmp_path / "002_rl_finetune", 2, 1.0, 2, load_dir="somewhere")
-    with pytest.raises(UserError, match="load_dir 'somewhere' is not a checkpoint-K folder"):
+    with refused_with("load_dir 'somewhere' is not a checkpoint-K folder"):
         read_original(run)
     run = original(tmp_path / "003_rl_finetune", 2, 1.0, 2, load_dir="results/000_gone/checkpoint-2")
-    with pytest.raises(UserError, match=r"003_rl_finetune/setting\.yml: load_dir .*000_gone.* does not exist"):
+    with refused_with(r"003_rl_finetune/setting\.yml: load_dir .*000_gone.* does not exist"):
         read_original(run)
 
 
@@ -151,5 +152,5 @@ def test_an_accumulation_that_is_not_a_positive_integer_is_refused(tmp_path: Pat
 def test_invalid_rows_of_a_log_are_refused_in_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
     row = {"iter": 0, "loss": [0.5, None], "cost": 1.0, "succ": 0.5} | fields if fields else {"iter": 1}
     (tmp_path / "logs.json").write_text(json.dumps([row]))
-    with pytest.raises(UserError, match=r"logs\.json: not a list of iterations"):
+    with refused_with(r"logs\.json: not a list of iterations"):
         original_points(tmp_path / "logs.json")

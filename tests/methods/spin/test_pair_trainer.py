@@ -28,6 +28,7 @@ from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan
 from selfimprove.training.report import PairReport
+from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
 Maker = Callable[..., list[Pair]]
@@ -331,12 +332,12 @@ def test_max_train_tokens_overrides_epochs_and_zero_epochs_copy_the_model(
 
 
 def test_bad_input_is_reported_in_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no pairs remain to train on \(4 longer than max_length 20, 0 with nothing"):
+    with refused_with(r"no pairs remain to train on \(4 longer than max_length 20, 0 with nothing"):
         run(tiny, duels(4), tmp_path, params(max_length=20))
-    with pytest.raises(UserError, match="contains no model"):
+    with refused_with("contains no model"):
         run(tmp_path / "nowhere", duels(4), tmp_path, params())
     foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
-    with pytest.raises(UserError, match="token ids from 100000 to 100000, and the model's are 0 to 319"):
+    with refused_with("token ids from 100000 to 100000, and the model's are 0 to 319"):
         run(tiny, [duels(1)[0].model_copy(update={"generated": [foreign]})], tmp_path, params())
     assert not (tmp_path / "model").exists()
 

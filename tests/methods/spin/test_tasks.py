@@ -25,6 +25,7 @@ from selfimprove.methods.spin.tasks import (
     tool_modules,
 )
 from tests.methods.spin.episodes import EXPERT, QUESTION
+from tests.support.sentences import refused_with
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
@@ -84,7 +85,7 @@ def test_examples_train_only_policy_messages_and_texts_have_the_fixed_pieces_as_
 
 def test_requesting_more_questions_than_the_encyclopedia_has_is_refused() -> None:
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
-    with pytest.raises(UserError, match="raise people or request fewer"):
+    with refused_with("raise people or request fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
