@@ -9,7 +9,7 @@ import pytest
 from inspect_ai.log import read_eval_log
 
 from selfimprove.apps.page.inspect_log import main
-from selfimprove.core.errors import UserError
+from tests.support.sentences import refused_with
 
 pytestmark = pytest.mark.backend
 
@@ -24,7 +24,7 @@ EPISODE = {
 
 
 def test_a_folder_without_episodes_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="contains no evaluated episodes; run `make repro` first"):
+    with refused_with("contains no evaluated episodes; run `make repro` first"):
         main(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
