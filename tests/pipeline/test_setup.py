@@ -29,6 +29,9 @@ echo "$(basename "$0") $*" >> {log}
 [[ "$(basename "$0") $1" != "python -c" ]]
 """
 
+OUTER = {"ACCELERATOR", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+"""Variables that a `make test` around the tests passes on."""
+
 
 class Machine:
     """A machine without an environment; ``make`` returns the arguments that pip received."""
@@ -45,7 +48,7 @@ class Machine:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         self.log.write_text("")
         command = ["make", "--no-print-directory", f"PYTHON={self.python}", f"VENV={self.venv}", *words]
-        environment = {name: value for name, value in os.environ.items() if name not in ("ACCELERATOR", "MAKEFLAGS")}
+        environment = {name: value for name, value in os.environ.items() if name not in OUTER}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
 
     def make(self, *words: str) -> list[str]:
@@ -191,7 +194,7 @@ def test_make_dag_checks_the_params_before_dvc_reads_them() -> None:
 def test_an_invalid_option_of_make_soak_gives_a_one_line_error_and_exit_code_2(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["make", "-n", "soak", f"{option.upper()}=x'y"]
+    command = ["make", "--no-print-directory", "-n", "soak", f"{option.upper()}=x'y"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     words = shlex.split(done.stdout.splitlines()[-1])
     words = words[words.index("tests.soak") :]
