@@ -1,7 +1,7 @@
 # make            list all targets
 # make demo       set up, then run a small demo with a plot, in a minute
 # make repro      set up, then run every method end to end and print the results tables
-# make test       set up, then run all light tests
+# make test       set up, then run the light tests
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -50,7 +50,7 @@ quoted = '$(subst ','\'',$(1))'
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error PROFILE has no effect here; run `make use PROFILE=$(PROFILE)`, which writes the profile into params.yaml, then run this without PROFILE),true)
 
 .PHONY: check verify claims soak
-.PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp sweep compare report page watch serve play push bench docs dag clean-scratch lock
+.PHONY: help setup demo pretrain repro test test-fast test-slow lint use plan rehearse exp sweep compare report page watch serve play push bench docs dag clean-scratch lock
 
 help: ## list all targets
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -139,9 +139,14 @@ dag: $(READY) ## list a method's stages in order, with their dependencies (METHO
 	@python -m selfimprove.pipeline.check params
 	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))
 
-test: $(READY) ## run lint, type checks and all light tests
+PYTEST := OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends
+
+test: $(READY) ## run lint, type checks and the light tests, in ten minutes on two cores
 	@$(MAKE) --no-print-directory lint
-	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends $(ARGS) tests
+	@$(PYTEST) -m "not slow" $(ARGS) tests
+
+test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (twenty minutes on two cores)
+	@$(PYTEST) -m slow $(ARGS) tests
 
 # The tests that most changes break first; none of them trains a model. ARGS=tests/methods/spin adds a folder.
 FAST := tests/methods/rise tests/envs/qa/tools tests/apps/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\

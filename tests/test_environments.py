@@ -125,6 +125,7 @@ def test_the_from_scratch_example_fulfils_the_contract_of_every_environment() ->
     check_acted(jugs(), jugs(), range(0, 90, 15))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_on_the_from_scratch_example_up_to_its_report(
     forks: Forks, tmp_path: Path, method: str
@@ -173,6 +174,7 @@ def stage(forks: Forks, root: Path, name: str) -> None:
     assert ran.code == 0, ran.stderr
 
 
+@pytest.mark.slow
 def test_reflect_rl_generates_and_converts_trajectories_of_a_custom_environment(forks: Forks, root: Path) -> None:
     _, _, _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
@@ -193,6 +195,7 @@ def test_reflect_rl_generates_and_converts_trajectories_of_a_custom_environment(
     assert {one["status"] for one in lost if one["info"] == "positive"} == {"unsolved"}
 
 
+@pytest.mark.slow
 def test_agent_r_searches_a_custom_environment_and_trains_on_its_trees(root: Path) -> None:
     _, _, _, _, acted, _, _ = blocks("yaml")
     deep = {"generate": {"max_depth": 16, "dives": 16}}  # the goals of these tasks are a dozen actions away

@@ -259,6 +259,7 @@ def test_portable_kernels_are_set_in_the_params_and_others_in_the_environment(
     assert asked == [(kernels_here(), "default"), ("portable", None)]
 
 
+@pytest.mark.slow
 def test_claims_run_the_pipeline_in_separate_folders_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,8 @@ from selfimprove.core.errors import UserError
 from tests.support.profiles import profile
 from tests.support.repo_copy import copy_tiny, environment
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -28,7 +28,7 @@ from tests.engines.http_endpoint import Endpoint, Reply, Seen, answer, endpoint
 from tests.envs.autoexplore.conftest import FILES, plant
 from tests.pipeline.workbench import Ran, Unbroken, Workbench, kept_by, killed, published
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, SAVE_STEPS = 6, 2
 BENCHES = {"rise": "bench", "agent_r": "agent_bench", "reflect_rl": "reflect_bench", "spin": "spin_bench"}

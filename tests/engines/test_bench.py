@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from bench.rollouts import NOISE, measure, show
+
+pytestmark = pytest.mark.slow
 
 
 def test_rollouts_are_compared_with_the_raw_engine_and_all_other_variants() -> None:

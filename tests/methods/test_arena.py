@@ -14,6 +14,8 @@ from selfimprove.pipeline.profiles import merge
 from tests.methods.cells import STAGES, overlay
 from tests.pipeline.workbench import Forks, copy_code, write_params
 
+pytestmark = pytest.mark.slow
+
 PRETRAINED = Path(__file__).resolve().parents[2] / "models/pretrained"
 FIRST = {"reflect_rl": ("data", "generate", "convert")}
 """Stages that run before the base; ("data",) for the other methods."""

@@ -83,6 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cells")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "name"), POSSIBLE, ids=[" on ".join(place) for place in POSSIBLE])
 def test_a_possible_cell_runs_from_data_to_report(
     forks: Forks, folder: Path, tmp_path: Path, method: str, name: str
@@ -107,6 +108,7 @@ def check_page(folder: Path, method: str, out: Path) -> None:
     assert run.problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ROWS)
 def test_the_report_of_a_mixture_has_the_metrics_of_each_environment(
     forks: Forks, folder: Path, tmp_path: Path, method: str

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from tests.support.repo_copy import copy_repo, run
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
 MODEL = Path("models/rise/base/model.safetensors")

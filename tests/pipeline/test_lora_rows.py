@@ -6,7 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.pipeline.workbench import Workbench, published
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_lora_row_publishes_its_adapter_and_later_stages_read_its_merged_weights(

@@ -28,6 +28,8 @@ from selfimprove.pipeline.profiles import composed
 from selfimprove.pipeline.warm import PARALLEL
 from tests.support.repo_copy import ROOT, environment, run
 
+pytestmark = pytest.mark.slow
+
 WORK = '''
 """Write the output from the inputs; meanwhile wait for what others write, or fail, or wait for the end."""
 import os, sys, time

@@ -16,6 +16,8 @@ import pytest
 from selfimprove.pipeline.closure import PLUMBING
 from tests.pipeline.workbench import Forks, Place, Workbench, copy_code, published
 
+pytestmark = pytest.mark.slow
+
 NOTHING: dict[str, str] = {
     "selfimprove/core/tracking.py": """
         from selfimprove.core.params import Section

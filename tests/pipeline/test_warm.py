@@ -22,6 +22,8 @@ from tests.pipeline.workbench import copy_code
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, copy_repo, environment
 
+pytestmark = pytest.mark.slow
+
 
 def start(
     folder: Path,
@@ -197,7 +199,6 @@ def test_a_sigterm_ends_the_stage_but_does_not_interrupt_the_command_s_writes_af
     assert (said, running.returncode) == ("written\n", 128 + signal.SIGTERM)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("way", "launcher"), [("SIGTERM", "single"), ("SIGTERM", "fork"), ("Ctrl-C", "fork")])
 def test_after_sigterm_or_ctrl_c_the_stage_saves_and_the_next_run_resumes(

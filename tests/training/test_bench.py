@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from bench import pairs
 from bench.training import measure, show
+
+pytestmark = pytest.mark.slow
 
 
 def test_both_trainers_do_the_same_work_and_ours_pads_at_most_five_percent() -> None:

@@ -15,6 +15,8 @@ import pytest
 from selfimprove.core.records import Example, Pair
 from selfimprove.training.checkpoints import drop_damaged, newest_whole, seal
 
+pytestmark = pytest.mark.slow
+
 PARAMS = {
     "epochs": 2, "batch_size": 4, "micro_batch_tokens": 300, "row_tokens": 200, "max_length": 300, "lr": 1e-3,
     "save_steps": 3, "logging_steps": 4,

@@ -74,6 +74,7 @@ __main__.main()
 """The command, killed after the last step of the second phase, before the phase's model is written."""
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_trains_resumes_and_ends_with_the_same_bytes(
     made: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_run_killed_while_it_trains_resumes_and_ends_with_the_same_bytes(
         assert (out / name).read_bytes() == (made / "model" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_the_base_stage_accepts_the_folder_with_either_chat_template(made: Path, tmp_path: Path) -> None:
     root = copy_repo(tmp_path / "repo", "smoke")
     shutil.copytree(made / "model", root / "models/made")

@@ -283,6 +283,7 @@ def go(place: Path, runs: list[dict[str, Any]]) -> list[list[Any]]:
     return results
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     """The run with a token budget ends by it, after iteration 5; the tokens before its death count."""
     budget = learn(make_job(folder, tmp_path / "four", params(max_steps=4), reflector=True)).real_tokens + 1

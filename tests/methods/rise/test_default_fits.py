@@ -19,6 +19,8 @@ from selfimprove.methods.rise.prompts import feedback, limit_dialogue, opening
 from selfimprove.methods.rise.tasks import build_splits
 from tests.support.profiles import profile
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -30,6 +30,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_repo(tmp_path_factory.mktemp("repo"), "default")
 
 
+@pytest.mark.slow
 def test_stages_run_in_the_folder_leave_the_repository_s_params_lock_and_outputs_unchanged(repo: Path) -> None:
     folder = repo / ".rehearsal/smoke"
     lay_out(folder, repo)
