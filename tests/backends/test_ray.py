@@ -535,7 +535,7 @@ def test_more_training_nodes_than_the_cluster_has_are_reported_in_one_sentence(
     ray = connect(ClusterParams(kind="ray", address=cluster.address))
     cfg = FinetuneParams(launcher=LauncherConfig(kind="torchrun", nodes=3))
     try:
-        with refused_with(r"nodes 3 with 0 GPUs and 1 CPUs each .*, but the cluster has: .*1 CPUs"):
+        with refused_with(r"3 nodes with 0 GPUs and 1 CPUs each .*, but the cluster has: .*1 CPUs"):
             ray_nodes._reserve(ray, cfg, 1)
     finally:
         ray.shutdown()
