@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from selfimprove.core.journal import Journal
+from selfimprove.core.sums import float_sum
 from selfimprove.engines.base import Engine, EngineStats, Request
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, TransformersEngineConfig, VllmEngineConfig
@@ -60,7 +61,7 @@ async def open_engines(
 
 def usage(engines: Mapping[str, Engine]) -> dict[str, float]:
     """Throughput and occupancy for the timing file; they differ between runs."""
-    out: dict[str, float] = {"work_seconds": sum(engine.stats.seconds for engine in engines.values())}
+    out: dict[str, float] = {"work_seconds": float_sum(engine.stats.seconds for engine in engines.values())}
     for name, engine in engines.items():
         stats: EngineStats = engine.stats
         out |= {

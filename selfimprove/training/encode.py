@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from selfimprove.core.chat import ChatFormat, Encoded
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
+from selfimprove.core.sums import float_sum
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class EncodedExample:
     @property
     def weight(self) -> float:
         """Mean weight of the trained tokens, which is the example's weight if one message is trained on."""
-        return sum(self.token_weights) / self.trained
+        return float_sum(self.token_weights) / self.trained
 
 
 class EncodeCounters(BaseModel):

@@ -23,6 +23,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.sums import float_sum
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_whole, seal
 from selfimprove.training.job import RunJob
@@ -307,7 +308,7 @@ class PlannedTrainer(Trainer):
         window = self._metrics[(step - 1) // every * every : step]
         tokens = sum(one.tokens for one in steps[self._tracked : step])
         seconds, self._clock, self._tracked = time.monotonic() - self._clock, time.monotonic(), step
-        means = [sum(column) / len(window) for column in zip(*window, strict=True)]
+        means = _means(window)
         metrics = dict(zip(self.metrics, means, strict=True))
         metrics |= {"learning_rate": self._get_learning_rate(), "tokens_per_second": tokens / max(seconds, 1e-9)}
         if self._evaluations and self._evaluations[-1]["step"] == step:
@@ -319,7 +320,7 @@ class PlannedTrainer(Trainer):
         every, curve = self._job.params.logging_steps, []
         for start in range(0, len(self._metrics), every):
             window = self._metrics[start : start + every]
-            curve.append((start + len(window), [sum(column) / len(window) for column in zip(*window, strict=True)]))
+            curve.append((start + len(window), _means(window)))
         return curve
 
 
@@ -383,3 +384,8 @@ def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         return sum(shares[1:], start=shares[0]).div_(len(shares))
 
     return work.get_future().then(mean)
+
+
+def _means(window: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of each metric over the steps of ``window``, [steps][metrics]."""
+    return [float_sum(column) / len(window) for column in zip(*window, strict=True)]

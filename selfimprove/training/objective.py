@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import cross_entropy
 
+from selfimprove.core.sums import float_sum
 from selfimprove.training.encode import EncodedExample
 
 Reduction = Literal["example_mean", "token_mean"]
@@ -40,7 +41,7 @@ def example_scales(batch: Sequence[EncodedExample], reduction: Reduction, normal
 
 def effective_weight(batch: Sequence[EncodedExample], scales: Sequence[float]) -> float:
     """Sum of all token coefficients, the factor by which weights scale the step (1 for unweighted data)."""
-    return sum(sum(example.token_weights) * scale for example, scale in zip(batch, scales, strict=True))
+    return float_sum(float_sum(example.token_weights) * scale for example, scale in zip(batch, scales, strict=True))
 
 
 def trained_positions(coefficients: torch.Tensor) -> torch.Tensor:

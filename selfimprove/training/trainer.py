@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from transformers.training_args import TrainingArguments
 
+from selfimprove.core.sums import float_sum
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads, plan_of
 from selfimprove.training.loading import load_model
@@ -94,5 +95,5 @@ def trained_counts(plan: PackingPlan, examples: Sequence[EncodedExample], job: S
         "examples": plan.examples,
         "trained_tokens": sum(examples[index].trained for index in read),
         "mean_weight": stretched / max(1, plan.examples),
-        "raw_mean_weight": sum(examples[index].weight for index in read) / max(1, len(read)),
+        "raw_mean_weight": float_sum(examples[index].weight for index in read) / max(1, len(read)),
     }

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from selfimprove.core.params import Section
+from selfimprove.core.sums import float_sum
 
 # Not strict: YAML has no tuples, and tools that override a key may write it as text.
 Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], Field(strict=False)]
@@ -38,6 +39,6 @@ class Difficulty(Section):
         if not all(2 <= steps <= 6 for steps in self.steps):
             raise ValueError("steps: the number of operations must be from 2 to 6")
         for name in ("steps", "per_line"):
-            if sum(getattr(self, name).values()) <= 0:
+            if float_sum(getattr(self, name).values()) <= 0:
                 raise ValueError(f"{name}: at least one weight must be above 0")
         return self

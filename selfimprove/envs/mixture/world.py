@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from selfimprove.core.params import Section
+from selfimprove.core.sums import float_sum
 from selfimprove.envs.interface import AgentEnv, World
 from selfimprove.envs.params import TextParams
 
@@ -36,7 +37,7 @@ class MixtureParams(TextParams):
 
     @model_validator(mode="after")
     def _whole(self) -> MixtureParams:
-        total = sum(part.share for part in self.parts)
+        total = float_sum(part.share for part in self.parts)
         if abs(total - 1) > CLOSE:
             raise ValueError(f"share: the shares of {self.world_name} sum to {total:g}; make them sum to 1")
         if len(set(self.names())) < len(self.parts):

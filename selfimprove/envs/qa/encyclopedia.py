@@ -25,6 +25,7 @@ from pydantic import Field, field_validator, model_validator
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.seeds import rng
+from selfimprove.core.sums import float_sum
 from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import Paragraph, Question, Split, content_id
 from selfimprove.envs.qa.encyclopedia_words import Comparison, Relation
@@ -55,7 +56,7 @@ class EncyclopediaParams(Section):
     @field_validator("hops")
     @classmethod
     def _hops_known(cls, hops: dict[int, float]) -> dict[int, float]:
-        if not hops or set(hops) - {1, 2, 3} or min(hops.values()) < 0 or sum(hops.values()) <= 0:
+        if not hops or set(hops) - {1, 2, 3} or min(hops.values()) < 0 or float_sum(hops.values()) <= 0:
             raise ValueError("hops: the keys must be among 1, 2 and 3, and the shares at least 0 with a sum above 0")
         return hops
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from selfimprove.core.seeds import rng
+from selfimprove.core.sums import float_sum
 from selfimprove.envs.webshop.catalogue_words import BRANDS, DEPARTMENTS, OPTIONS, REVIEWS, Department, Kind
 
 
@@ -63,7 +64,7 @@ class Product:
         """The mean of the reviews' stars; ``N.A.`` without reviews."""
         if not self.reviews:
             return "N.A."
-        return f"{sum(review.score for review in self.reviews) / len(self.reviews):.1f}"
+        return f"{float_sum(review.score for review in self.reviews) / len(self.reviews):.1f}"
 
 
 def generate(products: int, seed: int) -> tuple[Product, ...]:

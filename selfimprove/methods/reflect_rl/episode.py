@@ -16,6 +16,7 @@ from pydantic import Field
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, Status
 from selfimprove.core.seeds import SeedKey
+from selfimprove.core.sums import float_sum
 from selfimprove.engines.base import EngineError
 from selfimprove.envs.interface import EnumeratedEnv, EnvError, Played, State
 from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory, costs_to_go
@@ -62,7 +63,7 @@ class RLEpisode(Record):
     @property
     def cost(self) -> float:
         """Q_0 without entropy: the total cost of the episode."""
-        return sum(step.cost for step in self.steps)
+        return float_sum(step.cost for step in self.steps)
 
     @property
     def success(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from selfimprove.core.seeds import key_bits
+from selfimprove.core.sums import float_sum
 from selfimprove.methods.reflect_rl.rl_config import CriticParams
 from selfimprove.methods.reflect_rl.rl_group import Group
 
@@ -77,7 +78,7 @@ class Critic:
             self.optimizer.step()
             losses.append(group.total(float(loss)))
         self._seen = []
-        return sum(losses) / len(losses)
+        return float_sum(losses) / len(losses)
 
     def state(self, group: Group) -> dict[str, Any]:
         """The state for exact resumption, including every process's share of the kept decisions."""

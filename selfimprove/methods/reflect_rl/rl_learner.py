@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.sums import float_sum
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_critic import Critic
 from selfimprove.methods.reflect_rl.rl_group import Group
@@ -120,7 +121,7 @@ class Learner:
             self._optimizer.step()
         if self._critic is not None and (critic_loss := self._critic.end_update(self._group)) is not None:
             self._critic_loss = critic_loss
-        return sum(losses) / len(losses)
+        return float_sum(losses) / len(losses)
 
     def _advantage(self, micro: MicroBatch, batch: _Batch, hidden: torch.Tensor) -> torch.Tensor:
         """Q - V of a micro-batch's decisions; the critic keeps the fresh ones."""

@@ -15,6 +15,7 @@ from typing import IO, Any
 import torch
 
 from selfimprove.core.seeds import SeedKey, key_bits
+from selfimprove.core.sums import float_sum
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 from selfimprove.engines.cpu.engine import TransformersEngine
@@ -289,4 +290,4 @@ def _read(row: dict[str, Any]) -> RLTrajectory:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+    return float_sum(values) / max(1, len(values))

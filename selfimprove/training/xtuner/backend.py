@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.sums import float_sum
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.encode import EncodedExample
@@ -181,7 +182,7 @@ def _report(
     windows = [losses[start : start + every] for start in range(0, len(losses), every)]
     curve: list[tuple[int, float]] = []
     for window in windows:
-        curve.append(((curve[-1][0] if curve else 0) + len(window), sum(window) / len(window)))
+        curve.append(((curve[-1][0] if curve else 0) + len(window), float_sum(window) / len(window)))
     here = sum(len(examples[index].ids) for step in plan.steps[resumed_at:] for index in step.examples)
     tokens = plan.real_tokens + FILLING_TOKENS * layout.order.count(-1)
     return TrainReport(

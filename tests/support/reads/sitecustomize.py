@@ -2,13 +2,16 @@
 
 In a process that DVC started for a stage, a line is added to ``.scratch/reads/<stage>`` for each file of the repository
 that is opened for reading, and for each value of params.yaml that is accessed. Files opened by compiled code are
-missing, but a model folder also contains files that Python opens.
+missing, but a model folder also contains files that Python opens. Another line is added for each place in the code that
+adds floats with the builtin ``sum``.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
+from collections.abc import Iterable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -19,6 +22,7 @@ OURS = ("data/", "models/", "results/")  # files next to the code are part of da
 PARAMS = "selfimprove.pipeline.params"
 SEEN: set[tuple[str, str]] = set()
 PLACES: dict[int, str] = {}
+SUM = sum
 KEPT: list[Any] = []
 """Keeps the objects whose ids are in ``PLACES`` alive, so that no id is reused."""
 
@@ -44,6 +48,17 @@ def opened(event: str, arguments: tuple[Any, ...]) -> None:
     reading = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
     if reading and place.startswith(OURS) and not place.endswith((".py", ".pyc")) and not os.path.isdir(path):
         note("file", place)
+
+
+def watched_sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    """``sum`` with its signature, which torch checks; notes where code of this repository adds floats with it."""
+    total = SUM(iterable, start)
+    if isinstance(total, float):
+        code = sys._getframe(1)
+        place = code.f_code.co_filename.removeprefix(ROOT)
+        if place.startswith(("selfimprove/", "stages/")):
+            note("sum", f"{place}:{code.f_lineno}")
+    return total
 
 
 class Watching(MetaPathFinder, Loader):
@@ -95,5 +110,6 @@ class Watching(MetaPathFinder, Loader):
         module.load_section = load_watched
 
 
+builtins.sum = watched_sum
 sys.addaudithook(opened)
 sys.meta_path.insert(0, Watching())

@@ -1,0 +1,13 @@
+"""A sum of floats that is the same in every version of Python."""
+
+import operator
+from collections.abc import Iterable
+from functools import reduce
+
+
+def float_sum(values: Iterable[float]) -> float:
+    """Add from left to right, rounding after each addition, as ``sum`` does up to Python 3.11.
+
+    From Python 3.12 on, ``sum`` compensates the rounding errors of floats, so its last digits differ.
+    """
+    return reduce(operator.add, values, 0)
