@@ -148,13 +148,13 @@ test: $(READY) ## run lint, type checks and the light tests, in ten minutes on t
 test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (twenty minutes on two cores)
 	@$(PYTEST) -m slow $(ARGS) tests
 
-# The tests that most changes break first; none of them trains a model. ARGS=tests/methods/spin adds a folder.
+# The tests that most changes break first. ARGS=tests/methods/spin adds a folder.
 FAST := tests/methods/rise tests/envs/qa/tools tests/apps/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
   check graph overall params params_doc profiles stage)) \
   tests/core tests/models/test_base_model.py tests/test_reference.py
 
-test-fast: $(READY) ## run the light tests that most changes break first, in less than a minute
-	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST) --ignore=tests/core/test_tracking.py  # it trains
+test-fast: $(READY) ## run the light tests that most changes break first, in little more than a minute
+	@$(PYTEST) -m "not slow" $(ARGS) $(FAST) --ignore=tests/core/test_tracking.py  # it trains
 
 soak: $(READY) ## kill and damage runs at random and use a faulty endpoint; every run must end with the same bytes (MINUTES=10 SEED=1)
 	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(call quoted,$(or $(MINUTES),10)) --seed $(call quoted,$(or $(SEED),1))

@@ -19,6 +19,7 @@ from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.pages import between, markdown, prose
 from selfimprove.core.publish import write_text
+from selfimprove.core.sums import float_sum
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.profiles import composed
 
@@ -88,7 +89,7 @@ def _merged(values: Sequence[Any]) -> Any:
         return {key: _merged([value[key] for value in values]) for key in shared}
     if isinstance(first, bool | str):
         raise UserError(f"arenas that differ in more than their seeds can't be pooled: {first!r} and others.")
-    return sum(values) / len(values)
+    return float_sum(values) / len(values)
 
 
 def written_arena(page: str, folder: Path = ARENAS, profiles: Path = Path("profiles")) -> str:
