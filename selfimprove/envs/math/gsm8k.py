@@ -21,6 +21,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -95,9 +96,18 @@ _NUMBER_WORDS = frozenset(
     [
         *("half", "halves", "quarter", "thirds", "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths"),
         *("tenths", "hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
-        *("trillion", "and", "or", "over", "plus", "minus", "divided", "multiplied", "e", "k", "x", "\u03c0"),
+        *("trillion", "plus", "minus", "divided", "multiplied", "e", "k", "x", "\u03c0"),
     ]
 )
+_CARDINALS = frozenset(
+    [
+        *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+        *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty"),
+        *("forty", "fifty", "sixty", "seventy", "eighty", "ninety", "a", "an"),
+    ]
+)
+# 18 boys and girls is a number with a unit; 18 and a half, 2 hours and fifteen minutes and 18 over x are not.
+_JOINTS = frozenset(["and", "or", "over"])
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")
 # Directly after the number: 5 squared is a formula, 5 cm squared has a unit.
@@ -137,6 +147,8 @@ def extract_robust(attempt: str) -> str | None:
     words = re.split(r"[-./' ]+", match[4].lower())
     if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
         return None
+    if _join_a_number(words):
+        return None
     if len(match[4]) == 1 and match[4].isascii() and match[4].lower() not in _UNIT_LETTERS:
         return None
     if any(unicodedata.numeric(letter, None) is not None for letter in match[4]):  # 18\u00bd, 5\u00b2, 5\u767e
@@ -147,7 +159,13 @@ def extract_robust(attempt: str) -> str | None:
 def _unwrapped(text: re.Match[str]) -> str:
     """The replacement of a ``\\text{..}``: its content if that specifies a quantity, else a space."""
     words = set(re.split(r"[^a-z]+", text[1].lower()))
-    return f" {text[1]} " if _NUMBER_WORDS & words or re.search(r"[0-9]", text[1]) else " "
+    return f" {text[1]} " if (_NUMBER_WORDS | _JOINTS) & words or re.search(r"[0-9]", text[1]) else " "
+
+
+def _join_a_number(words: list[str]) -> bool:
+    """Whether the words after a number join another one to it, or end where one is expected."""
+    ends = {words[0], words[-1]} & _JOINTS
+    return bool(ends) or any(word in _JOINTS and after in _CARDINALS for word, after in pairwise(words))
 
 
 def extract(attempt: str, mode: str = "robust") -> str | None:
