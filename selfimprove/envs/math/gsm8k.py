@@ -90,7 +90,7 @@ _TRAILING = " .,;"
 _SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
 _QUANTITY = re.compile(
-    r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)"
+    r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./'\u2019 ])*)?)"
 )
 _NUMBER_WORDS = frozenset(
     [
@@ -144,7 +144,7 @@ def extract_robust(attempt: str) -> str | None:
     match = _QUANTITY.fullmatch(box)
     if match is None:
         return None
-    words = re.split(r"[-./' ]+", match[4].lower())
+    words = re.split(r"[-./'\u2019 ]+", match[4].lower())
     if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
         return None
     if _join_a_number(words):

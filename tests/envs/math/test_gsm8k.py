@@ -246,6 +246,7 @@ def test_strict_mode_reads_what_the_originals_pattern_and_int_read(text: str) ->
         ("18L", "18"),
         ("18 a.m.", "18"),
         ("18\u5143", "18"),
+        ("18 children\u2019s books", "18"),
         ("18 divided by two", None),
         ("18 plus two", None),
         ("18x^2", None),
