@@ -114,6 +114,27 @@ def test_collection_respects_the_dialogue_limit() -> None:
     assert list(student.asked[3].messages[:3]) == opening("3 + 4?")
 
 
+def test_every_request_has_the_params_temperature_top_p_and_max_tokens() -> None:
+    settings = {"temperature": 0.3, "top_p": 0.9, "max_tokens": 77}
+    collected, judged = Script([WRONG], [WRONG]), Script([WRONG], [WRONG])
+    gather({"s": collected}, ["s"] * 2, [1] * 2, **settings)
+    assess(judged, turns=2, **settings)
+    asked = [*collected.asked, *judged.asked]
+    assert [(one.temperature, one.top_p, one.max_tokens) for one in asked] == [(0.3, 0.9, 77)] * 4
+
+
+@pytest.mark.parametrize("few_shot", [False, True])
+def test_prompts_of_collection_and_evaluation_open_with_the_worked_example_only_if_few_shot(few_shot: bool) -> None:
+    student, play = Script([WRONG], [WRONG]), Play(ENV, few_shot, 5)
+    asked = GenerateParams(tasks=1, max_turns=2, models=["s"] * 2, num_of_samples=[1] * 2)
+    one = asyncio.run(collect(PROBLEM, {"s": student}, play, asked))  # type: ignore[dict-item]
+    both = asyncio.run(evaluate(PROBLEM, student, play, EvaluateParams(max_turns=2, parallel_samples=1)))  # type: ignore[arg-type]
+    start = opening("3 + 4?", few_shot)
+    assert [episode.prompt for episode in (one, *both)] == [start] * 3
+    assert [list(request.messages[: len(start)]) for request in student.asked] == [start] * 4
+    assert [len(request.messages) - len(start) for request in student.asked] == [0, 2, 0, 2]
+
+
 @pytest.mark.parametrize("remove_duplication", [False, True])
 @pytest.mark.parametrize(
     ("limits", "omitted"),
@@ -171,6 +192,16 @@ def test_completions_cut_by_the_token_limit_are_counted_once() -> None:
     cut = evaluate_metrics([sequential], [parallel], ENV.equivalent)["cut_completions"]
     assert (cut["mean"], cut["n"]) == (2 / 4, 4)
     assert collection_metrics([sequential])["cut_completions"]["mean"] == 1
+
+
+def test_a_collection_reports_its_right_and_unreadable_first_attempts() -> None:
+    table = [[RIGHT], [WRONG], [UNREADABLE], [UNREADABLE]]
+    episodes = [gather({"s": Script(first, [RIGHT])}, ["s"] * 2, [1] * 2) for first in table]
+    blocked = gather({"s": Script([RIGHT], failing=(0,))}, ["s"], [1])
+    episodes[3].turns[0].attempt.reward = 0.0  # MATH gives no -1
+    metrics = collection_metrics([*episodes, blocked])
+    assert [metrics[name]["mean"] for name in ("first_right", "first_unparsable", "solved")] == [1 / 4, 2 / 4, 4 / 5]
+    assert [metrics[name] for name in ("episodes", "blocked", "samples")] == [5, 1, 7]
 
 
 def test_all_degenerate_samples_are_dropped() -> None:
@@ -254,25 +285,25 @@ def test_tasks_limit_and_offset_select_a_range_of_the_split() -> None:
 
 
 class Small(Script):
-    """An engine whose context holds at most ``room`` messages."""
+    """An engine whose context holds at most ``room`` messages and a completion of 60 tokens."""
 
     def __init__(self, room: Any, *turns: Any) -> None:
         super().__init__(*turns)
         self.room = room
 
     def fits(self, messages: Any, max_tokens: Any) -> bool:
-        return len(messages) <= self.room
+        return len(messages) <= self.room and max_tokens <= 60
 
 
 @pytest.mark.parametrize(("room", "shown"), [(9, [0, 1, 2]), (8, [1, 2]), (6, [2]), (4, []), (1, [])])
 def test_an_over_long_prompt_loses_its_oldest_pairs_whole_and_never_its_opening(room: int, shown: Any) -> None:
     table = [[f"{WRONG} {t}"] for t in range(4)]
     student = Small(room, *table)
-    gather({"s": student}, ["s"] * 4, [1] * 4)
+    gather({"s": student}, ["s"] * 4, [1] * 4, max_tokens=60)
     assert contents(student.asked[3]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
     assert list(student.asked[3].messages[:3]) == opening("3 + 4?")
     judged = Small(room, *table)
-    assess(judged, turns=4, context_window=4)
+    assess(judged, turns=4, context_window=4, max_tokens=60)
     assert list(judged.asked[3].messages) == list(student.asked[3].messages)
 
 

@@ -96,6 +96,19 @@ def test_metrics_match_a_hand_computed_example() -> None:
     assert all(metric["n"] == 4 for name, metric in metrics.items() if "@" in name)
 
 
+def test_an_attempt_without_an_answer_is_unparsable_whatever_its_reward() -> None:
+    run = episode(attempt(-1, "?"), attempt(0, "?").model_copy(update={"answer": None}), attempt(0, "2", answer="2"))
+    metrics = evaluate_metrics([run], [run], equivalent)  # MATH gives 0, not -1
+    assert (metrics["unparsable"]["mean"], metrics["unparsable"]["n"]) == (pytest.approx(2 / 3), 3)
+
+
+def test_a_majority_over_samples_counts_the_given_number_of_first_attempts() -> None:
+    first = together("2", "1", "1", "2", "2")
+    got = means(evaluate_metrics([answers("2")], [first], equivalent, samples=3))
+    assert (got["m3@t1"], got["p3@t1"]) == (1, 1)
+    assert means(evaluate_metrics([answers("2")], [first], equivalent))["m5@t1"] == 0
+
+
 def test_the_majority_at_a_turn_counts_only_the_turns_up_to_it() -> None:
     got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
