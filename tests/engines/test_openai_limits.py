@@ -28,6 +28,37 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
+def test_an_endpoint_s_own_temperature_and_max_tokens_replace_the_stage_s() -> None:
+    with endpoint(then=echo) as server:
+        run(server, ask(temperature=1.0, max_tokens=1000))
+        run(server, ask(temperature=1.0, max_tokens=1000), temperature=0.0, max_tokens=512)
+    assert [(seen.body["temperature"], seen.body["max_tokens"]) for seen in server.seen] == [(1.0, 1000), (0.0, 512)]
+
+
+@pytest.mark.parametrize("tries", [1, 2, 5])
+def test_a_request_fails_after_the_configured_number_of_tries(tries: int) -> None:
+    with endpoint(then=fail(500)) as server:
+        [error], engine = run(server, ask(), tries=tries)
+    assert isinstance(error, EngineError)
+    assert (len(server.seen), engine.stats.retries) == (tries, tries - 1)
+
+
+def test_waits_between_tries_double_from_backoff_up_to_backoff_max(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    with endpoint(then=fail(500)) as server:
+        run(server, ask(), tries=6, backoff=2.0, backoff_max=20.0)
+    waits = [seconds for seconds in waits if seconds >= 1]
+    assert len(waits) == 5
+    assert all(low <= wait <= min(low + 2, 20) for low, wait in zip([2, 4, 8, 16, 20], waits, strict=True))
+
+
 @pytest.mark.parametrize("status", [302, 307, 308])
 def test_a_redirect_after_earlier_answers_is_retried_and_never_followed(status: int) -> None:
     with endpoint(then=echo) as elsewhere:
