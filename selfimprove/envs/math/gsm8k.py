@@ -90,7 +90,7 @@ _TRAILING = " .,;"
 _SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
 _QUANTITY = re.compile(
-    r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./'\u2019 ])*)?)"
+    r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]))?)((?:[^\W\d_](?:[^\W\d_]|[-./'\u2019 ])*)?)"
 )
 _NUMBER_WORDS = frozenset(
     [
@@ -110,6 +110,8 @@ _CARDINALS = frozenset(
 _JOINTS = frozenset(["and", "or", "over"])
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")
+# After a slash: 60/h, 60 m/s have a unit; 18/t is a formula.
+_PER_LETTERS = frozenset("hmsgl")
 # Directly after the number: 5 squared is a formula, 5 cm squared has a unit.
 _POWERS = frozenset(["squared", "cubed"])
 # After a slash: 18/five is not 18.
@@ -148,6 +150,8 @@ def extract_robust(attempt: str) -> str | None:
     if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
         return None
     if _join_a_number(words):
+        return None
+    if match[3] and len(words[0]) == 1 and words[0] not in _PER_LETTERS:
         return None
     if len(match[4]) == 1 and match[4].isascii() and match[4].lower() not in _UNIT_LETTERS:
         return None

@@ -1,0 +1,45 @@
+"""Units of a GSM8K attempt's number in robust mode (docs/rise.md, R8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfimprove.envs.math.gsm8k import extract_robust
+
+
+@pytest.mark.parametrize(
+    ("box", "robust"),
+    [
+        (r"18 \text{ apples and oranges}", "18"),
+        ("18 boys or girls", "18"),
+        (r"\$18\text{ per boy and per girl}", "18"),
+        ("18 miles over the limit", "18"),
+        ("18 or more", None),
+        ("18 over x", None),
+        ("18 dollars and", None),
+        (r"18\text{ dollars and }20\text{ cents}", None),
+        ("2 hours and fifteen minutes", None),
+        (r"2 \text{ hours and a quarter}", None),
+        ("3 weeks and a day", None),
+    ],
+)
+def test_a_unit_may_contain_and_or_over_unless_they_join_a_second_number(box: str, robust: str | None) -> None:
+    assert extract_robust(rf"So \boxed{{{box}}}.") == robust
+
+
+@pytest.mark.parametrize(
+    ("box", "robust"),
+    [
+        (r"60\text{ km}/\text{h}", "60"),
+        (r"\$60/\text{h}", "60"),
+        (r"60 \text{ m} / \text{s}", "60"),
+        ("60/h", "60"),
+        ("60 / x", None),
+        (r"60/\text{n}", None),
+        ("60/n eggs", None),
+        ("60/t", None),
+        ("60/5", None),
+    ],
+)
+def test_a_unit_after_a_slash_may_be_a_letter_but_a_variable_may_not(box: str, robust: str | None) -> None:
+    assert extract_robust(rf"So \boxed{{{box}}}.") == robust
