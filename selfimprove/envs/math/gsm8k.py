@@ -84,7 +84,7 @@ _STYLE = re.compile(
     r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|displaystyle|textstyle|boldmath|bf|it|rm|approx|sim)(?![A-Za-z])"
     r"|\u2248"
 )
-_CURRENCY = re.compile(r"\\(?:pounds|euro|yen)(?![A-Za-z])|[\u00a3\u20ac\u00a5]|\\?[$%]")
+_CURRENCY = re.compile(r"\\(?:pounds|euro|yen)(?![A-Za-z])|[\u00a2-\u00a5\u20a0-\u20c0]|\\?[$%]")
 _REMARK = re.compile(r"(?<=[^\s(])\s*\(([^()0-9]*)\)$")
 _TRAILING = " .,;"
 _SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")

@@ -43,3 +43,9 @@ def test_a_unit_may_contain_and_or_over_unless_they_join_a_second_number(box: st
 )
 def test_a_unit_after_a_slash_may_be_a_letter_but_a_variable_may_not(box: str, robust: str | None) -> None:
     assert extract_robust(rf"So \boxed{{{box}}}.") == robust
+
+
+@pytest.mark.parametrize("sign", ["$", r"\$", "\u00a2", "\u00a3", "\u20ac", "\u00a5", "\u20b9", "\u20a9"])
+def test_every_currency_sign_is_removed_before_and_after_the_number(sign: str) -> None:
+    for box in (f"{sign}60", f"60{sign}", f"60 {sign}", rf"60\text{{ {sign}}}"):
+        assert extract_robust(rf"So \boxed{{{box}}}.") == "60"
