@@ -1,5 +1,9 @@
-"""docs/params.md agrees with the schemas and explains every key."""
+"""docs/params.md agrees with the schemas and explains every key; docs/agent-r.md names the controls' data."""
 
+import re
+from typing import get_args
+
+from selfimprove.methods.agent_r.params import AgentRRow
 from selfimprove.pipeline.meanings import MEANINGS
 from selfimprove.pipeline.params_doc import meaning, names_of, page, schemas
 from tests.support.repo_copy import ROOT
@@ -24,3 +28,10 @@ def test_types_are_written_without_their_bounds() -> None:
     assert "| `steps` | dict[int, float] |" in text
     assert "FieldInfo" not in text
     assert "Annotated" not in text
+
+
+def test_the_page_of_agent_r_names_every_data_set_of_its_controls() -> None:
+    text = (ROOT / "docs/agent-r.md").read_text(encoding="utf-8")
+    controls = text.partition("**A29 ")[2].partition("**A30 ")[0]
+    named = re.findall(r"^\| `(\w+)`", controls.partition("|---|")[2], re.MULTILINE)
+    assert named == list(get_args(AgentRRow.model_fields["data"].annotation))
