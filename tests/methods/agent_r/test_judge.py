@@ -15,7 +15,14 @@ from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.taxi.env import Taxi
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
-from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge, judge_examples, transition_point
+from selfimprove.methods.agent_r.judge import (
+    ActorJudge,
+    ScriptedJudge,
+    Standing,
+    judge_examples,
+    step_verdict,
+    transition_point,
+)
 from selfimprove.methods.agent_r.judge_prompt import (
     VERDICTS,
     Did,
@@ -285,6 +292,21 @@ def test_the_kept_path_ends_with_the_first_bad_step_at_or_after_the_branch(verdi
     assert kept == (verdicts if at < 0 else verdicts[: at + 1])
     assert found == (at >= 0)
     assert len(asked) == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (5, 4, "good"), (5, 5, "uncertain"), (5, 7, "bad"), (5, None, "bad"), (None, 5, "good"),
+        (None, None, "uncertain"),  # off ScienceWorld's gold path: only the step that leaves it is bad
+    ],
+)  # fmt: skip
+def test_a_step_is_judged_by_the_number_of_actions_left_before_and_after_it(
+    before: int | None, after: int | None, verdict: str
+) -> None:
+    assert step_verdict(Standing(0, before, False), Standing(0, after, False)) == verdict
+    assert step_verdict(Standing(0, before, False), Standing(0, after, False, reward=0.1)) == "good"
+    assert step_verdict(Standing(0, before, False), Standing(0, None, True)) == "bad"  # a failed episode
 
 
 def played(env: Any, task_id: int, *actions: str) -> Tree:

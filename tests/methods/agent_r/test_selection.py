@@ -24,6 +24,8 @@ def picked(tree: Tree, seed: Any = 0, **params: Any) -> tuple[list[str], list[st
 def test_leaves_are_ranked_best_first_and_ties_depth_first() -> None:
     tree = by_hand(PATHS)
     assert [letters(tree, tree.path(leaf)) for leaf in ranked_leaves(tree)] == ["ba", "aa", "bb", "c", "ab"]
+    tree = by_hand({"aba": 0.5, "b": 0.5, "abb": 0.5, "aa": 0.5})  # all equal; b was created before abb
+    assert [letters(tree, tree.path(leaf)) for leaf in ranked_leaves(tree)] == ["aba", "abb", "aa", "b"]
 
 
 def test_good_leaves_are_above_alpha_and_pairs_are_more_than_beta_apart() -> None:
