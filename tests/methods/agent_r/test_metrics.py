@@ -83,6 +83,15 @@ def test_only_the_exact_maximum_reward_is_a_success() -> None:
     assert mean(evaluate_metrics([blocked, episode("a", task=2)])["blocked"]) == 0.5
 
 
+def test_the_score_is_the_last_one_even_if_an_earlier_one_was_higher() -> None:
+    high, low = episode("a", 1.0), episode("b", 0.25)
+    both = high.model_copy(update={"turns": [*high.turns, *low.turns], "status": "unsolved"})
+    assert final_score(both) == 0.25
+    assert not is_success(both)
+    assert eval_row(both, "m")["env_score"] == 0.25
+    assert mean(evaluate_metrics([both])["score"]) == 25.0
+
+
 def test_environments_are_reported_separately_and_averaged_with_equal_weight() -> None:
     played = [episode("a", 1.0, task=i) for i in range(3)] + [episode("ab", 0.0, task=3)]
     played += [episode("abc", 0.5, task=i, env="webshop") for i in range(2)]
