@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from pydantic import ConfigDict, Field, ValidationError, field_validator
@@ -101,7 +101,10 @@ class _Spoken(Record):
 
 
 class _Entry(Record):
-    """A node of the original's file; derivable fields (``state`` below the root, ``puct_value``) are not read."""
+    """A node of the original's file; derivable fields (``state`` below the root, ``puct_value``) are not read.
+
+    The children are validated one by one, because pydantic refuses more than 255 nested records.
+    """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -114,7 +117,7 @@ class _Entry(Record):
     action: str
     env_score: float
     disaster: bool
-    children: list[_Entry]
+    children: list[Any]
 
 
 class _Root(_Entry):
@@ -146,15 +149,12 @@ def from_json(
     """
     if not (math.isfinite(full_score) and full_score > 0):
         raise UserError(f"the full score is {full_score:g}; set --full-score to a finite number above 0.")
-    try:
-        root = _Root.model_validate(data)
-    except (ValidationError, RecursionError) as error:
-        wrong = fault(error) if isinstance(error, ValidationError) else "nested too deep"
-        raise UserError(f"{where}: {wrong}; fix or delete the file.") from None
+    root = _read(_Root, data, where)
     nodes: list[Node] = []
-    stack: list[tuple[_Entry, int | None]] = [(root, None)]
+    stack: list[tuple[Any, int | None, str]] = [(data, None, "")]
     while stack:
-        entry, parent = stack.pop()
+        child, parent, place = stack.pop()
+        entry = root if parent is None else _read(_Entry, child, where, place)
         index = len(nodes)
         if entry.env_score > full_score:
             raise UserError(
@@ -179,7 +179,8 @@ def from_json(
         )
         if parent is not None:
             nodes[parent].children.append(index)
-        stack += [(child, index) for child in reversed(entry.children)]
+        places = (f"{place}.children.{position}".lstrip(".") for position in range(len(entry.children)))
+        stack += [(child, index, at) for child, at in zip(entry.children, places, strict=True)][::-1]
     return Tree(
         id=f"{env}-{task_id}",
         env=env,
@@ -189,6 +190,21 @@ def from_json(
         seed="",
         status="solved" if any(node.reward == 1 for node in nodes) else "unsolved",
     )
+
+
+E = TypeVar("E", bound=_Entry)
+
+
+def _read(kind: type[E], data: object, where: str, place: str = "") -> E:
+    """A node of a file; ``place``: its location in the file, for errors.
+
+    Raises:
+        UserError: the node does not fit the format.
+    """
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{where}: {fault(error, place)}; fix or delete the file.") from None
 
 
 def _plain(message: Message) -> dict[str, str]:
@@ -220,7 +236,14 @@ def export_trees(
     if twice is not None:
         raise UserError(f"{source}: task {twice} has several trees, but the format has one file per task; keep one.")
     for tree in trees:
-        write_json(folder / f"search_results_{tree.task_id}.json", to_json(tree))
+        try:
+            write_json(folder / f"search_results_{tree.task_id}.json", to_json(tree))
+        except RecursionError:
+            depth = max(node.depth for node in tree.nodes)
+            raise UserError(
+                f"{source}: tree {tree.id} has paths of {depth} actions, too many for the nested format; lower the "
+                "search's max_depth."
+            ) from None
 
 
 @app.command("import-trees")

@@ -32,6 +32,7 @@ from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.selection import ranked_leaves
 from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.searching import FAR, grow, params, said, scripted
+from tests.methods.agent_r.trees import by_hand
 
 FIELDS = {
     "visits", "value", "prior", "puct_value", "obs", "llm_response", "depth", "is_terminal", "recent_actions",
@@ -123,6 +124,24 @@ def test_trees_round_trip_through_the_original_s_format(task: int, seed: int, di
     assert seen(back) == seen(tree)
 
 
+@pytest.mark.parametrize("depth", [256, 300])
+def test_a_tree_with_very_long_paths_round_trips(depth: int) -> None:
+    tree = by_hand({"a" * depth: 1.0, "b": 0.0})
+    data = to_json(tree)
+    back = from_json(data, "x.json", env=tree.env, task_id=tree.task_id)
+    assert to_json(back) == data
+    assert max(node.depth for node in back.nodes) == depth
+
+
+def test_a_tree_whose_paths_are_too_long_for_a_nested_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "trees.jsonl", [by_hand({"a" * 501: 1.0})])
+    refused("trees", tmp_path / "trees.jsonl", tmp_path / "out")
+    assert "tree corridor-1 has paths of 501 actions, too many for the nested format" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*"))
+
+
 def test_prior_replies_become_the_root_s_recent_actions() -> None:
     tree = grow(FAR, prior=[said("right"), "Thought 1: It.\nAction 1: take key"])
     data = to_json(tree)
@@ -170,6 +189,8 @@ def test_terminal_leaves_within_the_depth_bound_were_ended_by_the_environment() 
     [
         (original(entry(visits="many")), r"x\.json: field 'children\.0\.visits'"),
         (original(entry(children=None)), r"x\.json: field 'children\.0\.children'"),
+        (original(entry(), entry(children=[entry(), entry(obs=1)])), r"field 'children\.1\.children\.1\.obs'"),
+        (original(entry(children=[7])), r"x\.json: field 'children\.0\.children\.0': Input should be"),
         ({k: v for k, v in original().items() if k != "state"}, r"x\.json: field 'state'"),
         (original(value=math.nan), r"x\.json: field 'value'"),
         ([], r"x\.json: Input should be"),
