@@ -158,6 +158,7 @@ def test_the_short_prompt_has_one_line_of_the_task_and_the_last_steps() -> None:
         "Action: get 4 b\nObservation: Got 4 b\nAction: craft 1 a using 1 b\nObservation: Crafted 1 a\n"
         "Reason, then Judgement: Good, Bad or Uncertain?"
     )
+    assert "get 3 b" not in judge_prompt("textcraft", task, history, history[0], "short", dropped=4)[0].content
 
 
 def test_the_task_line_is_the_line_that_states_the_goal() -> None:
@@ -301,9 +302,7 @@ def test_the_kept_path_ends_with_the_first_bad_step_at_or_after_the_branch(verdi
         (None, None, "uncertain"),  # off ScienceWorld's gold path: only the step that leaves it is bad
     ],
 )  # fmt: skip
-def test_a_step_is_judged_by_the_number_of_actions_left_before_and_after_it(
-    before: int | None, after: int | None, verdict: str
-) -> None:
+def test_a_step_is_judged_by_the_actions_left_before_and_after_it(before: Any, after: Any, verdict: str) -> None:
     assert step_verdict(Standing(0, before, False), Standing(0, after, False)) == verdict
     assert step_verdict(Standing(0, before, False), Standing(0, after, False, reward=0.1)) == "good"
     assert step_verdict(Standing(0, before, False), Standing(0, None, True)) == "bad"  # a failed episode
