@@ -161,6 +161,13 @@ def test_the_inventory_keeps_its_order_and_drops_items_that_are_used_up() -> Non
     ]
 
 
+@pytest.mark.parametrize("wanted", ["2 plank", "plank", "99 plank"])
+def test_a_craft_makes_the_recipe_s_number_whatever_number_is_requested(wanted: str) -> None:
+    env = at("rack", log=1)
+    made = replies(env, f"craft {wanted} using 1 log", "inventory")
+    assert made == ["Crafted 2 minecraft:plank", "Inventory: [plank] (2) "]
+
+
 @pytest.mark.parametrize("cord", ["hemp cord", "silk cord"])
 def test_a_tag_accepts_any_item_that_has_it(cord: str) -> None:
     env = at("bow", stick=2, hemp_cord=1, silk_cord=1)
