@@ -365,6 +365,16 @@ def test_replay_keeps_the_samples_that_still_succeed_and_reports_their_share() -
     assert any(row["revise_log"] not in [old["revise_log"] for old in spliced.rows] for row in played.rows)
 
 
+def test_a_replay_that_scores_exactly_alpha_is_kept_only_if_thresholds_are_inclusive() -> None:
+    trees, judge, world = grown(range(10), seed=2), ScriptedJudge({"corridor": Corridor()}), EmbeddedWorld(Corridor())
+    strict, inclusive = (
+        made(trees, judge, world, alpha=0.0, beta=0.9, inclusive=inclusive, validate_splice="replay").stats
+        for inclusive in (False, True)
+    )
+    assert strict["pairs"] == inclusive["pairs"]
+    assert strict["replay_kept"]["mean"] < inclusive["replay_kept"]["mean"]  # those that score 0
+
+
 def test_a_replay_executes_the_recorded_action_even_if_the_stored_reply_gives_another() -> None:
     """The actor replied "Action 1: look", then "Action: jump": the first was executed, the stored text has the last."""
     said = {"look": "Thought: t\nAction: look\nThought: u\nAction: jump"}
