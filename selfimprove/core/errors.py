@@ -26,14 +26,10 @@ class UserError(Exception):
     """
 
 
-def fault(error: ValidationError, inside: str = "") -> str:
-    """The first validation error with its location: ``field 'tasks.0.id': Field required``.
-
-    ``inside``: the location of what was validated in a larger whole.
-    """
+def fault(error: ValidationError) -> str:
+    """The first validation error with its location: ``field 'tasks.0.id': Field required``."""
     first = error.errors()[0]
-    place = ".".join(filter(None, (inside, *map(str, first["loc"]))))
-    message = first["msg"].removeprefix("Value error, ")
+    place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     return f"field {place!r}: {message}" if place else message
 
 

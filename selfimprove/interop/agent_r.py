@@ -196,7 +196,7 @@ E = TypeVar("E", bound=_Entry)
 
 
 def _read(kind: type[E], data: object, where: str, place: str = "") -> E:
-    """A node of a file; ``place``: its location in the file, for errors.
+    """A node of a file; ``place``: its location in the file, such as ``children.0.children.2``, for errors.
 
     Raises:
         UserError: the node does not fit the format.
@@ -204,7 +204,10 @@ def _read(kind: type[E], data: object, where: str, place: str = "") -> E:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {fault(error, place)}; fix or delete the file.") from None
+        first = error.errors()[0]
+        field = ".".join(map(str, (place, *first["loc"])))
+        wrong = f"field {field!r}: {first['msg'].removeprefix('Value error, ')}" if place else fault(error)
+        raise UserError(f"{where}: {wrong}; fix or delete the file.") from None
 
 
 def _plain(message: Message) -> dict[str, str]:
