@@ -6,9 +6,9 @@ An Alpaca row (``alpaca_format/hotpotqa.json``); chat rows (``gpt_format/``) con
      "output": "Thought: I need to search …\\nAction: search[Malcolm Smith …]\\nObservation: Smith was named …\\n"
                "Thought: …\\nAction: finish[Super Bowl XLVIII]\\nObservation: Episode finished, reward = True\\n"}
 
-Repaired: questions whose last lines (MMLU's options) were moved to the output. Dropped: malformed rows, rows with a
-round that lacks a thought or an action, rows without an end or with a failed end (40 of the released 734), and
-questions that already have an expert. The terminal line is always removed.
+Repaired: questions whose last lines (MMLU's options) were moved to the output, or that are repeated at its start.
+Dropped: malformed rows, rows with a round that lacks a thought or an action, rows without an end or with a failed end
+(40 of the released 734), and questions that already have an expert. The terminal line is always removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import Field
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, read_records
-from selfimprove.envs.qa.base import Question, TaskName, content_id
+from selfimprove.envs.qa.base import Question, TaskName, content_id, folded
 from selfimprove.envs.qa.experts import Expert, Round, demonstrate, hotpotqa_quest
 from selfimprove.envs.qa.mmlu import letter_of
 
@@ -150,7 +150,9 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
         raise _Dropped("no rounds")
     # Text before the first round belongs to the question.
     head, repair = written[: first.start()].strip("\n"), ""
-    if head.strip():
+    if f" {folded(head)}".endswith(f" {folded(asked)}"):  # StrategyQA's prefix may precede it
+        repair = "question repeated in the output"
+    elif head.strip():
         repair = "options moved back to the question" if _OPTIONS.match(head) else "question continued in the output"
         asked = f"{asked}\n{head}"
     rounds = _rounds(written[first.start() :])

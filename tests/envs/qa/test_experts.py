@@ -69,6 +69,15 @@ def test_question_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Pa
     assert audit.repaired == {"options moved back to the question": 1, "question continued in the output": 1}
 
 
+def test_a_question_repeated_at_the_start_of_the_output_is_asked_once(tmp_path: Path) -> None:
+    rows = [alpaca("Is it so?", GOOD), alpaca("Is it so?", "Yes or no: Is it so?\n" + GOOD)]
+    rows += [alpaca("Is Tolma?", "Is Tolma?\n" + GOOD), alpaca("so?", "or also?\n" + GOOD)]
+    experts, audit = read(tmp_path, rows)
+    assert [expert.question.question for expert in experts] == ["Is it so?", "Is Tolma?", "so?\nor also?"]
+    assert audit.repaired == {"question repeated in the output": 2, "question continued in the output": 1}
+    assert audit.dropped == {"duplicate question": 1}
+
+
 def test_an_answer_that_spells_out_an_option_has_its_letter_as_gold(tmp_path: Path) -> None:
     options = "A. making\nB. eating\nC. crying\nD. noting"
     answers = ("B. eating", "A, D")
