@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from selfimprove.methods.spin.params import QuestionsParams, SpinParams
+from tests.support.profiles import profile
 
 TRAIN = {"epochs": 1, "lr": 1e-4}
 
@@ -66,6 +67,42 @@ def test_the_defaults_match_the_specification() -> None:
     cfg = SpinParams.model_validate(section()).iterations["iter1"].generate
     assert (cfg.max_turns, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
     assert SpinParams.model_validate(section()).evaluate.temperature == 0
+
+
+def test_the_profile_of_plain_spin_has_the_published_schedule() -> None:
+    params = profile("spin-zephyr-7b")
+    spin = SpinParams.model_validate(params["spin"])
+    rows = [spin.rows[f"iter{number}"] for number in range(4)]
+    assert [row.init for row in rows] == ["base", "iter0", "iter1", "iter2"]
+    trains = [row.train.model_dump() for row in rows]
+    assert [(train["lr"], train["beta"]) for train in trains] == [(5e-7, 0.1), (5e-7, 0.1), (1e-7, 0.1), (1e-7, 5.0)]
+    shared = {
+        "loss": "sigmoid", "sft_weight": 0, "optimizer": "rmsprop", "weight_decay": 0, "batch_size": 64, "epochs": 2,
+        "schedule": "linear", "warmup_ratio": 0.1, "warmup_steps": 0, "max_length": 2048, "dtype": "bfloat16",
+        "lora": None,
+    }  # fmt: skip
+    assert [{key: train[key] for key in shared} for train in trains] == [shared] * 4
+    assert (params["run"]["seed"], spin.tasks.train) == (42, 50_000)
+    for iteration in spin.iterations.values():
+        play, mix = iteration.generate, iteration.convert.mix
+        assert (play.start, play.end, play.temperature, play.top_p, play.max_tokens) == (0, None, 1, 1, 256)
+        assert (mix.own, mix.previous, mix.seed) == (1, 1, 42)
+
+
+def test_the_warm_start_of_the_llama_profile_has_fireacts_recipe() -> None:
+    params = profile("spin-llama2-7b")
+    spin = SpinParams.model_validate(params["spin"])
+    train = spin.rows["base"].train.model_dump()
+    want = {"lr": 3e-4, "epochs": 30, "warmup_steps": 100, "validation": 0.01, "batch_size": 32}
+    assert {key: train[key] for key in want} == want
+    adapter = {"rank": 8, "alpha": 16, "dropout": 0.05, "targets": ["q_proj", "v_proj"], "quantize": "8bit"}
+    assert {key: train["lora"][key] for key in adapter} == adapter
+    assert (params["base"]["spin"]["model"], spin.tasks.train) == ("meta-llama/Llama-2-7b-chat-hf", 500)
+    # The published sample: the first 500 questions of the shuffled dev set.
+    other, play = spin.tasks.other, spin.evaluate
+    assert other is not None
+    assert (other.task, other.split, spin.tasks.test) == ("hotpotqa", "dev", 7405)
+    assert (play.start, play.end, play.shuffled, play.temperature) == (0, 500, True, 0)
 
 
 @pytest.mark.parametrize(
