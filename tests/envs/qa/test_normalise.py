@@ -53,6 +53,9 @@ def test_normalised_text_has_no_capitals_ascii_punctuation_or_extra_spaces(text:
         ("yes it is", "yes", 0.0),  # one side is yes: no partial credit
         ("yes", "yes it is", 0.0),
         ("noanswer", "yes", 0.0),
+        ("noanswer given", "noanswer", 0.0),
+        ("noanswer", "noanswer given", 0.0),
+        ("noanswer", "noanswer", 1.0),
         ("no answer", "no", 0.0),
         ("no one", "no one else", 0.8),  # the guard applies to whole answers
     ],

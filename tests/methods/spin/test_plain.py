@@ -1,6 +1,7 @@
 """Plain SPIN: rows of chats, fractions, gathering, and one format for generation and training (docs/spin.md, S45)."""
 
 import asyncio
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.interop.spin_plain import answer_all, app
+from selfimprove.interop.spin_plain import answer_all, app, gather_command, generate_command, reformat_command
 from selfimprove.methods.spin.chats import (
     first_exchange,
     fraction,
@@ -223,6 +224,25 @@ def test_gathering_requires_all_fractions_and_no_others(tmp_path: Path, capsys: 
     write_rows_to(tmp_path / "loser_1.jsonl", [{"real": []}])
     with pytest.raises(UserError, match="no answer under 'generated'"):
         gathered(tmp_path, 4, "train")
+
+
+def test_gathered_answers_begin_without_white_space_as_in_the_original(tmp_path: Path) -> None:
+    write_rows_to(tmp_path / "loser_0.jsonl", [make_row("q ", " real ", "\n said ")])
+    assert gathered(tmp_path, 1, "train") == [make_row("q ", " real ", "said ")]
+
+
+def test_the_commands_have_the_originals_defaults() -> None:
+    def default(command: Any, *names: str) -> list[Any]:
+        return [inspect.signature(command).parameters[name].default for name in names]
+
+    assert default(reformat_command, "output_dir", "kind", "file_format") == [
+        Path("reformatted"),
+        "ultrachat",
+        "parquet",
+    ]
+    assert default(generate_command, "batch_size", "data_frac", "frac_len", "split") == [16, 0, 0, "train"]
+    assert default(generate_command, "max_tokens", "temperature", "top_p") == [256, 1.0, 1.0]
+    assert default(gather_command, "num_fracs", "split") == [125, "train"]
 
 
 def test_the_pipeline_reads_the_rows_as_splits_and_experts(ultrachat: Any, tmp_path: Path) -> None:

@@ -105,6 +105,11 @@ def test_replies_without_an_action_are_requested_again_with_the_same_prompt() ->
     assert "I wonder" not in trajectory(episode)
 
 
+def test_an_action_without_the_space_after_its_colon_is_requested_again_as_in_fireact() -> None:
+    episode = played(lambda request, attempt: (" t\nAction:" if attempt < 2 else " t\nAction: ") + "finish[Tolma]")
+    assert [(entry.attempts, entry.tool) for entry in episode.rounds] == [(3, "finish")]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_after_six_replies_without_an_action_the_round_fails_and_the_episode_ends(temperature: float) -> None:
     episode = played([REPLIES[0], " I wonder."], temperature=temperature)

@@ -44,6 +44,13 @@ def test_an_unfinished_episode_is_written_with_reward_false_and_pred_empty() -> 
     assert entry["traj_by_line"][-1] == ""
 
 
+def test_the_added_fields_tell_whether_the_policy_finished_its_rounds_and_the_iteration() -> None:
+    played_out, cut = sample_episode(iteration="iter2"), played([REPLIES[0]] * 3, iteration="iter0", max_turns=3)
+    entries = [to_entry(played_out), to_entry(cut)]
+    told = [tuple(entry[key] for key in ("finished", "steps", "iteration")) for entry in entries]
+    assert told == [(True, 2, "iter2"), (False, 3, "iter0")]
+
+
 def test_without_evaluation_the_reward_is_null() -> None:
     entry = to_entry(sample_episode(evaluate=False))
     assert entry["reward"] is None

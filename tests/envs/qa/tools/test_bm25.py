@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Paragraph
 from selfimprove.envs.qa.tools.bm25 import Bm25, LocalSearch, read_corpus, words
+from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.search import cut_near
 
 TEXTS = st.lists(
@@ -79,6 +80,14 @@ def test_a_query_without_a_match_returns_none() -> None:
         assert search(query) is None
     assert LocalSearch([])("tolma") is None
     assert LocalSearch([Paragraph(title="", text="...")])("tolma") is None
+
+
+def test_a_result_is_cut_near_400_characters_or_the_params_length() -> None:
+    corpus = [Paragraph(title="Owl", text="owl " * 200)]
+    assert 390 <= len(str(LocalSearch(corpus)("owl"))) <= 400
+    assert 40 <= len(str(LocalSearch(corpus, cut=50)("owl"))) <= 50
+    params = ToolsParams()
+    assert (params.k1, params.b, params.cut, params.setup) == (1.5, 0.75, 400, "title_text")
 
 
 def test_words_are_lower_cased_runs_of_word_characters() -> None:
