@@ -121,6 +121,12 @@ def test_unusable_rows_are_dropped_and_counted_by_reason(tmp_path: Path, row: An
     assert audit.places == {reason: [1]}
 
 
+def test_the_audit_counts_all_dropped_rows_and_lists_the_first_20(tmp_path: Path) -> None:
+    _, audit = read(tmp_path, [alpaca("What is Tolma?", GOOD), *[alpaca("q", "")] * 25])
+    assert audit.dropped == {"no rounds": 25}
+    assert audit.places == {"no rounds": list(range(1, 21))}
+
+
 def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path: Path) -> None:
     rows = [alpaca("q", "Thought: t\nAction: finish[x]" + ENDED), alpaca("r", GOOD)]
     experts, audit = read(tmp_path, rows)

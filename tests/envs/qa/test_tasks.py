@@ -85,6 +85,9 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
     (tmp_path / "strategyqa_dev.json").write_text(json.dumps([{"question": "Will it?", "answer": "no"}]))
     with pytest.raises(UserError, match=r"strategyqa_dev\.json, item 0: field 'answer' must be true or false"):
         load_questions("strategyqa", "dev", tmp_path)
+    (tmp_path / "strategyqa_test.json").write_text(json.dumps([{"question": "Will it?"}]))
+    with pytest.raises(UserError, match="strategyqa has no split 'test' with answers; choose train or dev"):
+        load_questions("strategyqa", "test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +161,16 @@ def test_mmlu_files_are_sorted_and_options_lettered(tmp_path: Path) -> None:
             load_questions("mmlu", "test", tmp_path)
     with pytest.raises(UserError, match=r"dev contains no \*\.csv"):
         load_questions("mmlu", "dev", tmp_path)
+
+
+def test_mmlu_reads_each_split_from_the_folder_of_that_name_in_its_release(tmp_path: Path) -> None:
+    for name in ("auxiliary_train", "dev", "val", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"law_{name}.csv").write_text(f"In {name}?,1,2,3,4,A\n")
+    first = [load_questions("mmlu", split, tmp_path)[0].question for split in ("train", "dev", "val", "test")]
+    assert [text.partition("\n")[0] for text in first] == [
+        "Question: In auxiliary_train?", "Question: In dev?", "Question: In val?", "Question: In test?",
+    ]  # fmt: skip
 
 
 def test_bamboogle_reads_its_csv_and_is_scored_as_hotpotqa(tmp_path: Path) -> None:

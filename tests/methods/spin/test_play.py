@@ -56,6 +56,19 @@ def test_every_request_has_the_cue_the_stop_string_and_the_token_limit() -> None
     assert [rounds_in(text) for text in texts] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("form", ["alpaca", "question", "chat", "reply"])
+def test_every_request_has_the_params_sampling_settings(form: Any) -> None:
+    asked: list[Request] = []
+
+    def answer(request: Request, attempt: int) -> str:
+        asked.append(request)
+        return REPLIES[request.seed.turn]
+
+    played(answer, form=form, temperature=0.25, top_p=0.75, max_tokens=9)
+    assert len(asked) == (1 if form == "reply" else 3)
+    assert {(request.temperature, request.top_p, request.max_tokens) for request in asked} == {(0.25, 0.75, 9)}
+
+
 def test_without_evaluation_there_is_no_reward() -> None:
     assert played(evaluate=False).reward is None
 
@@ -122,6 +135,12 @@ def test_after_six_replies_without_an_action_the_round_fails_and_the_episode_end
     # Training uses the words that the policy wrote.
     assert (episode.messages[-1].content, episode.messages[-1].weight) == (" I wonder.", 1)
     assert "failed" not in "".join(message.content for message in episode.messages)
+
+
+def test_an_observation_made_up_after_a_reply_without_an_action_is_cut_from_the_failed_round() -> None:
+    episode = played([REPLIES[0], f" I wonder.{STOP} Tolma.\nAction: finish[Tolma]"])
+    assert episode.rounds[-1].failed
+    assert episode.messages[-1].content == " I wonder."
 
 
 def test_episodes_do_not_depend_on_order_concurrency_or_slow_tools() -> None:
