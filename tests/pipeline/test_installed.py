@@ -97,3 +97,13 @@ def test_the_versions_of_all_locked_packages_are_those_in_python_s_own_metadata(
             continue
     assert len(lines) > 100
     assert installed(ROOT) == "".join(lines)
+
+
+def test_a_built_package_contains_every_file_that_its_code_reads() -> None:
+    """Worked episodes, templates and recipes, which a build leaves out unless pyproject.toml names them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    package = ROOT / "selfimprove"
+    built = {file for pattern in project["tool"]["setuptools"]["package-data"]["*"] for file in package.glob(pattern)}
+    read = {file for file in package.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")}
+    assert package / "methods/spin/few_shot/hotpotqa.txt" in read
+    assert read <= built
