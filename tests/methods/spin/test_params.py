@@ -67,6 +67,9 @@ def test_the_defaults_match_the_specification() -> None:
     cfg = SpinParams.model_validate(section()).iterations["iter1"].generate
     assert (cfg.max_turns, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
     assert SpinParams.model_validate(section()).evaluate.temperature == 0
+    train = SpinParams.model_validate(section()).pairs
+    assert (train.loss, train.reference_free, train.average) == ("sigmoid", False, False)
+    assert (train.overlong, train.truncation, train.max_prompt_length) == ("drop", "keep_end", None)
 
 
 def test_the_profile_of_plain_spin_has_the_published_schedule() -> None:
