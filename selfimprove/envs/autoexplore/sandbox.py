@@ -232,8 +232,11 @@ def quoted(name: str) -> str:
 
 
 def unquoted(name: str) -> str:
-    """A path without any quotes around it or around its parts; the original never matches such paths."""
-    while len(name) > 1 and name[0] in "'\"" and name[0] == name[-1]:
+    """A path without any quotes around it or around its parts; the original never matches such paths.
+
+    In ``"my dir"/"my file.txt"`` each part has its own quotes: the outer ones are not a pair.
+    """
+    while len(name) > 1 and name[0] in "'\"" and name[0] == name[-1] and f"{name[0]}/" not in name[1:]:
         name = name[1:-1]
     return "/".join(unquoted(part) for part in name.split("/")) if "/" in name else name
 

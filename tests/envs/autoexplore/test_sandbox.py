@@ -53,6 +53,12 @@ def test_commands_report_success_and_their_output(box: Any) -> None:
         assert (result.ok, result.text, result.identified) == (True, text, None)
 
 
+@pytest.mark.parametrize("operand", ['"src/b c.md"', 'src/"b c.md"', '"src"/"b c.md"', "'src'/'b c.md'"])
+def test_quotes_around_a_path_or_around_each_of_its_parts_are_ignored(box: Any, operand: str) -> None:
+    assert box.run(["id", operand]).identified == "src/b c.md"
+    assert box.run(["cat", operand]).text.startswith('Success: The content of "src/b c.md" is:\n')
+
+
 def test_id_reports_the_path_from_the_root_however_the_file_was_named(box: Any) -> None:
     box.run(["cd", "src"])
     root = box.view.tree.root
