@@ -42,8 +42,18 @@ _LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the 
 
 _MARKS = re.compile(r"[*`\"'()\[\]]")
 """Markup that chat models put around words: **Action:** (1)."""
-_VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*)(?: \w+){0,2}?"
-_NUMBER = r"(?:action|option|choice)(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
+_DISTANCE = (
+    r"(?: (?:a|an|one|two|three|four|another|steps?|cells?|squares?|rows?|columns?|further|more|straight|directly|down|"
+    r"up|to|towards?|the|in|direction|of)){0,8}?"
+)
+"""Words between a verb and a direction: go two cells further to the north."""
+_VERBS = (
+    r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*|"
+    rf"(?<!a )(?<!one )(?<!1 )step(?:ping)?|tak(?:e|ing) (?:a|one|another) step)(?:(?: \w+){{0,2}}?|{_DISTANCE})"
+)
+_NUMBER = (
+    r"(?:action|option|choice|label|choos(?:e|ing)|select(?:ing)?)(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
+)
 _TELLS = [
     re.compile(rf"\b(?:{words}|{_NUMBER}{number})\b", re.IGNORECASE)
     for number, words in enumerate(
