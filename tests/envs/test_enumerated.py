@@ -228,6 +228,46 @@ def test_the_easy_and_first_step_params_are_applied(tmp_path: Path) -> None:
     assert (played.cost, played.done, played.success) == (-115.0, True, True)
 
 
+def test_the_keyword_costs_and_union_targets_params_are_applied(tmp_path: Path) -> None:
+    env = explore(tmp_path, keyword_costs={"Warning": 1})
+    env.reset(0)
+    assert env.step("no label").cost == 2
+    seen = {"model_name": "m", "filename": "README.md", "info": "negative0", "trajectory": []}
+    write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py", trajectories=[seen])])
+    for union in (False, True):
+        params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), union_targets=union)
+        env = params.make(tmp_path)
+        env.reset(0)
+        assert env.step("id README.md").success is union
+
+
+def test_the_params_of_questions_limit_files_questions_and_depth(tmp_path: Path) -> None:
+    explore(tmp_path)
+
+    def asked(**params: object) -> list[str]:
+        """The target of each task."""
+        made = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), **params)
+        return [task.filename for task in made.template_tasks(made.repositories())]  # type: ignore[attr-defined]
+
+    assert len(asked()) > len(set(asked())) > 3
+    assert max(target.count("/") for target in asked()) == 2
+    assert len(asked(per_file=1)) == len(set(asked(per_file=1))) == len(set(asked()))
+    assert len(set(asked(files_per_repo=1))) == 1
+    assert {target.count("/") for target in asked(max_level=0)} == {0}
+    assert asked(seed=1) != asked()
+
+
+def test_the_params_of_taxi_and_alfworld_are_applied() -> None:
+    assert "--- Initial State ---" in listed_env(with_history=True).make().reset(61).pre
+    pickup = listed_env(mode="pickup").make()
+    pickup.reset(61)
+    assert [pickup.step(label)[:3] for label in "14"] == [(0.05, False, False), (-1.0, True, True)]
+    kitchen = listed_env(name="alfworld", kinds=["heat"], thing="apple", place="fridge").make()
+    assert "apple in fridge." in kitchen.reset(kitchen.task_ids()[0]).pre
+    first = [listed_env(name="alfworld", seed=seed).make().reset(0).pre for seed in (0, 1)]
+    assert first[0] != first[1]
+
+
 def test_levels_divide_the_tasks_of_autoexplore_by_depth(tmp_path: Path) -> None:
     env = explore(tmp_path)
     assert env.levels == ("depth0", "depth1", "depth2")

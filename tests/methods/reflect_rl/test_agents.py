@@ -154,6 +154,24 @@ def test_the_chat_agent_starts_a_new_dialogue_at_each_step() -> None:
     assert len({request.seed for request in requests}) == 4
 
 
+@pytest.mark.parametrize("kind", ["direct", "chat", "react"])
+def test_chat_models_sample_with_the_settings_of_their_agent(kind: Any) -> None:
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "1"
+
+    default, other = AgentParams(kind=kind, engine="chat"), {"temperature": 0.2, "top_p": 0.5, "max_tokens": 9}
+    for cfg in (default, AgentParams.model_validate({"kind": kind, "engine": "chat"} | other)):
+        requests.clear()
+        asyncio.run(play_agent(61, ENV, make_agent(cfg, ScriptedEngine(answer)), KEY, "full"))
+        assert {(r.temperature, r.top_p, r.max_tokens) for r in requests} == {
+            (cfg.temperature, cfg.top_p, cfg.max_tokens)
+        }
+    assert (default.temperature, default.top_p) == (0.7, 0.9)
+
+
 def test_an_answer_without_a_label_is_an_invalid_action() -> None:
     env = listed_env(name="alfworld", max_turns=3).make()
     cfg = AgentParams(kind="direct", engine="chat")

@@ -8,6 +8,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.rl_config import CriticParams, RLParams
 from selfimprove.methods.reflect_rl.summary import main_row, reflect_rl_rows
 from selfimprove.pipeline.params import SECTIONS, load_section
 
@@ -48,6 +49,29 @@ def params(**changes: object) -> dict[str, object]:
 def load(**changes: object) -> ReflectRLParams:
     name = "reflect_rl" if "reflect_rl" in SECTIONS else SECTIONS[0]
     return load_section({name: params(**changes)}, name, ReflectRLParams, "params.yaml")
+
+
+def test_the_defaults_are_those_of_the_papers_code() -> None:
+    rl = {
+        "algorithm": "pg", "max_steps": 20000, "episodes": 4, "replay_episodes": 1, "replay_buffer": 50, "lr": 2e-4,
+        "weight_decay": 0.001, "grad_clip": 0.3, "schedule": "constant", "gradient_accumulation_steps": 1,
+        "entropy_coef": 0.0, "ppo_clip": 0.1, "ppo_epochs": 3, "critic": None, "curriculum": False, "save_steps": 100,
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "shrink_head": True, "mask_invalid": False, "reflect_prob": 1.0,
+        "reflect_temperature": 1.0, "reflect_top_p": 1.0, "max_tokens": 100,
+    }  # fmt: skip
+    assert RLParams().model_dump() | rl == RLParams().model_dump()
+    critic = {"kind": "linear", "shared": False, "lr": 2e-4, "every": 5, "epochs": 5}
+    assert CriticParams().model_dump() == critic
+    cfg = load(env={"name": "autoexplore"})
+    env = {
+        "max_turns": 15, "labels": "full", "shuffle_action": False, "curriculum_index": -1, "leaveout_prob": 0.5,
+        "easy": False, "first_step": False, "union_targets": False, "keyword_costs": {}, "merge_first_two": False,
+        "merge_after_first_k": 3, "files_per_repo": 100, "max_level": 2,
+    }  # fmt: skip
+    assert cfg.env.model_dump() | env == cfg.env.model_dump()
+    generate = {"negatives": 2, "oracle_prob": 0.1, "max_turns": 15, "temperature": 0.7, "top_p": 0.9}
+    assert cfg.generate.model_dump() | generate == cfg.generate.model_dump()
+    assert (cfg.evaluate.eval_reps, cfg.tasks.few_data, cfg.report.window) == (10, 0, 99)
 
 
 def test_rows_are_in_the_order_of_the_results_table() -> None:

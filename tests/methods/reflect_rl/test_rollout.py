@@ -87,6 +87,14 @@ def test_steps_with_shortened_prompts_or_cut_reflections_are_counted() -> None:
         assert (metrics["shortened_prompts"]["mean"], metrics["cut_completions"]["mean"]) == counted
 
 
+def test_each_model_samples_with_its_own_settings() -> None:
+    cfg = ActingParams(temperature=0.5, top_p=0.6, top_k=7, reflect_temperature=0.8, reflect_top_p=0.9, max_tokens=11)
+    policy, reflector = Scripted(lambda prompt: "1"), Scripted(lambda prompt: "Go on.")
+    run(policy, reflector, cfg)
+    assert {(r.temperature, r.top_p, r.top_k, r.max_tokens) for r in policy.asked} == {(0.5, 0.6, 7, 1)}
+    assert {(r.temperature, r.top_p, r.top_k, r.max_tokens) for r in reflector.asked} == {(0.8, 0.9, 0, 11)}
+
+
 def test_without_a_reflector_the_policy_reads_the_plain_state() -> None:
     policy = Scripted(lambda prompt: "1")
     episode = run(policy)
