@@ -16,7 +16,7 @@ from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.playable import write_tasks
-from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.interface import EnumeratedEnv, Last
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.grid import ACTIONS
@@ -26,12 +26,15 @@ from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.teacher import (
     ANALYZE,
+    ANALYZE_FIRST,
+    ANALYZE_LATER,
     CHOOSE,
     SPOILER,
     WRONG,
     ChatTeacher,
     ScriptedTeacher,
     Teacher,
+    analysis_request,
     read_label,
 )
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
@@ -180,6 +183,18 @@ def _telltale(request: Request, sample: int) -> str:
     if request.seed.turn % 2:
         return f"You should {secret} now."
     return "The situation is difficult."
+
+
+def test_an_exploring_teacher_writes_one_sentence_then_two_and_only_in_taxi_it_sees_the_best_action() -> None:
+    for name in ("taxi", "alfworld"):
+        env = listed_env(name=name).make()
+        env.reset(env.task_ids()[0])
+        for last, wanted in ((None, ANALYZE_FIRST), (Last("look", False), ANALYZE_LATER)):
+            text = analysis_request(env, last, exploring=True)[-1].content
+            assert text.endswith(wanted)
+            assert (SPOILER.format(command=env.oracle()[0]) in text) is (name == "taxi")
+    assert "one sentence, of at most 100 words" in ANALYZE_FIRST
+    assert "two sentences, of at most 100 words" in ANALYZE_LATER
 
 
 def test_a_teacher_that_reveals_the_secret_is_asked_again_with_another_seed() -> None:

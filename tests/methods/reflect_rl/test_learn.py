@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from selfimprove.methods.reflect_rl.logs import log_curve
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_job import RLJob
+from selfimprove.methods.reflect_rl.rl_learner import Learner
+from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory
 from selfimprove.methods.reflect_rl.rl_policy import example, order, weights_hash
 from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
@@ -205,6 +208,28 @@ def test_the_hash_of_a_folder_depends_on_the_bytes_of_its_files(folder: Path, tm
         file.seek(-1, 2)
         file.write(b"\x7f")
     assert files_hash(copy) != files_hash(folder)
+
+
+def test_an_iteration_trains_on_its_own_episodes_then_on_a_sample_of_the_successes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every episode has a number of its own, so that the environment draws labels and left-out entries anew."""
+    calls: list[tuple[int, bool, Sequence[RLTrajectory]]] = []
+    train = Learner.train
+
+    def record(self: Learner, episodes: Sequence[RLTrajectory], *, iteration: int, fresh: bool) -> float | None:
+        calls.append((iteration, fresh, episodes))
+        return train(self, episodes, iteration=iteration, fresh=fresh)
+
+    monkeypatch.setattr(Learner, "train", record)
+    learn(make_job(folder, tmp_path, params(max_steps=3)))
+    assert [call[:2] for call in calls] == [(i, fresh) for i in range(3) for fresh in (True, False)]
+    numbers = [one.id.rpartition("-")[2] for _, fresh, episodes in calls if fresh for one in episodes]
+    assert numbers == [str(number) for number in range(18)]
+    played: list[RLTrajectory] = []
+    for _, fresh, episodes in calls:
+        played += episodes if fresh else []
+        assert fresh or (len(episodes) == 3 and all(one.success and one in played for one in episodes))
 
 
 def test_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp_path: Path) -> None:
