@@ -60,6 +60,8 @@ _INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|\.\d|,\d{3}(?!\d)
 _STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
 _NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
 """The number directly after "action:", and directly after the word."""
+_UNREADABLE = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*[\u2212-]?\d", re.IGNORECASE)
+"""A digit directly after "action:", which is the choice even if the number is no label, as in "Action: 3.0"."""
 
 
 def read_label(text: str, labels: Collection[str]) -> str | None:
@@ -75,11 +77,15 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
         I would not take action 2, it hits a wall.
         Action: 3                                          ->  3
         Action 12                                          ->  12, None if only 0 to 5 are listed
+        Action: 3.0. The passenger is 1 row away.          ->  None
     """
     letter = _LETTER.search(text)
     if letter is not None and letter[1] in labels:
         return letter[1]
-    stated = _STATED.search(text) or _NEXT.search(text)
+    stated = _STATED.search(text)
+    if stated is None and _UNREADABLE.search(text):
+        return None
+    stated = stated or _NEXT.search(text)
     whole = _WHOLE.fullmatch(text.strip().strip("*`\"'()[]").strip())
     if stated is None and whole is not None and whole[1] in labels:
         return whole[1]

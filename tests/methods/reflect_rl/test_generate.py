@@ -351,6 +351,9 @@ def test_labels_are_read_exactly_or_not_at_all(text: str, label: str | None) -> 
         ("action 4,5", "4"),
         ("3,4", "3"),
         ("Action: 12,3", None),
+        ("Action: 3.0. The passenger is 1 row away.", None),  # the choice is no label, and is not replaced
+        ("2. Action: 3rd, since 1 is a wall", None),
+        ("After action 2, Action: -3", None),
         ("1.5", None),
         ("-3", None),
         ("3: right", "3"),
