@@ -70,6 +70,16 @@ def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]]
         make_tasks({"r": repo}, seed=0)  # every file defines one(): no answer is unique
 
 
+def test_no_question_is_about_a_file_of_fewer_than_50_tokens(
+    make_folder: Callable[[str, dict[str, str]], Path],
+) -> None:
+    text = "def name():\n    pass\n"  # 6 tokens
+    words = {"short.py": 43, "long.py": 44}
+    files = {name: text.replace("name", name[:-3]) + " word" * count for name, count in words.items()}
+    repo = Repo.open(make_folder("r", files))
+    assert [task.filename for task in make_tasks({"r": repo}, seed=0)] == ["long.py"]
+
+
 @given(st.text(), st.sampled_from(["a.py", "a.md", "a.csv", "a.json", "a.sh", "a.go", "a.ipynb"]))
 def test_any_text_can_be_read_and_facts_fit_on_a_line(text: str, name: str) -> None:
     for fact in find_facts(name, text):
@@ -144,6 +154,11 @@ def test_repeated_tasks_are_merged_with_their_trajectories(repo: Repo, make_task
     assert tasks[0].trajectories[-1].model_name == "a"  # the input is unchanged
     (again,) = filter_tasks([tasks[3], tasks[3], tasks[0]], {"eventlib": repo})
     assert [t.info for t in again.trajectories] == ["negative5", "negative0", "positive", "negative1"]
+
+
+def test_equal_questions_about_other_files_or_repositories_are_other_tasks(repo: Repo, make_task: Any) -> None:
+    tasks = [make_task("README.md", "Q"), make_task("core/hub.py", "Q"), make_task("README.md", "Q", root="copy")]
+    assert filter_tasks([*tasks, *tasks], {"eventlib": repo, "copy": repo}) == tasks
 
 
 def test_split_is_seeded_disjoint_and_exact(make_task: Any) -> None:

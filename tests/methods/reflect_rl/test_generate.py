@@ -115,6 +115,13 @@ def test_negatives_of_a_task_are_distinct_and_limited_by_the_number_of_wrong_fil
     assert asyncio.run(teach(TeachingTask(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
 
 
+def test_an_episode_that_ends_with_the_wrong_file_gives_no_negative(tmp_path: Path) -> None:
+    plant(tmp_path / "repo/eventlib", FILES)
+    write_tasks(tmp_path / TASKS_FILE, [task_for("README.md")])
+    bandit = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), first_step=True).make(tmp_path)
+    assert asyncio.run(teach(TeachingTask(task_id=0, negative=0), bandit, ScriptedTeacher(), CFG, seed=3)) is None
+
+
 def test_exploring_episodes_act_at_random_and_train_on_the_oracles_action() -> None:
     env, steps, wrong = taxi(), 0, 0
     for task in range(60):
@@ -164,6 +171,7 @@ def test_no_secret_is_in_the_training_data() -> None:
         found = [made(TeachingTask(task_id=task, negative=0), env, who) for task in range(25)]
         found += [made(TeachingTask(task_id=task), env, ScriptedTeacher()) for task in range(3)]
         assert any(one.told for one in found) == (who is teacher)
+        assert all(step.reflection for one in found for step in one.steps if step.learn)
         sets = convert(found, env.instruction, MARKERS["spaced"])
         for example in sets["sft_reflection"]:
             said = example.messages[1].content
