@@ -118,6 +118,18 @@ def test_shuffled_alfworld_permutes_the_commands_and_lists_the_labels_in_order()
     assert len(orders) == 4
 
 
+def test_labels_are_shuffled_anew_at_each_state_and_by_the_seed(tmp_path: Path) -> None:
+    kitchen, explored = listed_env(name="alfworld", shuffle_action=True).make(), explore(tmp_path, shuffle_action=True)
+    for env, command in ((kitchen, "look"), (explored, "no command")):  # neither changes the list of commands
+        env.reset(env.task_ids()[0])
+        before = env.commands()
+        env.step(next((label for label, listed in before.items() if listed == command), "no label"))
+        assert sorted(env.commands().values()) == sorted(before.values())
+        assert env.commands() != before
+    drawn = [explore(tmp_path, shuffle_action=True, seed=seed).reset(0).labels for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
+
+
 def test_a_shuffled_label_executes_the_command_that_it_is_listed_with() -> None:
     env = listed_env(name="alfworld", shuffle_action=True).make()
     env.reset(env.task_ids()[3], 1)

@@ -45,3 +45,13 @@ def test_the_command_that_a_text_names_is_executed(text: str, command: str | Non
     env.reset(61)
     env.step("3")  # into the wall
     assert env.named(text) is None
+
+
+@pytest.mark.parametrize(("wasted", "success"), [(14, True), (16, False)])
+def test_a_delivery_at_a_cost_of_minus_1_or_more_is_no_success_in_full(wasted: int, success: bool) -> None:
+    env = EnumeratedTaxi("full", max_turns=30)
+    env.reset(61)
+    costs = [env.step(label).cost for label in "01" * (wasted // 2) + "14000"]
+    delivered = [env.step(label) for label in "05"]
+    assert delivered[1].done
+    assert delivered[1].success is (sum(costs) + sum(step.cost for step in delivered) < -1) is success

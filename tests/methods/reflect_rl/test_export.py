@@ -21,7 +21,7 @@ from selfimprove.envs.autoexplore.repos import Repo, open_repos
 from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
 from selfimprove.envs.interface import State
 from selfimprove.envs.registry import listed_env
-from selfimprove.interop.reflect_rl import app, from_text, tasks_with_trajectories, to_text
+from selfimprove.interop.reflect_rl import app, from_text, state_rows, tasks_with_trajectories, to_text
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach
 from selfimprove.methods.reflect_rl.logs import Point, original_points
 from selfimprove.methods.reflect_rl.params import GenerateParams
@@ -108,6 +108,9 @@ def test_reflected_states_are_exported_as_one_list(tmp_path: Path) -> None:
         assert set(rows[0]) == {"state", "reflection", "action", "reason", "model"} | more
         assert [row["action"] for row in rows] == [step.label for step in one.steps]
         assert rows[0]["state"] == one.steps[0].pre + one.steps[0].post
+        first, *others = one.steps
+        dropped = first.model_copy(update={"learn": False})  # its reflection revealed the action
+        assert state_rows([one.model_copy(update={"steps": [dropped, *others]})]) == rows[1:]
 
 
 @given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
