@@ -35,7 +35,7 @@ FOLDER = ".dir"
 EARLIER = "an earlier run"
 """Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
 
-COMMITTED = ("dvc.lock", "params.yaml", ".dvc/config")
+COMMITTED = ("dvc.lock", "params.yaml", ".dvc/config", str(verify.KEPT_BY_GIT))
 """Files through which a clone finds what was published."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -86,7 +86,10 @@ def fetch(
         bool, typer.Option(help="also download what other published runs produced, for the run cache")
     ] = False,
 ) -> None:
-    """Download what dvc.lock names and the run cache, and check it out."""
+    """Download what dvc.lock names and the run cache, and check it out.
+
+    dvc.lock also names stages that the publisher did not run, such as the default's; these are only counted.
+    """
     with _opened("read from") as (repo, remote, where):
         if not verify.LOCK.is_file() and not all_runs:
             raise UserError(
@@ -103,9 +106,17 @@ def fetch(
             inner = _entries(repo.cache.local.oid_to_path(folder))
             named |= {oid: f"{named[folder]}/{path}" for oid, path in inner.items() if oid not in named}
         missing |= _bring(remote, repo.cache.local, named, where)
-        repo.checkout([str(out.path) for out in outs if out.md5 not in missing], allow_missing=True)
-        faults = list(_faults(missing, named, remote))
+        absent = missing - set(remote.oids_exist(missing)) if missing else missing
+        unpublished = verify.stages_absent(outs, lambda out: out.md5 not in absent)
+        published = [out for out in outs if out.stage not in unpublished]
+        if outs and not published:
+            raise UserError(f"{where} has nothing that dvc.lock names; run `make publish` where the run was made.")
+        repo.checkout([str(out.path) for out in published if out.md5 not in missing], allow_missing=True)
+        excused = {out.md5 for out in outs} - {out.md5 for out in published}
+        faults = list(_faults(missing - excused, named, remote))
     print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")
+    if unpublished:
+        print(f"{len(unpublished)} stages of dvc.lock were not published, such as {min(unpublished)}.")
     if faults:
         raise UserError("\n".join(faults))
 
@@ -153,7 +164,9 @@ def _faults(missing: Iterable[str], named: dict[str, str], remote: Any) -> Itera
 
 
 def _locked() -> list[verify.Out]:
-    return list(verify.outputs()) if verify.LOCK.is_file() else []
+    """The outputs that DVC's cache keeps."""
+    outs = verify.outputs() if verify.LOCK.is_file() else ()
+    return [out for out in outs if not out.path.is_relative_to(verify.KEPT_BY_GIT)]
 
 
 def _runs(place: Any) -> dict[str, str]:

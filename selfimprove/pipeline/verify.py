@@ -7,7 +7,8 @@ date. Here every file is read; one that the cache and the workspace share by a h
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,13 @@ from selfimprove.core.errors import UserError, first_line
 LOCK = Path("dvc.lock")
 FOLDER = ".dir"
 """Suffix of a folder's hash, for which the cache holds a JSON list of the folder's files and their hashes."""
+KEPT_BY_GIT = Path("results/headline")
+"""The metrics that are committed instead of cached (``cache: false`` in dvc.yaml)."""
 OBJECTS = Path("files/md5")
 """Location of the objects below DVC's cache folder."""
+
+
+HOW_TO_GET = "`make repro` runs or restores those of params.yaml, `make fetch` downloads published ones"
 
 
 class Out(NamedTuple):
@@ -36,15 +42,20 @@ class Out(NamedTuple):
 @one_sentence()
 def main() -> None:
     """Exit with code 2 and one sentence per damaged file."""
+    absent: set[str] = set()
     try:
-        outs = list(outputs())
-        faults = list(dict.fromkeys(found(outs)))
+        listed = list(outputs())
+        absent = stages_absent(listed, lambda out: out.path.exists())
+        outs = [out for out in listed if out.stage not in absent]
+        faults = list(dict.fromkeys(found(outs))) if outs else [f"no outputs are here yet; {HOW_TO_GET}."]
     except UserError as error:
         outs, faults = [], [str(error)]
     if faults:
         print("\n".join(faults), file=sys.stderr)
         sys.exit(2)
     print(f"{sum(not out.md5.endswith(FOLDER) for out in outs)} files and DVC's cache match dvc.lock.")
+    if absent:
+        print(f"{len(absent)} more stages of dvc.lock have no outputs here, such as {min(absent)}; {HOW_TO_GET}.")
 
 
 def outputs() -> Iterator[Out]:
@@ -64,6 +75,20 @@ def outputs() -> Iterator[Out]:
         raise UserError(
             f"{LOCK} is truncated or damaged; run `make repro`, which restores the last complete copy."
         ) from None
+
+
+def stages_absent(outs: list[Out], there: Callable[[Out], bool]) -> set[str]:
+    """The stages that lack outputs and have none of their own there, so that they have not run or been published.
+
+    A clone's dvc.lock names the default's stages, and those of another profile stay in it. An output with the same
+    content as one of another stage, such as an empty list, is not a stage's own; nor is what git keeps.
+    """
+    stages = defaultdict(set)
+    cached = [out for out in outs if not out.path.is_relative_to(KEPT_BY_GIT)]
+    for out in cached:
+        stages[out.md5].add(out.stage)
+    found = {out.stage for out in cached if len(stages[out.md5]) == 1 and there(out)}
+    return {out.stage for out in cached if not there(out)} - found
 
 
 def found(outs: list[Out]) -> Iterator[str]:

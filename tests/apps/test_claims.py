@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from selfimprove.apps.claims import runs
 from selfimprove.apps.claims.claims import CLAIMS, Claim, difference, verdicts
@@ -18,6 +21,7 @@ from selfimprove.apps.claims.published import (
     kernels_here,
     kernels_of,
     kinds_here,
+    output_hashes,
     params_digest,
     pooled,
     publish,
@@ -27,6 +31,8 @@ from selfimprove.apps.claims.published import (
 from selfimprove.apps.claims.runs import run_all
 from selfimprove.apps.claims.verify import told
 from selfimprove.core.errors import UserError
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.verify import md5_of
 from tests.support.profiles import profile
 from tests.support.repo_copy import ROOT, copy_tiny, environment
 
@@ -117,6 +123,22 @@ def test_the_claims_are_about_rows_of_the_default_profile() -> None:
     params = profile("default")
     for claim in CLAIMS:
         assert claim.row is None or claim.row in params[claim.method]["rows"], claim
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_committed_lock_and_headline_metrics_belong_to_one_run_with_the_params(method: str) -> None:
+    """After a change of the default's params, run `make repro` and commit dvc.lock with results/headline."""
+    file = f"results/headline/{method}.json"
+    lock = YAML(typ="safe", pure=True).load(ROOT / "dvc.lock")["stages"]
+    assert md5_of(ROOT / file) == output_hashes(ROOT / "dvc.lock")[file]
+    params = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
+    if params != YAML(typ="safe", pure=True).load(ROOT / "profiles/default.yaml"):
+        return  # somebody's own params, whose run may be yet to come
+    stages = [name for name in lock if name.startswith(f"{method}-")]
+    assert len(stages) >= len(params[method]["rows"])
+    for stage in stages:
+        for key, value in lock[stage].get("params", {}).get("params.yaml", {}).items():
+            assert reduce(getitem, key.split("."), params) == value, (stage, key)
 
 
 def test_the_published_runs_measure_the_metrics_of_the_claims() -> None:
@@ -275,7 +297,7 @@ def test_claims_run_the_pipeline_in_separate_folders_and_resume(
     assert (first["kernels"], first["seed"]) == ("default", 1)
     assert "results/reflect_rl/reflect_rl/metrics.json" in first["outputs"]
     assert (root / "params.yaml").read_bytes() == before
-    assert not (root / "dvc.lock").exists()
+    assert (root / "dvc.lock").read_bytes() == (ROOT / "dvc.lock").read_bytes()
     mine = collected(root / ".rehearsal/claims-default-1-tiny", "default")
     assert told(mine, [first])[0].startswith(
         f"Reflect-RL: {len(first['outputs'])} of {len(first['outputs'])} outputs equal"

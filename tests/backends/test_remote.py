@@ -104,7 +104,10 @@ def publisher(tmp_path_factory: pytest.TempPathFactory, endpoint: str, s3: Any) 
     make(folder, "repro", METHOD)
     make(folder, "remote", f"URL={URL}", f"ENDPOINT={endpoint}")
     said = make(folder, "publish").stdout
-    assert "commit dvc.lock, params.yaml, .dvc/config, so that clones can fetch what was published" in said
+    assert (
+        "commit dvc.lock, params.yaml, .dvc/config, results/headline, so that clones can fetch what was published"
+        in said
+    )
     run(folder, "git", "add", "--all")
     run(folder, *GIT, "commit", "--quiet", "-m", "results")
     return folder
@@ -113,7 +116,9 @@ def publisher(tmp_path_factory: pytest.TempPathFactory, endpoint: str, s3: Any) 
 @pytest.fixture(scope="module")
 def fetched(publisher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = clone(publisher, tmp_path_factory.mktemp("fetched") / "repo")
-    make(folder, "fetch", "RUNS=all")
+    said = make(folder, "fetch", "RUNS=all").stdout
+    # The committed lock also names the default's stages of the other methods, which the publisher has not run.
+    assert re.search(r"^\d+ stages of dvc.lock were not published, such as agent_r-", said, re.MULTILINE), said
     return folder
 
 
@@ -255,6 +260,9 @@ def test_a_missing_bucket_is_reported_and_a_shared_folder_needs_no_server(
     assert "s3://nobody/x does not exist" in refused(fetched, "publish")
     (tmp_path / "shared").mkdir()
     make(fetched, "remote", f"URL={tmp_path / 'shared'}")
+    empty = clone(fetched, tmp_path / "empty")
+    make(empty, "remote", f"URL={tmp_path / 'shared'}")
+    assert "has nothing that dvc.lock names; run `make publish`" in refused(empty, "fetch")
     make(fetched, "publish")
     folder = clone(publisher, tmp_path / "repo")
     make(folder, "remote", f"URL={tmp_path / 'shared'}")

@@ -15,6 +15,7 @@ from selfimprove.core.git import git
 from selfimprove.pipeline.closure import manifests, scripts
 from selfimprove.pipeline.overall import stage_names
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.verify import KEPT_BY_GIT
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"data", "generate", "convert", "finetune", "evaluate", "report"}
@@ -51,6 +52,13 @@ def test_only_rise_generate_depends_on_the_settings_of_the_teacher(stages: list[
         if any("rise.engines.teacher".startswith(param) for param in named if param.startswith("rise.engines")):
             asking.add(stage.name.partition("@")[0])
     assert asking == {"rise-generate"}
+
+
+def test_the_outputs_that_git_keeps_instead_of_dvc_are_the_headline_metrics(stages: list[PipelineStage]) -> None:
+    uncached = [Path(out.fs_path).relative_to(ROOT) for stage in stages for out in stage.outs if not out.use_cache]
+    assert sorted(uncached) == sorted(KEPT_BY_GIT / f"{method}.json" for method in METHODS)
+    for path in uncached:
+        assert git("check-ignore", "--no-index", "--quiet", str(path), folder=ROOT)[0] != 0
 
 
 def test_no_code_of_a_stage_is_ignored_by_dvc() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,14 @@ STAGES = """
 stages:
   make: {cmd: "mkdir f && echo one > f/a && echo two > f/b && echo 1 > m.json", outs: [f], metrics: [m.json: {cache: false}]}
 """  # noqa: E501
+TWO = hashlib.md5(b"two\n").hexdigest()
+NOT_RUN = f"""
+  rise-report:
+    outs:
+    - {{path: results/headline/rise.json, md5: {hashlib.md5(b"1").hexdigest()}}}
+    - {{path: results/summary/rise.json, md5: '{"0" * 32}'}}
+    - {{path: results/summary/rise.csv, md5: {TWO}}}
+"""
 
 
 @pytest.fixture
@@ -93,6 +102,26 @@ def test_a_damaged_or_missing_dvc_lock_is_reported_in_one_sentence(repo: Path) -
     )
     (repo / "dvc.lock").unlink()
     assert verify(repo) == (2, ["dvc.lock does not exist, so there are no outputs yet; run `make repro`."])
+
+
+def test_stages_that_have_not_run_here_are_counted_and_are_not_faults(repo: Path) -> None:
+    """A fresh clone has the committed dvc.lock and the metrics that git keeps, but no other output."""
+    with (repo / "dvc.lock").open("a") as lock:
+        lock.write(NOT_RUN)
+    (repo / "results/headline").mkdir(parents=True)
+    (repo / "results/headline/rise.json").write_text("1\n")
+    (repo / "results/summary").mkdir()
+    (repo / "results/summary/rise.csv").write_text("two\n")  # checked out by chance: the content of f/b
+    code, said = verify(repo)
+    assert (code, said[0]) == (0, "3 files and DVC's cache match dvc.lock.")
+    assert said[1].startswith("1 more stages of dvc.lock have no outputs here, such as rise-report; `make repro` runs")
+    shutil.rmtree(repo / "f")
+    shutil.rmtree(repo / ".dvc/cache")
+    shutil.rmtree(repo / "results/summary")
+    (repo / "m.json").unlink()
+    code, said = verify(repo)
+    assert code == 2
+    assert said[0].startswith("no outputs are here yet; `make repro` runs")
 
 
 @pytest.mark.parametrize("cache", ["elsewhere", "gone"])

@@ -18,7 +18,8 @@ PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml
 def copy_repo(folder: Path, profile: str = "smoke") -> Path:
     """Copy everything that stages need to ``folder``, as a git repository with the ``params.yaml`` of ``profile``.
 
-    In an existing copy, the code is replaced and the stages' outputs are kept.
+    As in a clone, ``dvc.lock`` and the headline metrics are those of the default's run, without its other outputs. In
+    an existing copy, the code is replaced and the stages' outputs are kept.
     """
     for part in PARTS:
         source, target = ROOT / part, folder / part
@@ -28,6 +29,9 @@ def copy_repo(folder: Path, profile: str = "smoke") -> Path:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(source, target)
+    if not (folder / "dvc.lock").exists():
+        shutil.copyfile(ROOT / "dvc.lock", folder / "dvc.lock")
+        shutil.copytree(ROOT / "results/headline", folder / "results/headline")
     run(folder, "git", "init", "--quiet")
     run(folder, sys.executable, "-m", "selfimprove.pipeline.profiles", profile)
     run(folder, "git", "add", "--all")

@@ -35,6 +35,11 @@ class Other:
     def __init__(self, run: Run, name: str, about: str, params: Mapping[str, Any], files: Mapping[str, Path]) -> None:
         self._run, self.name, self.about, self.params, self._files = run, name, about, params, files
 
+    @property
+    def is_here(self) -> bool:
+        """Whether any of its results can be read; a clone that has not run the default lacks the committed ones."""
+        return bool(self._files)
+
     def outcomes(self, method: str, row: str) -> list[Outcome]:
         """The row's outcome for each task; [] if the other run does not have the row."""
         path = self._files.get(f"results/{method}/{row}/outcomes.jsonl")
@@ -53,7 +58,7 @@ def read_outcomes(run: Run, path: Path) -> list[Outcome]:
 
 
 def others(run: Run, named: Sequence[str]) -> list[Other]:
-    """The named runs. By default: the last commit, if its results differ from the workspace's, and its experiments.
+    """The named runs. By default: the last commit, if its results are in DVC's cache and differ, and its experiments.
 
     Raises:
         UserError: a name is neither a run's folder nor a commit or experiment with a ``dvc.lock``.
@@ -63,7 +68,12 @@ def others(run: Run, named: Sequence[str]) -> list[Other]:
     found = []
     lock = run.root / "dvc.lock"
     committed = _of_revision(run, "HEAD", "the last commit")
-    if committed and lock.is_file() and _lock_of(run, "HEAD") != lock.read_text(encoding="utf-8", errors="replace"):
+    if (
+        committed
+        and committed.is_here
+        and lock.is_file()
+        and _lock_of(run, "HEAD") != lock.read_text(encoding="utf-8", errors="replace")
+    ):
         found.append(committed)
     listed = provenance.git(run, "for-each-ref", "--sort=-creatordate", "--format=%(refname)", EXPERIMENTS).splitlines()
     for reference in listed:

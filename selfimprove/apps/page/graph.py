@@ -88,8 +88,9 @@ def stages(run: Run) -> list[StageShown]:
     for one in json.loads(done.stdout):
         kind, row = _kind_and_row(one["name"])
         outputs = [
-            {**out, "hash": hashes.get(out["path"], ""), "there": (run.root / out["path"]).exists()}
+            {**out, "hash": hashes.get(out["path"], "") if there else "", "there": there}
             for out in one["outputs"]
+            for there in [(run.root / out["path"]).exists()]
         ]
         method = next((name for name in METHODS if one["name"].split("-")[0].split("@")[-1] == name), "")
         found.append(

@@ -92,6 +92,8 @@ def test_the_last_commit_s_outcomes_are_read_from_dvc_s_cache_wherever_it_is(
     [found] = compare.others(here, [])
     assert found.name == "the last commit"
     check(run, compare.shown(here, found), kept)
+    cached.unlink()
+    assert compare.others(Run(run), []) == [], "a clone has the committed dvc.lock but none of its results"
 
 
 @pytest.mark.parametrize("name", ["no-such-run", "--output=/tmp/x", "HEAD"])
