@@ -109,14 +109,14 @@ def fetch(
         absent = missing - set(remote.oids_exist(missing)) if missing else missing
         unpublished = verify.stages_absent(outs, lambda out: out.md5 not in absent)
         published = [out for out in outs if out.stage not in unpublished]
-        if outs and not published:
+        if outs and not published and not all_runs:
             raise UserError(f"{where} has nothing that dvc.lock names; run `make publish` where the run was made.")
         repo.checkout([str(out.path) for out in published if out.md5 not in missing], allow_missing=True)
         excused = {out.md5 for out in outs} - {out.md5 for out in published}
         faults = list(_faults(missing - excused, named, remote))
     print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")
     if unpublished:
-        print(f"{len(unpublished)} stages of dvc.lock were not published, such as {min(unpublished)}.")
+        print(f"stages of dvc.lock that were not published: {len(unpublished)}, such as {min(unpublished)}.")
     if faults:
         raise UserError("\n".join(faults))
 

@@ -26,9 +26,8 @@ KEPT_BY_GIT = Path("results/headline")
 """The metrics that are committed instead of cached (``cache: false`` in dvc.yaml)."""
 OBJECTS = Path("files/md5")
 """Location of the objects below DVC's cache folder."""
-
-
 HOW_TO_GET = "`make repro` runs or restores those of params.yaml, `make fetch` downloads published ones"
+"""The remedy for stages without outputs, as the second half of a sentence."""
 
 
 class Out(NamedTuple):
@@ -55,7 +54,7 @@ def main() -> None:
         sys.exit(2)
     print(f"{sum(not out.md5.endswith(FOLDER) for out in outs)} files and DVC's cache match dvc.lock.")
     if absent:
-        print(f"{len(absent)} more stages of dvc.lock have no outputs here, such as {min(absent)}; {HOW_TO_GET}.")
+        print(f"Stages of dvc.lock without outputs here: {len(absent)}, such as {min(absent)}; {HOW_TO_GET}.")
 
 
 def outputs() -> Iterator[Out]:

@@ -114,7 +114,7 @@ def test_stages_that_have_not_run_here_are_counted_and_are_not_faults(repo: Path
     (repo / "results/summary/rise.csv").write_text("two\n")  # checked out by chance: the content of f/b
     code, said = verify(repo)
     assert (code, said[0]) == (0, "3 files and DVC's cache match dvc.lock.")
-    assert said[1].startswith("1 more stages of dvc.lock have no outputs here, such as rise-report; `make repro` runs")
+    assert said[1].startswith("Stages of dvc.lock without outputs here: 1, such as rise-report; `make repro` runs")
     shutil.rmtree(repo / "f")
     shutil.rmtree(repo / ".dvc/cache")
     shutil.rmtree(repo / "results/summary")
