@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from selfimprove.training.config import FinetuneParams
 
 NAME = "flash_attention_2"
-INSTEAD = "sdpa"
+INSTEAD = "segments"
 REASON = "reason: "
 
 P = TypeVar("P", bound=FinetuneParams)
@@ -30,8 +30,8 @@ def settle(params: P) -> P:
     if reason is None:
         return params
     print(
-        f"train.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, with a mask over packed rows, "
-        "which is slower. See docs/gpu.md for how to install the kernel.",
+        f"train.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, with the FlashAttention "
+        "that torch contains. See docs/gpu.md for how to install the kernel.",
         file=sys.stderr,
         flush=True,
     )

@@ -32,9 +32,9 @@ def render(
     the example's scale), each [rows, width]. For ``sdpa`` and ``eager`` there is also an ``attention_mask`` [rows, 1,
     width, width], under which a token attends only to its own example up to itself (padding attends to itself). The
     mask is omitted if every row holds one example: causal attention, which is then faster, never attends to padding.
-    For FlashAttention all rows are laid end to end without padding, and ``FLASH_INPUTS`` contain the boundaries of
-    examples; transformers would otherwise derive them from the positions in every layer, synchronising with the GPU
-    each time. For ``segments``, the examples' lengths are returned.
+    For FlashAttention and ``segments`` all rows are laid end to end without padding, and ``FLASH_INPUTS`` contain the
+    boundaries of examples; transformers would otherwise derive them from the positions in every layer, synchronising
+    with the GPU each time. For ``segments``, the examples' lengths are returned as well.
     """
     rows = [tuple(index for row in micro for index in row)] if attention in END_TO_END else list(micro)
     width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
@@ -58,11 +58,10 @@ def render(
     tensors: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
     if attention in END_TO_END:
         lengths = [len(examples[i].ids) for i in rows[0]] or [width]  # without examples: one padding token
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        tensors |= zip(FLASH_INPUTS, (bounds, bounds, max(lengths), max(lengths)), strict=True)
         if attention == "segments":
             tensors["segments"] = lengths
-        else:
-            bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-            tensors |= zip(FLASH_INPUTS, (bounds, bounds, max(lengths), max(lengths)), strict=True)
         return tensors
     if all(len(row) <= 1 for row in rows):
         tensors["position_ids"] = torch.arange(width).repeat(shape[0], 1)
