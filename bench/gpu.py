@@ -7,9 +7,7 @@ started after ``SECONDS`` are skipped. ``BENCH=gpu make bench`` runs this part.
 
 import gc
 import json
-import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +46,7 @@ STEPS, WARM = 9, 3
 """Optimiser steps of a training run, and how many of them, the first ones, do not count."""
 
 WORDS, NEW, CONTEXT = 80, 64, 512
-"""Words of a prompt (about five tokens each), tokens per completion, and tokens of a slot."""
+"""Words of a prompt (about five tokens each); tokens per completion, and of a slot."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,7 @@ class Generated:
     prefill: tuple[int | Literal["auto"], int] = ("auto", 32)
 
     def __str__(self) -> str:
-        rows, block = self.prefill
-        return f"{self.model} {self.slots} slots, prefill {rows} x {block}"
+        return f"{self.model} {self.slots} slots, prefill {self.prefill[0]} x {self.prefill[1]}"
 
 
 ROWS: tuple[Trained | Generated, ...] = (
@@ -111,62 +108,50 @@ def measure(*, threads: int) -> dict[str, Any]:
     machine = Hardware(1, memory, gpu)
     result: dict[str, Any] = {"gpu": gpu.name, "gpu_bytes": memory, "training": [], "generation": []}
     with TemporaryDirectory() as scratch:
-        for model in MODELS:
-            folder = Path(scratch) / model
-            for row in (row for row in ROWS if row.model == model):
-                late = time.monotonic() - began > SECONDS
-                part, work = ("training", train_row) if isinstance(row, Trained) else ("generation", generate_row)
-                result[part].append(_attempt(row, folder, work, machine, threads, late))
-            shutil.rmtree(folder, ignore_errors=True)
+        for row in ROWS:
+            found: dict[str, Any] = {"row": str(row)}
+            started = time.monotonic()
+            try:
+                if started - began > SECONDS:
+                    raise TimeoutError(f"skipped, because {SECONDS:.0f} s have passed")
+                given = make_model(row.model, Path(scratch) / row.model), machine, threads
+                found |= train_row(row, *given) if isinstance(row, Trained) else generate_row(row, *given)
+            except Exception as error:
+                found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            found["seconds"] = round(time.monotonic() - started, 1)
+            print(json.dumps(found), flush=True)
+            result["training" if isinstance(row, Trained) else "generation"].append(found)
     result["seconds"] = round(time.monotonic() - began, 1)
     result["valid"] = all(map(_possible, result["training"] + result["generation"]))
     return result
 
 
-def _attempt(
-    row: Any, folder: Path, work: Callable[..., dict[str, Any]], machine: Hardware, threads: int, late: bool
-) -> dict[str, Any]:
-    """Measure one row, whatever fails in it, and print it."""
-    found: dict[str, Any] = {"row": str(row)}
-    began = time.monotonic()
-    try:
-        if late:
-            raise TimeoutError(f"skipped, because {SECONDS:.0f} s have passed")
-        _release()
-        make_model(row.model, folder)
-        _release()
-        found |= work(row, folder, machine, threads)
-    except Exception as error:
-        found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    found["seconds"] = round(time.monotonic() - began, 1)
-    print(json.dumps(found), flush=True)
-    return found
-
-
 def _possible(row: dict[str, Any]) -> bool:
-    rates = (row.get("tokens_per_second", 0), row.get("memory", {}).get("tensors", 0))
-    return "error" not in row and min(rates) > 0 and 0 <= row.get("share_of_peak", 0) < 1
+    measured = "error" not in row and min(row["tokens_per_second"], row["memory"]["tensors"]) > 0
+    return measured and row.get("share_of_peak", 0) < 1
 
 
-def make_model(name: str, folder: Path) -> None:
+def make_model(name: str, folder: Path) -> Path:
     """Write a random model in bfloat16, created on the GPU, with a tokenizer of 320 ids, unless it is there."""
-    if (folder / "tokenizer_config.json").exists():
-        return
     import torch
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     from tests.support.tiny import train_tokenizer
 
-    torch.manual_seed(0)
-    kind, sizes = MODELS[name]
-    config = AutoConfig.for_model(
-        kind, **dict(zip(SIZES, sizes, strict=True)), max_position_embeddings=8192, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    with torch.device(DEVICE):
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    train_tokenizer(folder)
+    _release()
+    if not (folder / "tokenizer_config.json").exists():
+        torch.manual_seed(0)
+        kind, sizes = MODELS[name]
+        config = AutoConfig.for_model(
+            kind, **dict(zip(SIZES, sizes, strict=True)), max_position_embeddings=8192, tie_word_embeddings=True,
+            bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        )  # fmt: skip
+        with torch.device(DEVICE):
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        train_tokenizer(folder)
+        _release()
+    return folder
 
 
 def conversations(count: int, vocabulary: int) -> list[EncodedExample]:
@@ -206,10 +191,8 @@ def train_row(row: Trained, folder: Path, machine: Hardware, threads: int) -> di
         ends.append(time.perf_counter())
 
     with TemporaryDirectory() as scratch:
-        job = SftJob(
-            model_dir=folder, out_dir=Path(scratch) / "out", checkpoints=Path(scratch) / "checkpoints", params=params,
-            seed=0, threads=threads,
-        )  # fmt: skip
+        out, checkpoints = Path(scratch) / "out", Path(scratch) / "checkpoints"
+        job = SftJob(model_dir=folder, out_dir=out, checkpoints=checkpoints, params=params, seed=0, threads=threads)
         steps = plan_of(job, lengths).steps
         report = train(job, examples, ended)
     tokens, seconds = sum(step.tokens for step in steps[WARM:]), ends[-1] - ends[WARM - 1]
@@ -221,8 +204,7 @@ def train_row(row: Trained, folder: Path, machine: Hardware, threads: int) -> di
         "planned": round(every / plan.seconds),
         "share_of_peak": round(operations / seconds / machine.gpu.operations, 5),
         "ms_per_step": round(1000 * seconds / (len(steps) - WARM), 1),
-        "memory": _memory(plan.states.total + plan.activations, plan.other)
-        | {"planned_states": _gb(plan.states.total), "planned_activations": _gb(plan.activations)},
+        "memory": _memory(plan.other, states=plan.states.total, activations=plan.activations),
         "padding": round(report.padding, 4),
         "attention": report.attention,
         "loss": [round(report.loss[place][1], 4) for place in (0, -1)],
@@ -233,10 +215,9 @@ def generate_row(row: Generated, folder: Path, machine: Hardware, threads: int) 
     """One round of generation, and one in which every request draws a single token, mostly prefill.
 
     Returns:
-        ``tokens_per_second``: generated tokens, prefill included; ``planned``: the plan's; ``prompt``: mean tokens of a
-        prompt; ``prefill``, ``planned_prefill``: prompt tokens per second of the second round; ``ms_per_step``,
-        ``planned_ms_per_step``: milliseconds of a decoding step, from the difference between the rounds; ``memory``:
-        see ``_memory``.
+        ``tokens_per_second``: generated tokens, prefill included; ``prompt``: tokens of a prompt; ``prefill``: prompt
+        tokens per second of the second round; ``ms_per_step``: milliseconds of a decoding step, from the difference of
+        the rounds; ``planned…``: the plan's; ``memory``: see ``_memory``.
     """
     from selfimprove.engines.cpu.engine import TransformersEngine
 
@@ -247,14 +228,13 @@ def generate_row(row: Generated, folder: Path, machine: Hardware, threads: int) 
     )  # fmt: skip
     engine = TransformersEngine(cfg, folder, threads=threads)
     timed(engine, answer_all(engine, _requests(row.slots, 4, words=8)))  # loads the kernels
-    took: dict[int, tuple[float, float, int]] = {}
+    runs, steps, read = [], [engine.stats.slot_steps], engine.stats.prompt_tokens
     for new in (1, NEW):
-        steps, read = engine.stats.slot_steps, engine.stats.prompt_tokens
-        _, run = timed(engine, answer_all(engine, _requests(row.requests, new, words=WORDS)))
-        prompts = engine.stats.prompt_tokens - read
-        took[new] = (run.seconds, (engine.stats.slot_steps - steps) / row.slots, run.tokens)
-    (once, first, _), (seconds, steps_made, tokens) = took[1], took[NEW]
-
+        runs.append(timed(engine, answer_all(engine, _requests(row.requests, new, words=WORDS)))[1])
+        steps.append(engine.stats.slot_steps)
+    once, whole = runs
+    more_steps = (steps[2] - 2 * steps[1] + steps[0]) / row.slots
+    prompts = (engine.stats.prompt_tokens - read) // 2
     shape = shape_of(str(folder))
     plan = loaded_engine("bench", cfg, shape, machine)
     longest = round(prompts / row.requests)
@@ -265,45 +245,37 @@ def generate_row(row: Generated, folder: Path, machine: Hardware, threads: int) 
 
     planned_steps = max(row.requests / row.slots, 1.0) * (NEW - 1)
     return {
-        "tokens_per_second": round(tokens / seconds, 1),
+        "tokens_per_second": round(whole.tokens / whole.seconds, 1),
         "planned": round(row.requests * NEW / planned(NEW), 1),
         "prompt": longest,
-        "prefill": round(prompts / once),
+        "prefill": round(prompts / once.seconds),
         "planned_prefill": round(prompts / planned(1)),
-        "ms_per_step": round(1000 * (seconds - once) / (steps_made - first), 2),
+        "ms_per_step": round(1000 * (whole.seconds - once.seconds) / more_steps, 2),
         "planned_ms_per_step": round(1000 * (planned(NEW) - planned(1)) / planned_steps, 2),
-        "memory": _memory(plan.weights + plan.activations + plan.kv, plan.other) | {"planned_kv": _gb(plan.kv)},
+        "memory": _memory(plan.other, weights=plan.weights, activations=plan.activations, kv=plan.kv),
     }
 
 
 def _requests(count: int, new: int, *, words: int) -> list[Request]:
     random = rng("bench", "gpu", "prompts", words)
     texts = [" ".join("".join(random.choices("bdfgklmprtv", k=4)) for _ in range(words)) for _ in range(count)]
-    return [
-        Request([Message(role="user", content=text)], SeedKey(0, f"task {i}"), max_tokens=new)
-        for i, text in enumerate(texts)
-    ]
+    asked = [[Message(role="user", content=text)] for text in texts]
+    return [Request(messages, SeedKey(0, f"task {i}"), max_tokens=new) for i, messages in enumerate(asked)]
 
 
-def _memory(tensors: float, other: float) -> dict[str, float]:
-    """Peak GB since the last ``_release``, and the plan's, from ``tensors`` and ``other`` in bytes.
+def _memory(other: float, **parts: float) -> dict[str, float]:
+    """Peak GB since the last ``_release``, and the plan's, from bytes of ``parts`` (tensors) and ``other``.
 
-    ``tensors``: in tensors; ``held``: reserved by torch plus everything outside of it (CUDA's context), which the GPU
-    must have.
+    ``tensors``: in tensors; ``held``: reserved by torch, plus ``outside`` (CUDA's context, libraries).
     """
-    planned = {"planned_tensors": _gb(tensors), "planned_held": _gb(tensors + other)}
-    if DEVICE == "cpu":
-        return planned
     import torch
 
     free, total = torch.cuda.mem_get_info()
     outside = total - free - torch.cuda.memory_reserved()
-    held = torch.cuda.max_memory_reserved() + outside
-    return {"tensors": _gb(torch.cuda.max_memory_allocated()), "held": _gb(held), "outside": _gb(outside)} | planned
-
-
-def _gb(size: float) -> float:
-    return round(size / 1e9, 2)
+    plan = {"tensors": sum(parts.values()), "held": sum(parts.values()) + other, **parts}
+    sizes = {"tensors": torch.cuda.max_memory_allocated(), "held": torch.cuda.max_memory_reserved() + outside}
+    sizes |= {"outside": outside, **{f"planned_{name}": size for name, size in plan.items()}}
+    return {name: round(size / 1e9, 2) for name, size in sizes.items()}
 
 
 def _release() -> None:
@@ -319,15 +291,9 @@ def _release() -> None:
 def show(result: dict[str, Any]) -> None:
     """Print the tables for a result of ``measure``: rates in tokens/s, memory in GB, each with the plan's."""
     memory = {"tensors": "GB", "planned_tensors": "plan", "held": "held", "planned_held": "plan"}
-    rates = {"tokens_per_second": "tokens/s", "planned": "plan"}
-    kinds = {
-        "training": rates | {"share_of_peak": "of peak"} | memory,
-        "generation": rates | {"ms_per_step": "ms/step", "planned_ms_per_step": "plan"} | memory,
-    }
-    for part, columns in kinds.items():
+    steps = {"ms_per_step": "ms/step", "planned_ms_per_step": "plan"}
+    for part, more in (("training", {"share_of_peak": "of peak"}), ("generation", steps)):
+        columns = {"tokens_per_second": "tokens/s", "planned": "plan"} | more | memory
         rows = [{**row, **row.get("memory", {})} for row in result[part]]
         shown = [[row["row"], *(f"{row[key]:,.6g}" if key in row else "-" for key in columns)] for row in rows]
         print_table(f"GPU {result['gpu']}, {part}", ("run", *columns.values()), shown)
-    for row in result["training"] + result["generation"]:
-        if "error" in row:
-            print(f"{row['row']}: {row['error']}")

@@ -26,7 +26,7 @@ def test_every_row_is_measured_or_reports_its_error(
     settings = {
         "DEVICE": "cpu", "ROWS": rows, "SHORTEST": 20, "LONGEST": 100, "STEPS": 3, "WARM": 1, "NEW": 8, "WORDS": 20,
         "MODELS": {name: (kind, SMALL) for name, (kind, _) in gpu.MODELS.items()},
-        "_memory": lambda *_: {"tensors": 0.1},
+        "_memory": lambda *_, **__: {"tensors": 0.1},
     }  # fmt: skip
     for name, value in settings.items():
         monkeypatch.setattr(gpu, name, value)
