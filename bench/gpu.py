@@ -273,17 +273,17 @@ def _memory(other: float, **parts: float) -> dict[str, float]:
     free, total = torch.cuda.mem_get_info()
     outside = total - free - torch.cuda.memory_reserved()
     plan = {"tensors": sum(parts.values()), "held": sum(parts.values()) + other, **parts}
-    sizes = {"tensors": torch.cuda.max_memory_allocated(), "held": torch.cuda.max_memory_reserved() + outside}
-    sizes |= {"outside": outside, **{f"planned_{name}": size for name, size in plan.items()}}
+    peaks = {"tensors": torch.cuda.max_memory_allocated(), "held": torch.cuda.max_memory_reserved() + outside}
+    sizes = {**peaks, "outside": outside, **{f"planned_{name}": size for name, size in plan.items()}}
     return {name: round(size / 1e9, 2) for name, size in sizes.items()}
 
 
 def _release() -> None:
     """Free what the last row held, and reset the peaks."""
-    gc.collect()
-    if DEVICE == "cuda":
-        import torch
+    import torch
 
+    gc.collect()
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
