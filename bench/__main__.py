@@ -12,8 +12,8 @@ import sys
 from typing import Any
 
 PARTS = ("environments", "matrix", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "load")
-OPTIONAL = ("vllm", "cluster")
-"""Parts that run only if named in ``BENCH``, because their packages are not in every environment."""
+OPTIONAL = ("vllm", "cluster", "gpu")
+"""Parts that run only if named in ``BENCH``, because their packages or devices are not on every machine."""
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 
