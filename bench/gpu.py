@@ -230,6 +230,7 @@ def generate_row(row: Generated, folder: Path, machine: Hardware, threads: int) 
     timed(engine, answer_all(engine, _requests(row.slots, 4, words=8)))  # loads the kernels
     runs, steps, read = [], [engine.stats.slot_steps], engine.stats.prompt_tokens
     for new in (1, NEW):
+        engine.forget_prefixes()
         runs.append(timed(engine, answer_all(engine, _requests(row.requests, new, words=WORDS)))[1])
         steps.append(engine.stats.slot_steps)
     once, whole = runs

@@ -2,8 +2,8 @@
 
 Conversations are laid end to end in one row. With a mask, attention over a packed row computes all pairs of tokens and
 discards those across conversations and in the future. Here causal attention is computed for each conversation. On a CPU
-this doubles training throughput on conversations of a few hundred tokens. On a GPU in half precision, the FlashAttention
-that torch contains computes all conversations at once.
+this doubles training throughput on conversations of a few hundred tokens. On a GPU in half precision, torch's own
+FlashAttention computes all conversations at once.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def attend(
                 q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(-1, 0),
                 enable_gqa=grouped,
             )  # fmt: skip
-            return mixed[None], None
+            return mixed.unsqueeze(0), None  # type: ignore[union-attr]
     apart = [part.split(list(segments), dim=2) for part in (query, key, value)]
     parts = [
         scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped)
