@@ -313,3 +313,8 @@ test-backends-portable: $(READY)
 .PHONY: test-backends-slurm
 test-backends-slurm: $(RAY_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_slurm.py -p no:cacheprovider
+
+# Needs an NVIDIA GPU, so it is not one of BACKEND_GROUPS. GPU_REPORT=file: append what is bit-identical, as JSON lines.
+.PHONY: test-gpu
+test-gpu: $(READY) ## test training, generation and reinforcement learning on this machine's NVIDIA GPU
+	$(VENV)/bin/python -m pytest tests/backends/test_gpu.py tests/backends/test_gpu_methods.py -p no:cacheprovider

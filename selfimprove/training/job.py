@@ -12,6 +12,7 @@ from transformers.training_args import TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.memory import gpu_memory
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.packing import PackingPlan, make_plan
@@ -38,7 +39,7 @@ def own_threads(job: RunJob) -> Iterator[None]:
     """Check the settings, and set torch to the job's number of threads within the context.
 
     Raises:
-        UserError: this machine cannot run the settings.
+        UserError: this machine cannot run the settings, or the GPU's memory is exhausted within the context.
     """
     check_hardware(job.params)
     disable_progress_bar()  # the stage has its own
@@ -47,9 +48,19 @@ def own_threads(job: RunJob) -> Iterator[None]:
     threads_before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        yield
+        with gpu_memory("train", _less_memory(job.params)):
+            yield
     finally:
         torch.set_num_threads(threads_before)
+
+
+def _less_memory(params: FinetuneParams) -> str:
+    """How to train with less memory, for an error message."""
+    recompute = "" if params.gradient_checkpointing else ", or set train.gradient_checkpointing: true"
+    return (
+        f"lower train.micro_batch_tokens ({params.micro_batch_tokens}) and train.row_tokens ({params.row_tokens})"
+        f"{recompute}"
+    )
 
 
 def join(job: RunJob, **optimiser: Any) -> TrainingArguments:

@@ -26,7 +26,7 @@ from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import pack_rows
 from selfimprove.training.rows import render
 from selfimprove.training.segments import attend
-from selfimprove.training.trainer import SftJob
+from selfimprove.training.trainer import SftJob, WeightedTrainer
 from tests.support.sentences import refused_with
 
 PARAMS = FinetuneParams(
@@ -329,6 +329,38 @@ def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
     with refused_with(r"^step 2 of 5: the loss is \S+ and the gradient norm nan, .*lower train\.lr"):
         run(tiny, dialogues(20), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1 GiB is free."
+
+
+@pytest.mark.parametrize(
+    ("saving", "remedy"), [(False, r" \(200\), or set train\.gradient_checkpointing: true"), (True, r" \(200\)")]
+)
+def test_exhausted_memory_of_a_gpu_names_the_params_that_need_it(
+    tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: bool, remedy: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError(FULL)
+
+    monkeypatch.setattr(WeightedTrainer, "micro_loss", full)
+    with refused_with(
+        r"^train: the GPU's memory is exhausted \(2\.50 GiB more were needed\); lower train\.micro_batch_tokens "
+        rf"\(400\) and train\.row_tokens{remedy}\.$"
+    ):
+        run(tiny, dialogues(4), tmp_path, tuned(gradient_checkpointing=saving))
+    assert not (tmp_path / "model").exists()
+
+
+def test_other_runtime_errors_of_training_keep_their_traceback(
+    tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(WeightedTrainer, "micro_loss", broken)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        run(tiny, dialogues(4), tmp_path, PARAMS)
 
 
 def test_a_model_whose_weights_overflow_in_the_last_step_is_not_written(

@@ -14,6 +14,7 @@ the draws are keyed in the same way, but kernels may round differently.
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from selfimprove.core.chat import ChatFormat
+from selfimprove.core.memory import gpu_memory
 from selfimprove.core.records import Finish
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, Templated, first_stop
 from selfimprove.engines.choices import allowed_trie, decide
@@ -55,26 +57,31 @@ class TransformersEngine(Templated):
 
         Raises:
             UserError: there is no such folder, no weights or no chat template, the tokenizer is of another model, or
-                the context exceeds the model's.
+                the context exceeds the model's; or the GPU's memory is exhausted.
         """
         torch.set_num_threads(threads)
+        self._less_memory = (
+            f"lower the engine's slots ({cfg.slots}), context ({cfg.context}) or prefill_rows ({cfg.prefill_rows})"
+        )
         self.chat = ChatFormat.load(model_dir, cfg.chat_template)
         if model is None:
-            model = load_causal_lm(
-                model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code
-            )
+            with self._gpu_memory():
+                model = load_causal_lm(
+                    model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code
+                )
         check_vocabulary(model_dir, model, self.chat.vocab_size)
         check_context(model_dir, model, cfg.context)
         self.context = cfg.context
         slots, prefill_rows = batch_sizes(cfg, stored_parameters(model_dir))
-        self._decoder = Decoder(
-            model,
-            slots=slots,
-            context=cfg.context,
-            prefill_rows=prefill_rows,
-            prefill_block=cfg.prefill_block,
-            pad_id=self.chat.pad_id,
-        )
+        with self._gpu_memory():
+            self._decoder = Decoder(
+                model,
+                slots=slots,
+                context=cfg.context,
+                prefill_rows=prefill_rows,
+                prefill_block=cfg.prefill_block,
+                pad_id=self.chat.pad_id,
+            )
         self.stats = EngineStats()
         self._prompts = Prompts(self._decoder, cfg.prefill_block, self.stats)
         self._open: set[PendingRequest] = set()
@@ -93,6 +100,7 @@ class TransformersEngine(Templated):
 
         Raises:
             EngineError: the prompt and ``max_tokens`` exceed the context, or the request is invalid.
+            UserError: the GPU's memory is exhausted.
         """
         prompt = self.chat.encode(request.messages, add_generation_prompt=True)
         ids = prompt.cut_left(self.context - request.max_tokens) if request.cut_left else prompt.ids
@@ -134,6 +142,9 @@ class TransformersEngine(Templated):
             job.future.cancel()
             self._drop(job)
 
+    def _gpu_memory(self) -> AbstractContextManager[None]:
+        return gpu_memory("engine transformers", self._less_memory)
+
     def _check(self, request: Request, prompt: int) -> None:
         if request.max_tokens < 1 or request.n < 0 or request.temperature < 0 or not 0 < request.top_p <= 1:
             raise EngineError(
@@ -162,13 +173,14 @@ class TransformersEngine(Templated):
     async def _serve(self) -> None:
         began = time.perf_counter()
         try:
-            while self._open:
-                await self._gather()
-                self._fill()
-                if self._samples.busy.any():
-                    self._step()
-                # Callers whose answers are complete run now, and their next requests join the queue.
-                await asyncio.sleep(0)
+            with self._gpu_memory():
+                while self._open:
+                    await self._gather()
+                    self._fill()
+                    if self._samples.busy.any():
+                        self._step()
+                    # Callers whose answers are complete run now, and their next requests join the queue.
+                    await asyncio.sleep(0)
         except Exception as error:
             # A failure of the model or the machine (out of memory, say) ends every call, so that none waits forever.
             for job in list(self._open):

@@ -13,9 +13,11 @@ import sys
 from dataclasses import replace
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.memory import gpu_memory
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.reflector import check_reflector_engine
+from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_job import RLJob, RLReport
 from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.models.adapters import complete
@@ -32,7 +34,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
 
     Raises:
         UserError: a model cannot be loaded, a label is not a single token, a level of the curriculum has no
-            iterations, or a cost or loss is not finite.
+            iterations, a cost or loss is not finite, or the GPU's memory is exhausted.
     """
     processes = job.params.launcher.processes
     check_reflector_engine(job.reflector_engine, processes)
@@ -48,7 +50,8 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
     start, job = job.model_dir, _with_full_weights(job)
     threads = max(1, job.threads // processes)
     if job.params.launcher.kind == "single":
-        report = Run(job, threads, progress).go()
+        with gpu_memory("rl", _less_memory(job.params)):
+            report = Run(job, threads, progress).go()
     else:
         from selfimprove.training.fork import run_forked
 
@@ -61,6 +64,12 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
         )
     complete(start, job.out_dir, job.params.dtype)
     return report
+
+
+def _less_memory(params: RLParams) -> str:
+    """How to learn with less memory, for an error message."""
+    recompute = "" if params.gradient_checkpointing else ", or set rl.gradient_checkpointing: true"
+    return f"lower rl.micro_batch_tokens ({params.micro_batch_tokens}) or the engines' slots{recompute}"
 
 
 def _with_full_weights(job: RLJob) -> RLJob:

@@ -158,7 +158,8 @@ class Learner:
         """Restore the state that ``save`` wrote and returned."""
         device = self._params.device
         self._policy.restore(load_file(folder / WEIGHTS, device=device))
-        self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location=device, weights_only=True))
+        # Moments are moved to the weights' device. Step counters stay on the CPU; on a GPU, reading each would block.
+        self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True))
         if self._critic is not None:
             state = torch.load(folder / CRITIC, map_location=device, weights_only=True)
             self._critic.restore(state, self._group)

@@ -18,10 +18,12 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError, Request
+from selfimprove.engines.cpu.decoder import Decoder
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.cpu.slots import CacheShape, PrefixCache, Rows
 from selfimprove.models.loading import load_causal_lm
 from tests.engines.asking import FEW_SHOT, ask, make_engine, run
+from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model, train_tokenizer
 
 
@@ -413,6 +415,30 @@ def test_an_invalid_model_folder_is_reported_in_one_line(folder: Path, tmp_path:
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="lower context"):
         make_engine(folder, context=1024)
+
+
+def test_exhausted_memory_of_a_gpu_ends_every_call_with_the_params_that_need_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 79.11 GiB.")
+
+    said = (
+        r"^engine transformers: the GPU's memory is exhausted \(20\.00 MiB more were needed\); lower the engine's "
+        r"slots \(8\), context \(192\) or prefill_rows \(4\)\.$"
+    )
+    engine = make_engine(folder)
+    monkeypatch.setattr(engine._decoder, "step", full)
+
+    async def both() -> Any:
+        return await asyncio.gather(engine.generate(ask(1)), engine.generate(ask(2)), return_exceptions=True)
+
+    for error in asyncio.run(both()):
+        with refused_with(said):
+            raise error
+    monkeypatch.setattr(Decoder, "__init__", full)
+    with refused_with(said):
+        make_engine(folder)
 
 
 def test_a_kv_cache_larger_than_the_memory_is_refused(folder: Path) -> None:

@@ -29,7 +29,7 @@ from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_job import RLJob
 from selfimprove.methods.reflect_rl.rl_learner import Learner
 from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory
-from selfimprove.methods.reflect_rl.rl_policy import example, order, weights_hash
+from selfimprove.methods.reflect_rl.rl_policy import Policy, example, order, weights_hash
 from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.models.loading import load_causal_lm
@@ -191,6 +191,20 @@ def test_an_endpoint_can_be_the_reflector_in_every_iteration_and_process(
     prompts = [step["prompt"] for row in log(job) for one in row["log"] for step in one["detail"]]
     assert prompts
     assert all(f"So many: {len(prompt.split('So many')[0])}" in prompt for prompt in prompts)
+
+
+def test_exhausted_memory_of_a_gpu_names_the_params_that_need_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 79.11 GiB.")
+
+    monkeypatch.setattr(Policy, "evaluate", full)
+    with refused_with(
+        r"^rl: the GPU's memory is exhausted \(1\.50 GiB more were needed\); lower rl\.micro_batch_tokens \(8192\) or "
+        r"the engines' slots, or set rl\.gradient_checkpointing: true\.$"
+    ):
+        learn(make_job(folder, tmp_path, params()))
 
 
 def test_a_vllm_reflector_with_several_processes_is_refused(folder: Path, tmp_path: Path) -> None:
