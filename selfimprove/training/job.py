@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 from transformers.training_args import TrainingArguments
+from transformers.utils.import_utils import enable_tf32
 from transformers.utils.logging import disable_progress_bar
 
 from selfimprove.core.errors import UserError
@@ -45,6 +46,8 @@ def own_threads(job: RunJob) -> Iterator[None]:
     disable_progress_bar()  # the stage has its own
     if job.params.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which would probe and warn
+    if job.params.tf32:
+        enable_tf32(True)  # as Trainer will, but SPIN's opponent is scored before
     threads_before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:

@@ -200,6 +200,7 @@ def test_the_engine_plays_with_the_weights_in_training(small: Path, tmp_path: Pa
             values, _ = run._policy.evaluate(micro, some, [example(one) for one in some])
         acted = torch.tensor([some[index].logprob for index in order(micro)])
         apart = float((values.cpu() - acted).abs().max())
+        note("play and update", changes=changes, iteration=iteration, largest_difference=apart)
         assert apart < tolerance, f"after {iteration + 1} iterations the largest difference is {apart:.2g} nats"
 
 
