@@ -19,6 +19,9 @@ SLOTS = 128
 PREFILL_TOKENS = 512
 """Prompt tokens per prefill pass of a small model."""
 
+GPU_PREFILL_TOKENS = 2048
+"""Prompt tokens per prefill pass on a GPU, at most half as many prompts as slots."""
+
 SMALL = 10_000_000
 """Maximum parameters of a small model. Above it, each factor of ten halves the rows."""
 
@@ -30,10 +33,15 @@ def halvings(parameters: int) -> int:
 
 def batch_sizes(cfg: TransformersEngineConfig, parameters: int) -> tuple[int, int]:
     """(Total slots of all replicas, prefill rows of each) for a model with this many parameters."""
-    shift = halvings(parameters) if cfg.device == "cpu" else 0
+    on_cpu = cfg.device == "cpu"
+    shift = halvings(parameters) if on_cpu else 0
     slots = max(cfg.replicas, SLOTS >> shift) if cfg.slots == "auto" else cfg.slots
-    rows = max(1, (PREFILL_TOKENS >> shift) // cfg.prefill_block) if cfg.prefill_rows == "auto" else cfg.prefill_rows
-    return slots, rows
+    if cfg.prefill_rows != "auto":
+        return slots, cfg.prefill_rows
+    rows = (PREFILL_TOKENS >> shift) // cfg.prefill_block
+    if not on_cpu:
+        rows = min(GPU_PREFILL_TOKENS // cfg.prefill_block, slots // 2)
+    return slots, max(1, rows)
 
 
 def stored_parameters(folder: Path) -> int:

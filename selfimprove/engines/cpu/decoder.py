@@ -9,13 +9,15 @@ kernels of the machine, so this is tested when the decoder is created (``_exact`
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from selfimprove.engines.cpu.attention import use_one_query_attention
 from selfimprove.engines.cpu.batching import halvings
+from selfimprove.engines.cpu.forward import Forward
+from selfimprove.engines.cpu.graphs import Graphs
 from selfimprove.engines.cpu.llama import Llama
 from selfimprove.engines.cpu.slots import Rows, cache_shape
 
@@ -28,20 +30,8 @@ WIDTHS = 16
 PARTS = 8
 """Numbers of rows are multiples of this fraction of all rows."""
 
-
-class Forward(Protocol):
-    """Two paths through a model. Both write keys and values to the positions set by ``Rows.aim``.
-
-    ids and at (the positions) are int64 [rows, tokens]; seen is bool [rows, tokens, width]: what each may attend to.
-    """
-
-    def read(
-        self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """Prefill keys and values; with ``last`` [rows], also return the logits [rows, vocabulary] after that token."""
-
-    def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """Decode one token per row; returns the next token's logits [rows, vocabulary]."""
+GPU_WIDTHS, GPU_HALVINGS = 4, 3
+"""On GPUs, where every shape is recorded (``graphs``): attention widths, and how often the number of rows is halved."""
 
 
 class Module:
@@ -96,8 +86,17 @@ class Decoder:
     """
 
     def __init__(
-        self, model: Any, *, slots: int, context: int, prefill_rows: int, prefill_block: int, pad_id: int
+        self,
+        model: Any,
+        *,
+        slots: int,
+        context: int,
+        prefill_rows: int,
+        prefill_block: int,
+        pad_id: int,
+        frozen: bool = False,
     ) -> None:
+        """``frozen``: the weights never change; on a GPU, passes are then recorded as CUDA graphs."""
         self._block, self._context = prefill_block, context
         self._weight = model.get_input_embeddings().weight
         shape = cache_shape(model)
@@ -108,6 +107,8 @@ class Decoder:
             self._columns = torch.arange(whole, device=self._weight.device)
             self._logits = torch.zeros(max(slots, prefill_rows), len(self._weight), device=self._weight.device)
         self._forward: Forward = Llama.of(model, context) or Module(model)
+        if frozen and self.device.type == "cuda":
+            self._forward = Graphs(self._forward)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)
         widths = max(1, WIDTHS >> halvings(sum(weight.numel() for weight in model.parameters())))
@@ -190,6 +191,10 @@ class Decoder:
         count, full = rows.kv.shape[1], rows.kv.shape[3]
         part = max(1, count // PARTS)
         fewer, narrow = list(range(part, count, part)), [width for width in narrow if width >= tokens]
+        if self.device.type == "cuda":
+            step = max(WIDTH_STEP, full // GPU_WIDTHS // WIDTH_STEP * WIDTH_STEP)
+            counts = {count >> halving for halving in range(GPU_HALVINGS + 1)} - {0}
+            return Shapes(sorted(counts), [*(width for width in range(step, full, step) if width >= tokens), full])
         if self.device.type != "cpu" or self._weight.dtype != torch.float32:
             return Shapes([*fewer, count], [*narrow, full])
         if torch.get_num_threads() > 1:

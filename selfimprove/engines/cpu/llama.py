@@ -44,7 +44,7 @@ class _Layer:
 
 
 class Llama:
-    """Implements ``decoder.Forward``. The model's own weights become views of the joined ones, to save memory.
+    """Implements ``forward.Forward``. The model's own weights become views of the joined ones, to save memory.
 
     Attributes:
         width: of an attention head.
@@ -98,7 +98,7 @@ class Llama:
     def read(
         self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """See ``decoder.Forward.read``. The last layer's output is only computed at ``last``."""
+        """See ``Forward.read``. The last layer's output is only computed at ``last``."""
         mask = torch.where(seen, 0.0, -torch.inf)[:, None]
         count, tokens = ids.shape
         x, cos, sin = self._begin(ids, at)
@@ -118,7 +118,7 @@ class Llama:
         return F.linear(self._normed(x, self._norm), self._head)
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """See ``decoder.Forward.step``. With one query per row, attention is two batched matrix products."""
+        """See ``Forward.step``. With one query per row, attention is two batched matrix products."""
         count = len(ids)
         mask = torch.where(seen, 0.0, -torch.inf).expand(count, self._kv_heads, -1).flatten(0, 1)[:, None]
         group = self._heads // self._kv_heads

@@ -44,8 +44,13 @@ def test_the_default_profile_decodes_with_the_shapes_that_its_results_were_gener
 )
 def test_on_a_cpu_each_tenfold_increase_in_parameters_halves_the_rows(parameters: int, slots: int, rows: int) -> None:
     assert batch_sizes(config(), parameters) == (slots, rows)
-    assert batch_sizes(config(device="cuda"), parameters) == (128, 16)
     assert batch_sizes(config(prefill_block=64), parameters) == (slots, rows // 2)
+
+
+def test_on_a_gpu_a_pass_reads_2048_tokens_of_at_most_half_as_many_prompts_as_slots() -> None:
+    assert batch_sizes(config(device="cuda"), 135 * 10**6) == (128, 64)
+    assert batch_sizes(config(device="cuda", prefill_block=128), 7 * 10**9) == (128, 16)
+    assert batch_sizes(config(device="cuda", prefill_block=16, slots=64), 10**6) == (64, 32)
 
 
 def test_explicit_numbers_are_kept_and_every_replica_has_a_slot() -> None:
