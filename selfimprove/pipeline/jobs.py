@@ -76,11 +76,25 @@ def _asks_server(params: Any) -> bool:
     return isinstance(params, list) and any(map(_asks_server, params))
 
 
-def gpu_shares(jobs: int) -> list[dict[str, str]]:
+def _uses_vllm(params: Any) -> bool:
+    """Whether params, or a part of them, contain ``engine: vllm`` at any depth."""
+    if isinstance(params, dict):
+        return params.get("engine") == "vllm" or any(map(_uses_vllm, params.values()))
+    return isinstance(params, list) and any(map(_uses_vllm, params))
+
+
+def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
     """Environment variables that assign GPUs to each of ``jobs`` concurrent runs; empty mappings without a GPU.
 
+    Each run has its own share of the GPUs. More runs than GPUs have one each in turn, so several share a GPU: a small
+    model leaves most of it idle.
+
+    Args:
+        jobs: number of concurrent runs.
+        params: their params, or a list of these.
+
     Raises:
-        UserError: ``jobs`` is less than 1 or exceeds the number of GPUs.
+        UserError: ``jobs`` is less than 1, or exceeds the number of GPUs and an engine is vLLM.
     """
     if jobs < 1:
         raise UserError(f"JOBS={jobs} is not a positive integer; it is the number of runs at once.")
@@ -93,9 +107,11 @@ def gpu_shares(jobs: int) -> list[dict[str, str]]:
         return [{} for _ in range(jobs)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
-    if jobs > len(devices):
+    if jobs > len(devices) and _uses_vllm(params):
         raise UserError(
-            f"JOBS={jobs}, but there are only {len(devices)} GPUs, and each run needs one; use JOBS={len(devices)}."
+            f"JOBS={jobs}, but the number of GPUs is {len(devices)}, and runs with engine: vllm cannot share one, as "
+            f"vLLM reserves its part of the memory; use JOBS={len(devices)}."
         )
-    each = len(devices) // jobs
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(jobs)]
+    each, parts = max(1, len(devices) // jobs), min(jobs, len(devices))
+    shares = [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(parts)]
+    return [shares[n % parts] for n in range(jobs)]

@@ -100,7 +100,7 @@ class Parallel:
 
     Args:
         needs: the stages to run, with their dependencies among these.
-        shares: one set of environment variables (such as its own GPUs) for each concurrent stage.
+        shares: one set of environment variables (such as its GPUs) for each concurrent stage.
         stop: once asked, no further stage starts, and running stages are awaited.
     """
 
@@ -250,7 +250,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop.ask)
     if args.set:
         write_settings(args.set)
-    shares = gpu_shares(args.jobs) if uses_gpu(read_yaml(PARAMS_FILE)) else [{}] * args.jobs
+    params = read_yaml(PARAMS_FILE)
+    shares = gpu_shares(args.jobs, params) if uses_gpu(params) else [{}] * args.jobs
     code = Parallel({ALWAYS: set()}, [{}], stop).run()  # first: its outputs decide what is out of date
     if code == 0:
         code = Parallel(out_of_date(args.goals), shares, stop).run()

@@ -6,7 +6,7 @@ and fetched back. When a killed sweep is restarted, it skips existing experiment
 stage; DVC's own queue would restart that stage from scratch. Points share the results of identical stages through the
 run cache.
 
-With GPUs, each concurrent run has its own share of the visible ones.
+With GPUs, each concurrent run has its own share of the visible ones, or shares one with others if there are fewer.
 """
 
 import itertools
@@ -71,7 +71,7 @@ def main(
     faults = dict.fromkeys(fault for value in values for fault in params_faults(value))
     if faults:
         raise UserError("\n".join([*faults, "no experiment was started."]))
-    shares = gpu_shares(jobs)
+    shares = gpu_shares(jobs, values)
     with alone(HOME / "lock", "another sweep is running in this folder; wait for it, or stop it."):
         state = _state(method)
         points = [

@@ -87,7 +87,9 @@ class FinetuneParams(Section):
     )
     tf32: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2", "segments"] = Field(
-        default="sdpa", description="segments: no mask and no padding, fastest on CPUs; flash_attention_2 is for GPUs"
+        default="sdpa",
+        description="segments: no mask and no padding, fastest on CPUs, on GPUs FlashAttention in bfloat16; "
+        "flash_attention_2: a downloaded kernel for GPUs",
     )
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None

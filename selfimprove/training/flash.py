@@ -1,4 +1,4 @@
-"""FlashAttention from pre-built kernels: whether it is available, and the fallback.
+"""FlashAttention from pre-built kernels: whether it is available, and the fallback ``segments``.
 
 transformers uses the package flash-attn if it is installed. Otherwise it downloads a kernel built for this torch and
 CUDA (``kernels-community/flash-attn2``, major version 3) with the package ``kernels``. Both may be unavailable: the
@@ -30,8 +30,8 @@ def settle(params: P) -> P:
     if reason is None:
         return params
     print(
-        f"train.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, with the FlashAttention "
-        "that torch contains. See docs/gpu.md for how to install the kernel.",
+        f"train.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, on Ampere or newer with "
+        "the FlashAttention that torch contains. See docs/gpu.md for how to install the kernel.",
         file=sys.stderr,
         flush=True,
     )

@@ -2,8 +2,9 @@
 
 Conversations are laid end to end in one row. With a mask, attention over a packed row computes all pairs of tokens and
 discards those across conversations and in the future. Here causal attention is computed for each conversation. On a CPU
-this doubles training throughput on conversations of a few hundred tokens. On a GPU in half precision, torch's own
-FlashAttention computes all conversations at once.
+this doubles training throughput on conversations of a few hundred tokens. On a GPU (Ampere or newer) in half precision,
+torch's own FlashAttention computes all conversations at once; on other GPUs and in float32 they are computed one after
+another, as on a CPU.
 """
 
 from collections.abc import Sequence

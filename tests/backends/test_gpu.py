@@ -235,7 +235,7 @@ def test_flash_attention_runs_or_one_sentence_says_why_not(
     note("flash attention", ran=report.attention, said=said)
     if said:
         assert "flash_attention_2 cannot run here (" in said[0]
-        assert report.attention == "sdpa"
+        assert report.attention == "segments"
     else:
         assert "flash" in report.attention
     assert losses(report) == pytest.approx(losses(masked), rel=BF16)

@@ -29,10 +29,10 @@ def test_a_kernel_in_a_local_folder_needs_no_network(
     assert capsys.readouterr().err == ""
 
 
-def test_sdpa_is_used_without_a_network_and_without_a_local_kernel(
+def test_segments_is_used_without_a_network_and_without_a_local_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert flash.settle(FLASH).attention == "sdpa"
+    assert flash.settle(FLASH).attention == "segments"
     assert "cannot run here (Version 3 of 'kernels-community/flash-attn2' is not available" in capsys.readouterr().err

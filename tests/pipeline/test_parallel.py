@@ -211,17 +211,19 @@ def test_redirected_stdout_gets_the_stage_lines_if_only_stderr_is_a_terminal(fol
     assert b"Running stage" not in shown
 
 
-def test_if_the_params_use_a_gpu_concurrent_stages_get_separate_gpus(folder: Path) -> None:
+@pytest.mark.parametrize(("gpus", "shares"), [("0 1 2 3", {"0,1", "2,3"}), ("0", {"0"})])
+def test_if_the_params_use_a_gpu_concurrent_stages_divide_the_gpus_or_share_the_only_one(
+    folder: Path, gpus: str, shares: set[str]
+) -> None:
     (folder / "params.yaml").write_text("rise: {rows: {iter1: {train: {device: cuda}}}}\n")
     smi = folder / "bin/nvidia-smi"
     smi.parent.mkdir()
-    smi.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo 'NVIDIA H100, 81559'; done\n")
+    smi.write_text(f"#!/bin/sh\nfor gpu in {gpus}; do echo 'NVIDIA H100, 81559'; done\n")
     smi.chmod(0o755)
     with started(folder, "left", "right", PATH=f"{smi.parent}:{environment()['PATH']}") as process:
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    told = {(folder / f"began-{name}").read_text() for name in ("left", "right")}
-    assert told == {"0,1", "2,3"}
+    assert {(folder / f"began-{name}").read_text() for name in ("left", "right")} == shares
 
 
 def until(condition: Callable[[], bool]) -> None:

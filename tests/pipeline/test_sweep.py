@@ -14,6 +14,7 @@ from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.sweep import parse_grid, with_settings
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
+from tests.support.sentences import refused_with
 
 
 def test_a_grid_expands_to_every_combination_and_its_values_are_yaml() -> None:
@@ -58,22 +59,43 @@ def test_only_changed_lines_are_rewritten() -> None:
     assert new == text.replace("b: 2", "b: 3")
 
 
-def test_concurrent_runs_divide_the_visible_gpus_and_more_runs_than_gpus_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo 'NVIDIA H100, 81559'; done\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    shares = [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(2)]
-    assert shares == ["0,1", "2,3"]
+
+
+def devices(jobs: int, params: Any) -> list[str]:
+    return [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(jobs, params)]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_concurrent_runs_divide_the_visible_gpus_and_more_runs_than_gpus_share_them_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = [{"rise": {"engines": {"student": {"engine": "transformers", "device": "cuda"}, "teacher": None}}}]
+    assert devices(2, params) == ["0,1", "2,3"]
+    assert devices(6, params) == ["0", "1", "2", "3", "0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,6")
-    assert [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(3)] == ["5", "7", "6"]
-    with pytest.raises(UserError, match="JOBS=4, but there are only 3 GPUs"):
-        gpu_shares(4)
+    assert devices(3, params) == ["5", "7", "6"]
+    assert devices(4, params) == ["5", "7", "6", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert devices(3, params) == ["7", "7", "7"]
     with pytest.raises(UserError, match="JOBS=0 is not a positive integer"):
-        gpu_shares(0)
+        gpu_shares(0, params)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_more_runs_than_gpus_are_refused_if_an_engine_of_any_of_them_is_vllm() -> None:
+    default: dict[str, Any] = {"rise": {"engines": {"student": {"engine": "transformers", "device": "cuda"}}}}
+    vllm = {"rise": {"engines": {"student": {"engine": "vllm"}}}}
+    assert devices(4, [default, vllm]) == ["0", "1", "2", "3"]
+    for params in (vllm, [default, vllm]):
+        with refused_with("JOBS=5, but the number of GPUs is 4, and runs with engine: vllm .* use JOBS=4"):
+            gpu_shares(5, params)
 
 
 def test_unknown_keys_and_invalid_values_are_all_reported_and_nothing_starts(tmp_path: Path) -> None:

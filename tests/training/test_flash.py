@@ -55,7 +55,7 @@ def get_kernel(name, revision=None, version=None, user_agent=None, trust_remote_
 def get_loaded_kernels():
     return loaded
 """
-# Loss and gradients of packed examples: with the kernel, and with the attention for CPUs that also needs no mask.
+# Loss and gradients of packed examples: with the kernel, and with segments, which needs no mask either.
 # Then the same kernel with a fault.
 COMPARED = """
 import json, os, sys
@@ -115,12 +115,14 @@ def test_without_a_kernel_one_sentence_names_the_attention_that_runs_instead(
     kernels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HUB_ERROR", "No route to host. Set trust_remote_code=True")
-    assert flash.settle(FLASH) == FLASH.model_copy(update={"attention": "sdpa"})
+    assert flash.settle(FLASH) == FLASH.model_copy(update={"attention": "segments"})
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("train.attention: flash_attention_2 cannot run here (No route to host); sdpa runs instead")
+    assert line.startswith(
+        "train.attention: flash_attention_2 cannot run here (No route to host); segments runs instead"
+    )
 
 
-def test_without_the_package_rows_are_planned_for_sdpa(
+def test_without_the_package_rows_are_planned_for_segments(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on a GPU machine without the locked environment; only the GPU is simulated."""
@@ -129,10 +131,10 @@ def test_without_the_package_rows_are_planned_for_sdpa(
 
     def train(job: SftJob, sequences: Sequence[EncodedExample], progress: Any) -> TrainReport:
         folders.append(job.checkpoints)
-        assert job.params.attention == "sdpa"
+        assert job.params.attention == "segments"
         return TrainReport.model_construct(attention=job.params.attention)
 
-    for params in (FLASH, FLASH.model_copy(update={"attention": "sdpa"})):
+    for params in (FLASH, FLASH.model_copy(update={"attention": "segments"})):
         job = SftJob(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=params, seed=0, threads=1)
         launch(job, tmp_path, [EncodedExample([1, 2], [0.0, 1.0])], train, TrainReport, None)
     assert "(the package kernels, which provides it, is not installed)" in capsys.readouterr().err

@@ -112,7 +112,8 @@ class Here:
         teacher: base URL of the local OpenAI-compatible server.
         chats: folder of chats in the format of plain SPIN's ``reformat``.
         snippets: file of search snippets.
-        quick: generate tasks instead of fetching them from their declared source; one iteration, no controls.
+        quick: random models; generate tasks instead of fetching them from their declared source; one iteration, no
+            controls.
     """
 
     gpus: int
@@ -121,6 +122,11 @@ class Here:
     chats: str
     snippets: str
     quick: bool = False
+
+    @property
+    def small_models(self) -> bool:
+        """Whether small models are trained, which find no training data by themselves: without GPUs, or with quick."""
+        return not self.gpus or self.quick
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tupl
         if here.quick:
             _embed_tasks(edit, method)
             _keep_one_row(edit, method)
-        if not here.gpus:
+        if here.small_models:
             _let_expert_search(edit, method)
         _fit_sizes(edit, method)
         for path, node in list(mappings(edit.params[method], (method,))):
