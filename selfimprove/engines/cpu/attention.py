@@ -1,7 +1,8 @@
-"""Attention for decoding on a CPU: one query per row, as two batched matrix products.
+"""Attention for decoding: one query per row, as two batched matrix products.
 
 The fused kernel works in blocks of queries and is slow for a single one; attention in a step is about twice as fast
-here. Prefill, which has many queries, uses the fused kernel.
+here on a CPU. On a GPU, the library would first copy the keys and values once for each query head that shares them.
+Prefill, which has many queries, uses the fused kernel.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ def attend(
     """transformers' attention function: query [rows, heads, tokens, dim], key and value [rows, kv heads, width, dim],
     additive mask [rows, 1, tokens, width]; returns [rows, tokens, heads, dim]."""
     rows, heads, tokens, dim = query.shape
-    if tokens != 1 or attention_mask is None or query.device.type != "cpu":
+    if tokens != 1 or attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     kv_heads, width = key.shape[1], key.shape[2]
     group = heads // kv_heads
