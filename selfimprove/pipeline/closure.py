@@ -117,6 +117,7 @@ class _Sources:
         self._root, self._file = root, root / KNOWN
         self._known = _read_known(self._file)
         self._read: dict[Path, _Source | None] = {}
+        self._needed: dict[Path, list[Path]] = {}
         self._new = False
 
     def closure(self, script: Path) -> dict[Path, _Source]:
@@ -127,7 +128,11 @@ class _Sources:
             file = waiting.pop()
             if file not in found and file not in PLUMBING and (source := self._source(file)):
                 found[file] = source
-                waiting.extend(self._needs(file, source))
+                if file not in self._needed:  # the closures of several scripts share most files
+                    self._needed[file] = [
+                        one for one in self._needs(file, source) if one not in PLUMBING and self._source(one)
+                    ]
+                waiting.extend(self._needed[file])
                 waiting.extend(_played(script, self._root) if file == REGISTRY else ())
         return found
 
