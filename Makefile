@@ -145,7 +145,7 @@ test: $(READY) ## run lint, type checks and the light tests, in ten minutes on t
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) -m "not slow" $(ARGS) tests
 
-test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (twenty minutes on two cores)
+test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (a quarter of an hour on two cores)
 	@$(PYTEST) -m slow $(ARGS) tests
 
 # The tests that most changes break first. ARGS=tests/methods/spin adds a folder.

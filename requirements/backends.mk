@@ -253,15 +253,17 @@ test-backends: ## test the optional heavy components, each in its own environmen
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
-# Rehearses GPU profiles at a small size on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 each
-# run half of them; .ci/run does so on two days of every four, because a CI run with all of them would take too long.
-# Without TURN, as in .github/workflows/ci.yml, all of them run.
+# Rehearses GPU profiles at a small size on the CPU: one for each launcher, engine and teacher. TURN=0 to TURN=3
+# each run one of them; .ci/run does so every other day, because a CI run with all of them would take too long. Without
+# TURN, as in .github/workflows/ci.yml, all of them run.
 TURN ?=
-TURNS_0 := rise or spin
-TURNS_1 := agent_r or reflect_rl
+TURNS_0 := rise
+TURNS_1 := spin
+TURNS_2 := agent_r
+TURNS_3 := reflect_rl
 .PHONY: test-backends-rehearse
 test-backends-rehearse: $(READY) $(VLLM_STAMP)
-	env -u MAKEFLAGS OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_rehearse.py -p no:cacheprovider $(if $(TURN),-k "$(TURNS_$(TURN))")
+	env -u MAKEFLAGS OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_rehearse.py -p no:cacheprovider $(if $(TURN),-k $(TURNS_$(TURN)))
 
 test-backends-sciworld: $(SCIWORLD_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_sciworld.py tests/backends/test_sciworld_jvm.py -p no:cacheprovider

@@ -14,6 +14,8 @@ from tests.pipeline.workbench import Forks, Workbench, copy_code
 
 pytest_plugins = ["tests.support.examples"]
 
+LONGEST = "test_end_to_end.py"
+
 gc.disable()  # collections during imports would traverse all imported objects repeatedly
 
 # In a shell's background job Ctrl-C is ignored, and every process that a test starts would inherit this.
@@ -26,9 +28,9 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with slow tests first: workers take one file at a time and would wait for a long one at the end."""
+    """Run the longest file first, then those with slow tests: a worker takes a file at a time and waits at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.name != LONGEST, item.path not in slow))
 
 
 def pytest_collection_finish() -> None:
