@@ -16,9 +16,10 @@ COMPUTE = 0.35
 """Assumed utilisation of a GPU's peak operations in training, including recomputation. An H100 reached 0.30 with a
 model of 1.5B parameters (docs/gpu.md)."""
 
-LAUNCH_LAYER = 6e-3
-"""Minimum seconds of the trainer to launch one layer's kernels, forward and backward: 183 ms for 30 layers on a rented
-H100, whatever the number of tokens. Adapters double them, recomputation adds a third. A faster processor needs less."""
+LAUNCH_LAYER = 4e-3
+"""Minimum seconds of the trainer to launch one layer's kernels, forward and backward, whatever the number of tokens.
+Adapters double them, recomputation adds a third. On a rented H100, 30 layers took 95 ms without the trainer, and 183 ms
+with it in the first nine steps, in which torch still allocated memory. A faster processor needs less."""
 
 RATE = {"bfloat16": 1.0, "float16": 1.0, "tf32": 0.5, "float32": 1 / 15}
 """Throughput of each precision relative to bfloat16, on GPUs with tensor cores."""
