@@ -14,6 +14,7 @@ import torch
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
 from selfimprove.engines.base import Completion
+from selfimprove.engines.cpu.graphs import Graphs
 from selfimprove.engines.cpu.slots import CacheShape, Rows
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
@@ -108,6 +109,23 @@ def test_cached_prefixes_and_the_order_of_requests_do_not_change_completions(sma
     backwards = answers(make_engine(small, device=DEVICE), requests()[::-1])
     assert sorted(one.text for one in backwards) == sorted(one.text for one in first)
     note("generation, float32, twice", identical=[one.logprobs for one in again] == [one.logprobs for one in first])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs")
+def test_a_model_that_reads_results_on_the_host_runs_without_graphs(small: Path) -> None:
+    engine = make_engine(small, device=DEVICE)
+    graphs = engine._decoder._forward
+    assert isinstance(graphs, Graphs)
+    step = graphs._forward.step
+
+    def reading(rows: Rows, ids: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        assert int(ids.max()) >= 0
+        return step(rows, ids, *inputs)
+
+    setattr(graphs._forward, "step", reading)  # noqa: B010
+    expected = answers(make_engine(small, device=DEVICE), requests())
+    assert [one.token_ids for one in answers(engine, requests())] == [one.token_ids for one in expected]
+    assert not graphs.recordable
 
 
 def test_a_kv_cache_larger_than_the_gpu_is_refused(small: Path) -> None:

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.pipeline.plan import plan as planning
-from selfimprove.pipeline.plan.hardware import GB, GPUS, Asked, parse_gpus
+from selfimprove.pipeline.plan.hardware import GB, GPUS, Asked, Hardware, parse_gpus
+from selfimprove.pipeline.plan.inference import engine_seconds, loaded_engine
 from selfimprove.pipeline.plan.plan import plans
+from selfimprove.pipeline.plan.shapes import shape_of
+from selfimprove.pipeline.plan.training import LAUNCH_LAYER, training_seconds
+from selfimprove.pipeline.plan.work import Calls, Training
 from selfimprove.pipeline.profiles import names
+from selfimprove.training.config import FinetuneParams, LoraConfig
 from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
 
 
@@ -56,11 +62,7 @@ def test_kv_caches_of_a_quantised_policy_and_of_the_reflector_take_two_bytes_per
 
 
 def test_the_planned_kv_cache_is_what_the_transformers_engine_allocates(tmp_path: Path) -> None:
-    from selfimprove.engines.config import TransformersEngineConfig
     from selfimprove.engines.cpu.engine import TransformersEngine
-    from selfimprove.pipeline.plan.hardware import Hardware
-    from selfimprove.pipeline.plan.inference import loaded_engine
-    from selfimprove.pipeline.plan.shapes import shape_of
     from tests.support.tiny import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "model")
@@ -89,6 +91,27 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     where = "on a GPU of 24.0 GB"
     [said] = (problem for problem in one.problems if where in problem and "rise-finetune@base" in problem)
     assert "launcher.processes, set offload: true there, or add lora" in said, "ZeRO-3 is set already"
+
+
+def test_a_small_model_trains_and_decodes_as_fast_as_its_kernels_are_launched() -> None:
+    shape, machine = shape_of("HuggingFaceTB/SmolLM2-135M-Instruct"), Hardware(1, 80 * GB, GPUS["H100"])
+    params = FinetuneParams(dtype="bfloat16", device="cuda", micro_batch_tokens=8192, row_tokens=1024, max_length=1024)
+    adapted = params.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": True})
+    seconds = {
+        name: training_seconds(Training("x", one, 81_920, 1024, 10), shape, machine)
+        for name, one in {"all": params, "adapters": adapted}.items()
+    }
+    assert seconds["all"] == pytest.approx(10 * 30 * LAUNCH_LAYER)
+    assert seconds["adapters"] == pytest.approx(2 * 4 / 3 * seconds["all"])
+    wide = Training("x", params.model_copy(update={"micro_batch_tokens": 81_920}), 81_920, 1024, 1)
+    assert training_seconds(wide, shape, machine) < seconds["all"] / 5
+    engine = TransformersEngineConfig(engine="transformers", device="cuda", dtype="bfloat16", slots=256)
+    call = Calls("x", 256, 256 * 30, 30, 64, 256 * 64, 256)
+    own, shared = (
+        engine_seconds(call, loaded_engine("x", engine, shape, machine, held), shape, machine)
+        for held in (None, "float32")
+    )
+    assert shared > 10 * own
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,11 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def saved_bytes(config: dict, dtype: torch.dtype, *, checkpointing: bool) -> int:
+def saved_bytes(config: dict, dtype: torch.dtype, *, checkpointing: bool, adapters: LoraConfig | None = None) -> int:
     """Bytes, without weights, that torch keeps for the backward pass of 256 tokens through a model's layers."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).to(dtype).train()
+    if adapters is not None:
+        get_peft_model(model, adapters)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
@@ -115,7 +117,8 @@ def saved_bytes(config: dict, dtype: torch.dtype, *, checkpointing: bool) -> int
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=adapters is not None)
+    with autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model.base_model(input_ids=torch.zeros(1, 256, dtype=torch.int64), use_cache=False).last_hidden_state
     assert hidden.requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
@@ -134,6 +137,16 @@ def test_the_counted_activations_match_what_torch_saves_for_the_backward_pass(
     norm = 256 * shape.hidden * (4 + each if shape.gated else each)
     inputs = shape.layers * 256 * shape.hidden * each
     assert inputs == pytest.approx(saved_bytes(config, dtype, checkpointing=True) - norm, rel=0.25)
+
+
+def test_adapters_with_dropout_keep_the_inputs_of_their_matrices_and_a_mask() -> None:
+    config = {"model_type": "llama", "vocab_size": 320, **SMALL["llama"]}
+    shape = read_shape(config, "llama")
+    adapters = LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1, target_modules="all-linear")
+    kept = saved_bytes(config, torch.bfloat16, checkpointing=False, adapters=adapters)
+    # A CPU's mask has two bytes per element, a GPU's one.
+    inputs = f.adapter_activations(shape, 256, "all-linear") * 4 / 3
+    assert shape.layers * (f.layer_activations(shape, 256) + inputs) == pytest.approx(kept, rel=0.1)
 
 
 def test_checkpointing_keeps_each_layer_s_input_and_all_activations_of_one_layer() -> None:

@@ -151,17 +151,32 @@ def frozen_bytes(shape: Shape, dtype: str, quantize: str = "none") -> float:
 
 def adapter_parameters(shape: Shape, rank: int, targets: list[str] | str) -> int:
     """Parameters of the two LoRA factors of each target matrix: rank * (rows + columns)."""
+    return shape.layers * rank * sum(read + made for read, made in _adapted(shape, targets))
+
+
+def adapter_activations(shape: Shape, tokens: int, targets: list[str] | str, *, bytes_each: int = 2) -> float:
+    """Bytes that the adapters of one layer keep for their backward pass: for each target matrix, its input after
+    dropout and the mask of one byte per element."""
+    return tokens * (bytes_each + 1) * sum(read for read, _ in _adapted(shape, targets))
+
+
+def _adapted(shape: Shape, targets: list[str] | str) -> list[tuple[int, int]]:
+    """Inputs and outputs of a layer's matrices that have adapters; GPT-2 calls two of its matrices c_proj."""
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     hidden, inner = shape.hidden, shape.intermediate
-    if shape.learned_positions:  # GPT-2 uses other names for its matrices
-        sides = {"c_attn": hidden + query + 2 * key, "c_proj": query + hidden + inner + hidden, "c_fc": hidden + inner}
+    if shape.learned_positions:
+        sides = {
+            "c_attn": [(hidden, query + 2 * key)], "c_proj": [(query, hidden), (inner, hidden)],
+            "c_fc": [(hidden, inner)],
+        }  # fmt: skip
     else:
         sides = {
-            "q_proj": hidden + query, "k_proj": hidden + key, "v_proj": hidden + key, "o_proj": query + hidden,
-            "up_proj": hidden + inner, "down_proj": inner + hidden, "gate_proj": hidden + inner,
+            "q_proj": [(hidden, query)], "k_proj": [(hidden, key)], "v_proj": [(hidden, key)],
+            "o_proj": [(query, hidden)], "up_proj": [(hidden, inner)], "down_proj": [(inner, hidden)],
+            "gate_proj": [(hidden, inner)],
         }  # fmt: skip
-    chosen = sides if isinstance(targets, str) else {name: sides.get(name, 0) for name in targets}
-    return shape.layers * rank * sum(chosen.values())
+    names = sides if isinstance(targets, str) else targets
+    return [side for name in names for side in sides.get(name, [])]
 
 
 # --- activations and KV cache ----------------------------------------------------------------------------------------

@@ -121,7 +121,8 @@ def _legend(plan: MethodPlan) -> list[str]:
     if any(line.gpus for line in plan.lines):
         notes.append(
             "Hours assume the utilisation in column 'at %': of the GPU's compute in training; of its compute in "
-            "prefill and of its memory bandwidth in decoding. These percentages are assumed, not measured."
+            "prefill and of its memory bandwidth in decoding. These percentages are assumed. A small model is limited "
+            "by kernel launches instead, whose times were measured on one H100 (docs/gpu.md)."
         )
     if plan.machine.nodes > 1:
         worst = plan.bottleneck

@@ -13,7 +13,13 @@ from selfimprove.pipeline.plan.work import Training
 from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig
 
 COMPUTE = 0.35
-"""Assumed utilisation of a GPU's peak operations in training, including recomputation."""
+"""Assumed utilisation of a GPU's peak operations in training, including recomputation. An H100 reached 0.30 with a
+model of 1.5B parameters (docs/gpu.md)."""
+
+LAUNCH_LAYER = 4e-3
+"""Minimum seconds of the trainer to launch one layer's kernels, forward and backward, whatever the number of tokens.
+Adapters double them, recomputation adds a third. On a rented H100, 30 layers took 95 ms without the trainer, and 183 ms
+with it in the first nine steps, in which torch still allocated memory. A faster processor needs less."""
 
 RATE = {"bfloat16": 1.0, "float16": 1.0, "tf32": 0.5, "float32": 1 / 15}
 """Throughput of each precision relative to bfloat16, on GPUs with tensor cores."""
@@ -71,6 +77,9 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Training
         shape, tokens, checkpointing=params.gradient_checkpointing, predicted=predicted_tokens(work, tokens),
         width=width, bytes_each=residual_bytes(params),
     )  # fmt: skip
+    if params.lora is not None and params.lora.dropout > 0:
+        each = f.adapter_activations(shape, tokens, params.lora.targets, bytes_each=residual_bytes(params))
+        activations += each * (1 if params.gradient_checkpointing else shape.layers)
     other = PROCESS_GPU
     if launcher.kind == "deepspeed":
         other += ZERO2_BUCKETS if launcher.zero_stage == 2 else min(ZERO3_LIVE, 2.0 * shape.parameters)
@@ -213,13 +222,18 @@ def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
 
 
 def training_seconds(work: Training, shape: f.Shape, machine: Hardware) -> float:
-    """Seconds on one GPU."""
+    """Seconds on one GPU: of its operations, or of launching kernels if that takes longer."""
     params = work.params
     rate = machine.gpu.operations * COMPUTE * RATE[_precision(params)]
     operations = f.training_operations(
         shape, work.tokens, work.longest, checkpointing=params.gradient_checkpointing, frozen=params.lora is not None
     )
-    return (operations + f.forward_operations(shape, work.scored, work.longest)) / rate
+    computing = (operations + f.forward_operations(shape, work.scored, work.longest)) / rate
+    if isinstance(params, RLParams):
+        return computing
+    launching = work.tokens / max(1, largest_batch(work)) * shape.layers * LAUNCH_LAYER
+    launching *= (2 if params.lora is not None else 1) * (4 / 3 if params.gradient_checkpointing else 1)
+    return max(computing, launching)
 
 
 def _precision(params: FinetuneParams | RLParams) -> str:
