@@ -30,7 +30,7 @@ def rehearse(repo: Path, profile: str) -> tuple[Path, str]:
     params = (repo / "params.yaml").read_text()
     said = run(repo, "make", "rehearse", f"PROFILE={profile}", "QUICK=1", DATA_MIRROR="/nowhere").stdout
     assert (repo / "params.yaml").read_text() == params
-    assert (repo / "dvc.lock").read_bytes() == (ROOT / "dvc.lock").read_bytes()
+    assert run(repo, "git", "status", "--porcelain", "dvc.lock").stdout == ""
     assert "the whole graph of" in said
     return repo / f".rehearsal/{profile}.quick", said
 

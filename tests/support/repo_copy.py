@@ -13,13 +13,15 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml", "models/pretrained",
          "dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore")  # fmt: skip
+LOCKED = ("inputs", "agent_r-data", "rise-finetune@base")
+"""Stages of a copy's dvc.lock. DVC writes the file after every stage, which takes two seconds with all stages."""
 
 
 def copy_repo(folder: Path, profile: str = "smoke") -> Path:
     """Copy everything that stages need to ``folder``, as a git repository with the ``params.yaml`` of ``profile``.
 
-    As in a clone, ``dvc.lock`` and the headline metrics are those of the default's run, without its other outputs. In
-    an existing copy, the code is replaced and the stages' outputs are kept.
+    As in a clone, the headline metrics and (for ``LOCKED``) ``dvc.lock`` are those of the default's run, without its
+    other outputs. In an existing copy, the code is replaced and the stages' outputs are kept.
     """
     for part in PARTS:
         source, target = ROOT / part, folder / part
@@ -30,7 +32,8 @@ def copy_repo(folder: Path, profile: str = "smoke") -> Path:
         else:
             shutil.copyfile(source, target)
     if not (folder / "dvc.lock").exists():
-        shutil.copyfile(ROOT / "dvc.lock", folder / "dvc.lock")
+        lock = YAML(typ="safe", pure=True).load(ROOT / "dvc.lock")
+        YAML().dump({**lock, "stages": {name: lock["stages"][name] for name in LOCKED}}, folder / "dvc.lock")
         shutil.copytree(ROOT / "results/headline", folder / "results/headline")
     run(folder, "git", "init", "--quiet")
     run(folder, sys.executable, "-m", "selfimprove.pipeline.profiles", profile)
@@ -53,10 +56,7 @@ def copy_tiny(folder: Path) -> Path:
 
 
 def copy_short(folder: Path) -> Path:
-    """A copy with its Makefile, under the smoke profile with only SPIN's first iteration, for tests that run make.
-
-    Of the other methods' stages, ``dvc.lock`` has only one: make's own ``dvc`` takes two seconds to write all of them.
-    """
+    """A copy with its Makefile, under the smoke profile with only SPIN's first iteration, for tests that run make."""
     root = copy_repo(folder)
     shutil.copy2(ROOT / "Makefile", root)
     params = YAML(typ="safe", pure=True).load(root / "params.yaml")
@@ -64,22 +64,13 @@ def copy_short(folder: Path) -> Path:
         for name in left_out:
             del params["spin"][part][name]
     YAML().dump(params, root / "params.yaml")
-    lock = YAML(typ="safe").load(root / "dvc.lock")
-    kept = {name: one for name, one in lock["stages"].items() if "spin" in name or name in ("inputs", "agent_r-data")}
-    YAML().dump({**lock, "stages": kept}, root / "dvc.lock")
     return root
 
 
 def environment() -> dict[str, str]:
-    """The environment of ``make`` with a faster ``dvc``: the virtual environment on the path, no telemetry."""
-    path = [str(ROOT / "tests/support/bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-    return {
-        **os.environ,
-        "PATH": os.pathsep.join(path),
-        "PYTHONHASHSEED": "0",
-        "DVC_NO_ANALYTICS": "1",
-        "COLUMNS": "200",
-    }
+    """The environment of ``make``: the virtual environment first on the path, no telemetry, stable hashes."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1", "COLUMNS": "200"}
 
 
 def run(
