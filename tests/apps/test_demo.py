@@ -10,7 +10,7 @@ from filelock import FileLock
 from selfimprove.apps.demo import demo
 from selfimprove.core.errors import UserError
 from tests.support.profiles import profile
-from tests.support.repo_copy import ROOT, copy_tiny, environment
+from tests.support.repo_copy import copy_tiny, environment
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = copy_tiny(tmp_path / "repo")
-    before = (root / "params.yaml").read_bytes()
+    before, lock = ((root / name).read_bytes() for name in ("params.yaml", "dvc.lock"))
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     assert demo(root, "tiny") == 0
@@ -33,7 +33,7 @@ def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     assert all(row in shown for row in ("chance", "policy", "reflect_rl", "report/demo.png"))
     assert (root / "report/demo.png").read_bytes().startswith(b"\x89PNG")
     assert (root / "params.yaml").read_bytes() == before
-    assert (root / "dvc.lock").read_bytes() == (ROOT / "dvc.lock").read_bytes()
+    assert (root / "dvc.lock").read_bytes() == lock
     assert not (root / "results/summary").exists()
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
 
-import bm25s
 import numpy as np
 import Stemmer
 
+from selfimprove.envs import bm25
 from selfimprove.envs.webshop.catalogue import Product
 
 HITS = 50
@@ -24,7 +24,7 @@ class Index:
     def __init__(self, products: Sequence[Product]) -> None:
         self._stemmer = Stemmer.Stemmer("english")
         self._one_at_a_time = Lock()  # the stemmer is not thread-safe
-        self._bm25 = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+        self._bm25 = bm25.package().BM25(method="lucene", k1=0.9, b=0.4)
         self._bm25.index(self._tokens([document(product) for product in products]), show_progress=False)
         self._known = frozenset(self._bm25.vocab_dict)
         self.search = lru_cache(maxsize=4096)(self._search)
@@ -40,7 +40,7 @@ class Index:
 
     def _tokens(self, texts: list[str]) -> list[list[str]]:
         with self._one_at_a_time:
-            return bm25s.tokenize(
+            tokens: list[list[str]] = bm25.package().tokenize(
                 texts,
                 token_pattern=r"\w+",
                 stopwords="english",
@@ -48,6 +48,7 @@ class Index:
                 return_ids=False,
                 show_progress=False,
             )
+        return tokens
 
 
 def document(product: Product) -> str:

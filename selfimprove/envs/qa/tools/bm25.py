@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from selfimprove.core.records import read_jsonl
+from selfimprove.envs import bm25
 from selfimprove.envs.qa.base import Paragraph
 from selfimprove.envs.qa.tools.search import CUT, cut_near
 
@@ -53,9 +54,7 @@ class Bm25:
         documents = [self._tokens(text) for text in texts]
         if any(documents):
             # float64, because single precision may make different scores equal, and equal scores different.
-            import bm25s  # imported here, because the params section is also read where it is not installed
-
-            self._index = bm25s.BM25(method="lucene", k1=k1, b=b, dtype="float64")
+            self._index = bm25.package().BM25(method="lucene", k1=k1, b=b, dtype="float64")
             self._index.index(documents, show_progress=False)
             self._known = frozenset(self._index.vocab_dict) - {""}
             if okapi:
