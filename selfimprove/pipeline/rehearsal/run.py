@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -246,7 +245,7 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: 
 
 
 def _python(environment: Mapping[str, str]) -> str:
-    return shutil.which("python", path=environment["PATH"]) or "python"
+    return f"{environment['PATH'].split(os.pathsep)[0]}/python"
 
 
 @contextmanager
