@@ -227,7 +227,8 @@ def generate_row(row: Generated, folder: Path, machine: Hardware, threads: int) 
         dtype="bfloat16", device=DEVICE,
     )  # fmt: skip
     engine = TransformersEngine(cfg, folder, threads=threads)
-    timed(engine, answer_all(engine, _requests(row.slots, 4, words=8)))  # loads the kernels
+    # As many tokens as in the measured rounds, so that CUDA graphs of all their shapes are recorded before them.
+    timed(engine, answer_all(engine, _requests(row.requests, NEW, words=WORDS)))
     runs, steps, read = [], [engine.stats.slot_steps], engine.stats.prompt_tokens
     for new in (1, NEW):
         engine.forget_prefixes()

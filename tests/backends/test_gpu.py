@@ -111,7 +111,6 @@ def test_cached_prefixes_and_the_order_of_requests_do_not_change_completions(sma
     note("generation, float32, twice", identical=[one.logprobs for one in again] == [one.logprobs for one in first])
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs")
 def test_a_model_that_reads_results_on_the_host_runs_without_graphs(small: Path) -> None:
     engine = make_engine(small, device=DEVICE)
     graphs = engine._decoder._forward
@@ -133,7 +132,6 @@ def test_a_kv_cache_larger_than_the_gpu_is_refused(small: Path) -> None:
         Rows(CacheShape(2, 4, 64, torch.float32), 8192, 10**7, torch.device(DEVICE))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="limits a GPU's memory")
 def test_a_kv_cache_larger_than_the_free_memory_names_the_engine_s_params(small: Path) -> None:
     with little_memory(256), refused_with(r"^engine transformers: the GPU's memory is exhausted \(\d.* slots \(4096\)"):
         make_engine(small, device=DEVICE, slots=4096)
@@ -259,7 +257,6 @@ def test_flash_attention_runs_or_one_sentence_says_why_not(
     assert losses(report) == pytest.approx(losses(masked), rel=BF16)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="limits a GPU's memory")
 def test_a_micro_batch_larger_than_the_gpu_names_the_params_that_need_memory(
     small: Path, dialogues: Maker, tmp_path: Path
 ) -> None:

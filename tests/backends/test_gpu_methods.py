@@ -236,7 +236,6 @@ def test_repeated_reinforcement_learning_takes_the_same_actions(small: Path, tmp
     note("reinforcement learning twice, float32", weights_identical=same, logs_identical=one == two)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="limits a GPU's memory")
 def test_an_update_larger_than_the_gpu_names_the_params_that_need_memory(small: Path, tmp_path: Path) -> None:
     job = make_job(small, tmp_path, episodes=200, micro_batch_tokens=400_000, row_tokens=4000)
     said = r"^rl: the GPU's memory is exhausted \(\d.* lower rl\.micro_batch_tokens \(400000\)"
