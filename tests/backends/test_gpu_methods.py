@@ -181,14 +181,16 @@ def test_reinforcement_learning_in_float32_takes_the_actions_and_losses_of_the_c
     assert weights_hash(load_causal_lm(merged)) != weights_hash(load_causal_lm(small))
 
 
-@pytest.mark.parametrize("changes", [{}, {"shrink_head": False}, {"lora": {"rank": 4}, "dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"shrink_head": False}, {"tf32": True}, {"lora": {"rank": 4}, "dtype": "bfloat16"}], ids=str
+)
 def test_the_engine_plays_with_the_weights_in_training(small: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Log-probabilities of play equal the trainer's before any update, and after some."""
     run = Run(make_job(small, tmp_path, **changes, max_steps=6), 1, None)
     weight = run._engine._decoder._weight
     assert weight.device.type == DEVICE
     assert weight.data_ptr() == run._policy.model.get_input_embeddings().weight.data_ptr(), "one copy of the weights"
-    tolerance = 1e-4 if "dtype" not in changes else 0.1
+    tolerance = 0.1 if {"dtype", "tf32"} & changes.keys() else 1e-4
     for iteration in range(3):
         with asyncio.Runner() as runner:
             row = run._iterate(iteration, runner)

@@ -94,9 +94,7 @@ class Decoder:
         prefill_rows: int,
         prefill_block: int,
         pad_id: int,
-        frozen: bool = False,
     ) -> None:
-        """``frozen``: the weights never change; on a GPU, passes are then recorded as CUDA graphs."""
         self._block, self._context = prefill_block, context
         self._weight = model.get_input_embeddings().weight
         shape = cache_shape(model)
@@ -107,7 +105,7 @@ class Decoder:
             self._columns = torch.arange(whole, device=self._weight.device)
             self._logits = torch.zeros(max(slots, prefill_rows), len(self._weight), device=self._weight.device)
         self._forward: Forward = Llama.of(model, context) or Module(model)
-        if frozen and self.device.type == "cuda":
+        if self.device.type == "cuda":
             self._forward = Graphs(self._forward)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)

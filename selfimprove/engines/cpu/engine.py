@@ -64,7 +64,6 @@ class TransformersEngine(Templated):
             f"lower the engine's slots ({cfg.slots}), context ({cfg.context}) or prefill_rows ({cfg.prefill_rows})"
         )
         self.chat = ChatFormat.load(model_dir, cfg.chat_template)
-        frozen = model is None
         if model is None:
             with self._gpu_memory():
                 model = load_causal_lm(
@@ -82,7 +81,6 @@ class TransformersEngine(Templated):
                 prefill_rows=prefill_rows,
                 prefill_block=cfg.prefill_block,
                 pad_id=self.chat.pad_id,
-                frozen=frozen,
             )
         self.stats = EngineStats()
         self._prompts = Prompts(self._decoder, cfg.prefill_block, self.stats)

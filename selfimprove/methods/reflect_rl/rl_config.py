@@ -85,6 +85,7 @@ class RLParams(ActingParams):
     row_tokens: int = Field(default=512, ge=1, description="row width in tokens that prompts are packed to")
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens per micro-batch and process in an update")
     dtype: Literal["float32", "bfloat16"] = "float32"
+    tf32: bool = False
     attention: Literal["sdpa", "eager"] = "sdpa"
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
@@ -113,6 +114,8 @@ class RLParams(ActingParams):
             raise ValueError(
                 f"launcher kind {self.launcher.kind!r}: reinforcement learning supports only single and fork"
             )
+        if self.tf32 and self.device == "cpu":
+            raise ValueError("tf32 works only with device: cuda; remove it")
         if self.launcher.kind == "fork" and self.device != "cpu":
             raise ValueError("launcher kind 'fork' works only with device: cpu; use single on a GPU")
         return self

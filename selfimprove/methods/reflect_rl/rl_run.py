@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from transformers.utils.import_utils import enable_tf32
 
 from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.core.sums import float_sum
@@ -53,6 +54,8 @@ class Run:
         self._job, self._params, self._progress = job, job.params, progress
         self._group = Group()
         torch.set_num_threads(threads)
+        if self._params.tf32:
+            enable_tf32(True)
         self._ids: dict[str, int] | None = None
         if self._params.shrink_head or self._params.mask_invalid:
             self._ids = check_labels(job.model_dir, job.env, job.policy_engine.chat_template)

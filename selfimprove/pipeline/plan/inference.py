@@ -13,10 +13,9 @@ from selfimprove.pipeline.plan.work import Calls
 COMPUTE, TRAFFIC = 0.40, 0.60
 """Assumed utilisation of a GPU's peak operations and memory bandwidth in generation."""
 
-VLLM_STEP, GRAPH_LAYER, EAGER_LAYER = 4e-3, 5e-5, 9e-4
+VLLM_STEP, GRAPH_LAYER = 4e-3, 5e-5
 """Minimum seconds of a decoding step: vLLM's scheduling and sampling per step (assumed); for the transformers engine,
-per layer, with its CUDA graphs, and with single launches if it shares a trainer's weights (measured with 30 layers on a
-rented H100: 1.3 and 27 ms)."""
+per layer, with its CUDA graphs (measured with 30 layers on a rented H100: 1.3 ms)."""
 
 BATCHED_TOKENS = 8192
 """Assumed tokens of one vLLM prefill pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
@@ -141,7 +140,7 @@ def engine_seconds(call: Calls, engine: LoadedEngine, shape: f.Shape, machine: H
     rows = max(1, int(rows / engine.replicas))
     floor = VLLM_STEP
     if isinstance(cfg, TransformersEngineConfig):
-        floor = shape.layers * (GRAPH_LAYER if engine.weights else EAGER_LAYER)
+        floor = shape.layers * GRAPH_LAYER
         together = min(batch_sizes(cfg, shape.parameters)[1], max(1, call.at_once))
         reading = max(reading, asked / (together * cfg.prefill_block) * floor)
     step = f.decode_seconds(

@@ -237,7 +237,7 @@ def training_seconds(work: Training, shape: f.Shape, machine: Hardware) -> float
 
 
 def _precision(params: FinetuneParams | RLParams) -> str:
-    if params.dtype == "float32" and isinstance(params, FinetuneParams) and params.tf32:
+    if params.dtype == "float32" and params.tf32:
         return "tf32"
     return params.dtype
 

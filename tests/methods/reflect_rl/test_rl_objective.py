@@ -82,6 +82,7 @@ def test_ppo_without_a_critic_and_other_contradictory_params_are_refused() -> No
         ({"algorithm": "ppo"}, "needs a critic"),
         ({"temperature": 0.0}, "does not explore"),
         ({"dtype": "bfloat16"}, "works only with adapters"),
+        ({"tf32": True}, "tf32 works only with device: cuda"),
         ({"lora": {"dropout": 0.1}}, "lora.dropout must be 0"),
         ({"launcher": {"kind": "torchrun", "processes": 2}}, "supports only single and fork"),
         ({"launcher": {"kind": "fork", "processes": 2}, "device": "cuda"}, "use single on a GPU"),
