@@ -28,7 +28,7 @@ class _Recording:
 
 
 class Graphs:
-    """Implements ``Forward`` on a GPU for a model whose weights stay at their addresses: a trainer may change them in place.
+    """Implements ``Forward`` on a GPU for a model whose weights stay in place; a trainer may change their values.
 
     A model that cannot be recorded (for example, a mixture of experts, which reads its routing on the host) runs as
     usual.
