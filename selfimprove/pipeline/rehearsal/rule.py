@@ -148,6 +148,11 @@ def gpu_methods(params: Mapping[str, Any]) -> list[str]:
     return [method for method in METHODS if asks(params[method])]
 
 
+def uses_gpu_packages(section: Mapping[str, Any]) -> bool:
+    """Whether a method's section uses a package that only the environments for GPUs contain: vLLM or bitsandbytes."""
+    return any(node.get("engine") == "vllm" or node.get("quantize", "none") != "none" for _, node in mappings(section))
+
+
 def rehearsable(params: Mapping[str, Any]) -> list[str]:
     """The methods worth a rehearsal: those that require a GPU or start from a model that is not this repository's."""
     pretrained = [method for method in METHODS if params["base"][method]["model"] not in (None, SHIPPED)]

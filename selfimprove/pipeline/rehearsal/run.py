@@ -25,7 +25,7 @@ from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import composed
 from selfimprove.pipeline.rehearsal import folder as place
 from selfimprove.pipeline.rehearsal import stand_in
-from selfimprove.pipeline.rehearsal.rule import Here, Params, gpu_methods, rehearsable, rehearsed
+from selfimprove.pipeline.rehearsal.rule import Here, Params, rehearsable, rehearsed, uses_gpu_packages
 from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from selfimprove.pipeline.rehearsal.tell import printable, tell
@@ -182,7 +182,7 @@ def _write_params(folder: Path, params: Params) -> None:
 def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> dict[str, str]:
     """The stages' environment variables: a PATH to the Python with the profile's engines, dummy keys, and, without
     GPUs, an offline hub."""
-    if gpus or not any(method in gpu_methods(params) for method in methods):
+    if gpus or not any(uses_gpu_packages(params[method]) for method in methods):
         bin_folder = root / MAIN_ENVIRONMENT
     else:
         run_make(root, "env-vllm")

@@ -11,7 +11,15 @@ from ruamel.yaml import YAML
 
 from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.params import load_section
-from selfimprove.pipeline.rehearsal.rule import Here, Params, Replacement, gpu_methods, rehearsable, rehearsed
+from selfimprove.pipeline.rehearsal.rule import (
+    Here,
+    Params,
+    Replacement,
+    gpu_methods,
+    rehearsable,
+    rehearsed,
+    uses_gpu_packages,
+)
 from selfimprove.pipeline.sections import spelled_out
 from tests.support.profiles import NAMES, profile
 
@@ -217,6 +225,14 @@ def test_methods_that_use_a_gpu_or_a_pretrained_model_can_be_rehearsed() -> None
     assert gpu_methods(PROFILES["spin-zephyr-7b"]) == rehearsable(PROFILES["spin-zephyr-7b"]) == ["spin"]
     assert gpu_methods(PROFILES["spin-smollm2"]) == []
     assert rehearsable(PROFILES["spin-smollm2"]) == ["spin"]
+
+
+def test_only_vllm_and_quantised_weights_need_the_packages_for_gpus() -> None:
+    own = PROFILES["smollm2-gpu"]
+    assert not any(uses_gpu_packages(own[method]) for method in rehearsable(own))
+    assert uses_gpu_packages(PROFILES["spin-zephyr-7b"]["spin"])
+    quantised = {"rows": {"base": {"train": {"lora": {"rank": 8, "quantize": "4bit"}}}}}
+    assert uses_gpu_packages(quantised)
 
 
 def test_automatic_numbers_of_slots_are_capped_like_explicit_ones() -> None:
