@@ -35,6 +35,8 @@ $(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is un
 LOCK := requirements/$(if $(filter cuda,$(ACCELERATOR)),gpu,main).lock
 READY := $(VENV)/.ready-$(if $(filter cuda,$(ACCELERATOR)),cuda-)$(firstword $(shell cat $(LOCK) | cksum))
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
+# Python compiles the modules that it imports; to compile all of them would double the time of an installation.
+INSTALL := $(PIP) install --no-compile
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Without this, the pip of Python 3.11.2 (Debian 12) installs source packages without metadata.
 export PIP_USE_PEP517 := 1
@@ -69,7 +71,7 @@ $(READY): $(LOCK)
 	@test -x $(VENV)/bin/pip || { $(check_python); $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to two minutes))"
 	@$(TORCH_FIRST)
-	@$(PIP) install --require-hashes --no-deps -r $(LOCK)
+	@$(INSTALL) --require-hashes --no-deps -r $(LOCK)
 	@$(VENV)/bin/python -m selfimprove.apps.report.offline
 	@rm -f $(VENV)/.ready-*; touch $@
 
@@ -79,7 +81,7 @@ TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.version.c
   || $(PIP) uninstall --yes torch 2>/dev/null
 else
 TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)".split("==")[-1])' 2>/dev/null \
-  || $(PIP) install $(TORCH_ARGS) $(TORCH)
+  || $(INSTALL) $(TORCH_ARGS) $(TORCH)
 endif
 
 demo: $(READY) ## train a tiny model on a taxi game by Reflect-RL, in a minute; print a table and write report/demo.png

@@ -63,8 +63,8 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-CPU = ["install torch==2.13.0", "install --require-hashes --no-deps -r requirements/main.lock"]
-CUDA = ["uninstall --yes torch", "install --require-hashes --no-deps -r requirements/gpu.lock"]
+CPU = ["install --no-compile torch==2.13.0", "install --no-compile --require-hashes --no-deps -r requirements/main.lock"]
+CUDA = ["uninstall --yes torch", "install --no-compile --require-hashes --no-deps -r requirements/gpu.lock"]
 
 
 def test_by_default_the_cpu_lock_is_installed_once(machine: Machine) -> None:
