@@ -63,7 +63,10 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-CPU = ["install --no-compile torch==2.13.0", "install --no-compile --require-hashes --no-deps -r requirements/main.lock"]
+CPU = [
+    "install --no-compile torch==2.13.0",
+    "install --no-compile --require-hashes --no-deps -r requirements/main.lock",
+]
 CUDA = ["uninstall --yes torch", "install --no-compile --require-hashes --no-deps -r requirements/gpu.lock"]
 
 
