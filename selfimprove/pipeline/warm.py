@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -236,6 +237,8 @@ def _serve(server: socket.socket, alive: int) -> None:
         _import()
     except Exception:
         os._exit(1)  # further requests are refused, and stages do their own imports
+    # Python 3.12 warns of forks in a process with threads. The thread of this one only waits for the command's end.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     while True:
         line, _ = server.accept()
         # Fork twice: the first child waits for the second with a thread, which a process that forks must not have.
