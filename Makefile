@@ -35,8 +35,9 @@ $(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is un
 LOCK := requirements/$(if $(filter cuda,$(ACCELERATOR)),gpu,main).lock
 READY := $(VENV)/.ready-$(if $(filter cuda,$(ACCELERATOR)),cuda-)$(firstword $(shell cat $(LOCK) | cksum))
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
-# Python compiles the modules that it imports; to compile all of them would double the time of an installation.
 INSTALL := $(PIP) install --no-compile
+# pip would compile the installed modules in one process. Files that are no valid Python (templates) are skipped.
+COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Without this, the pip of Python 3.11.2 (Debian 12) installs source packages without metadata.
 export PIP_USE_PEP517 := 1
@@ -72,6 +73,7 @@ $(READY): $(LOCK)
 	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to two minutes))"
 	@$(TORCH_FIRST)
 	@$(INSTALL) --require-hashes --no-deps -r $(LOCK)
+	@$(COMPILE)
 	@$(VENV)/bin/python -m selfimprove.apps.report.offline
 	@rm -f $(VENV)/.ready-*; touch $@
 

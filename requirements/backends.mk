@@ -25,7 +25,7 @@ SCIWORLD_STAMP := $(VENV)/.sciworld-$(firstword $(shell cat $(SCIWORLD_LOCK) | c
 
 $(SCIWORLD_STAMP): $(READY) | $(SCIWORLD_LOCK)
 	@echo "installing scienceworld and py4j into $(VENV) (once; 8 MB)"
-	@$(INSTALL) --require-hashes --no-deps -r $(SCIWORLD_LOCK)
+	@$(PIP) install --require-hashes --no-deps -r $(SCIWORLD_LOCK)
 	@rm -f $(VENV)/.sciworld-*; touch $@
 
 # XTuner's pins, including torch's, differ between CPUs and GPUs; XTUNER=gpu builds the environment for GPUs.
@@ -53,7 +53,7 @@ $(ALFWORLD_STAMP): | $(ALFWORLD_LOCK)
 	@echo "installing into $(ALFWORLD_ENV) (once; about two minutes, 400 MB)"
 	rm -rf $(ALFWORLD_ENV)
 	$(PYTHON) -m venv $(ALFWORLD_ENV)
-	$(ALFWORLD_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(ALFWORLD_LOCK)
+	$(ALFWORLD_ENV)/bin/python -m pip install -qq --require-hashes --no-deps -r $(ALFWORLD_LOCK)
 	touch $@
 
 .PHONY: env-alfworld test-backends-alfworld
