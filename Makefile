@@ -70,7 +70,7 @@ check_python = found=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_in
 # pip, unlike python, is missing if the environment could not be completed.
 $(READY): $(LOCK)
 	@test -x $(VENV)/bin/pip || { $(check_python); $(PYTHON) -m venv $(VENV); }
-	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to two minutes))"
+	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to three minutes))"
 	@$(TORCH_FIRST)
 	@$(INSTALL) --require-hashes --no-deps -r $(LOCK)
 	@$(COMPILE)
@@ -145,11 +145,11 @@ dag: $(READY) ## list a method's stages in order, with their dependencies (METHO
 
 PYTEST := OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends
 
-test: $(READY) ## run lint, type checks and the light tests, in ten minutes on two cores
+test: $(READY) ## run lint, type checks and the light tests, in 10 to 20 minutes on two cores
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) -m "not slow" $(ARGS) tests
 
-test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (a quarter of an hour on two cores)
+test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (15 to 30 minutes on two cores)
 	@$(PYTEST) -m slow $(ARGS) tests
 
 # The tests that most changes break first. ARGS=tests/methods/spin adds a folder.

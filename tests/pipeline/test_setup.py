@@ -72,6 +72,7 @@ CUDA = ["uninstall --yes torch", "install --no-compile --require-hashes --no-dep
 
 def test_by_default_the_cpu_lock_is_installed_once(machine: Machine) -> None:
     assert machine.make("setup") == CPU
+    assert f"python -m compileall -qq -j 0 {machine.venv}/lib\n" in machine.log.read_text()
     assert machine.make("setup") == []
 
 

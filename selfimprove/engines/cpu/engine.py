@@ -53,7 +53,8 @@ class TransformersEngine(Templated):
     ) -> None:
         """Load the model, or use the given ``model``: a trainer's own, whose tokenizer is in ``model_dir``.
 
-        A trainer that changes the weights in place must then call ``forget_prefixes``; no other state depends on them.
+        A trainer may change the weights only in place (CUDA graphs read them at their addresses) and must then call
+        ``forget_prefixes``.
 
         Raises:
             UserError: there is no such folder, no weights or no chat template, the tokenizer is of another model, or
