@@ -26,6 +26,9 @@ from ruamel.yaml.error import YAMLError
 
 from selfimprove.core.publish import aside, write_text
 
+DVC = (sys.executable, "-m", "selfimprove.pipeline.dvc_command")
+"""The command ``dvc`` of our runs: it records a stage faster."""
+
 LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
@@ -157,7 +160,11 @@ def _is_dvc(pid: int) -> bool:
     """Whether a process is alive and is DVC (the id may have been reused by another program)."""
     try:
         process = psutil.Process(pid)
-        names = {Path(word).name for word in process.cmdline()}
+        words = process.cmdline()
     except psutil.Error:
         return False
-    return pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE and "dvc" in names
+    return (
+        pid != os.getpid()
+        and process.status() != psutil.STATUS_ZOMBIE
+        and (DVC[-1] in words or "dvc" in {Path(word).name for word in words})
+    )

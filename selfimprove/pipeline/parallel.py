@@ -30,6 +30,7 @@ from selfimprove.core.cli import INTERRUPTED, one_sentence
 from selfimprove.core.errors import for_terminal
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.branch import keep_branch
+from selfimprove.pipeline.dvc_files import DVC
 from selfimprove.pipeline.exp import write_settings
 from selfimprove.pipeline.jobs import PARAMS_FILE, gpu_shares
 from selfimprove.pipeline.overall import ALWAYS, duration, keep_seconds, known_seconds
@@ -149,7 +150,7 @@ class Parallel:
             output = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the stage has ended)
             # Children inherit the run lock's file descriptor, so the lock stays held if this process is killed.
             process = subprocess.Popen(
-                ["dvc", "--wait-for-lock", "repro", "--single-item", name],
+                [*DVC, "--wait-for-lock", "repro", "--single-item", name],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False, env={**os.environ, **share},
             )  # fmt: skip
             self._at_work[name] = _Job(process, output, time.monotonic(), share)
@@ -216,6 +217,9 @@ def out_of_date(goals: Sequence[str]) -> dict[str, set[str]]:
     """The stages of ``needs_of`` that have changed or depend on a changed one, with their dependencies among these."""
     from dvc.repo import Repo
 
+    from selfimprove.pipeline.dvc_command import take_shortcuts
+
+    take_shortcuts()
     with Repo(_wait_for_lock=True) as repo:
         needs = needs_of(repo, goals)
         stale = set(repo.status(list(goals), with_deps=True)) - {ALWAYS}
@@ -228,7 +232,7 @@ def save_experiment(goals: Sequence[str]) -> int:
     """Let DVC save the workspace as an experiment, in which no stage has to run; returns DVC's exit code."""
     keep_branch()
     done = subprocess.run(
-        ["dvc", "exp", "run", *goals],
+        [*DVC, "exp", "run", *goals],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         check=False, close_fds=False,
     )  # fmt: skip

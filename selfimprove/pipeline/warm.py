@@ -149,7 +149,7 @@ def _run(environment: dict[str, str]) -> int:
     several = command[1:3] == list(PARALLEL[1:])
     if command[:1] == ["dvc"] or several:
         from selfimprove.pipeline.branch import back_on_branch, keep_branch
-        from selfimprove.pipeline.dvc_files import sign_turn, take_turn
+        from selfimprove.pipeline.dvc_files import DVC, sign_turn, take_turn
 
         try:
             turn.append(take_turn())
@@ -159,6 +159,8 @@ def _run(environment: dict[str, str]) -> int:
             print(sentence, file=sys.stderr, flush=True)
         if command[1:2] == ["exp"]:
             keep_branch()
+        if not several:
+            command = [*DVC, *command[1:]]
     ended = threading.Event()
     with subprocess.Popen(
         command,
