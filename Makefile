@@ -68,7 +68,8 @@ check_python = found=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_in
     $(call quoted,$(PYTHON)) "$${found:+is Python }$${found:-cannot be run}" >&2; exit 2 ;; esac
 
 # pip, unlike python, is missing if the environment could not be completed.
-$(READY): $(LOCK)
+# The stamp's name contains the lock's checksum, so a checkout that only touches the lock installs nothing.
+$(READY): | $(LOCK)
 	@test -x $(VENV)/bin/pip || { $(check_python); $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to three minutes))"
 	@$(TORCH_FIRST)

@@ -1,6 +1,6 @@
-"""Overlays of mappings: a profile over the default params, a row's settings over those shared by all rows."""
+"""Nested mappings: a profile over the default params, a row's settings over those of all rows, and a walk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -18,6 +18,14 @@ def merge(under: Any, over: Mapping[str, Any]) -> None:
             merge(under[key], value)
         else:
             under[key] = deepcopy(value)
+
+
+def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield every mapping at or below ``node``, a mapping or a list, with its path."""
+    if isinstance(node, dict):
+        yield path, node
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from mappings(value, (*path, str(key)))
 
 
 def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -> dict[str, Any]:

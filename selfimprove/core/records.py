@@ -254,8 +254,10 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}, line {line}", row
         return
     rows = load_json(path)
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list):
         raise UserError(f"{path} is not a list of JSON objects; restore it from its source.")
+    if not rows:
+        raise UserError(f"{path} is an empty list; name a file with entries.")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{path}, item {number}: an object was expected; fix or delete it.")

@@ -1,5 +1,7 @@
 """Reads YAML files. Separate from ``params``, whose schemas backend environments import without ruamel.yaml."""
 
+import re
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +11,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from selfimprove.core.errors import UserError
+
+DEEPEST = 1000
+"""Limit of the nesting of a text that libyaml gets, which crashes at many thousands."""
+_INDENTS = re.compile(rb"^[ \-?:]*", re.MULTILINE)
+"""Beginnings of lines: block mappings and lists need a character there for every two levels."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -39,10 +46,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _parsed(text: bytes) -> object:
-    """Cached, because a stage reads params.yaml several times and parsing takes a tenth of a second.
+def _parsed(text: bytes) -> Any:
+    """Cached, because a stage reads params.yaml several times.
 
-    The C library is not used: it crashes the process on deeply nested lists.
+    libyaml, which DVC uses too, parses params.yaml in a quarter of the time, but a deep nesting crashes it. Such texts
+    are left to ruamel.yaml's own parser, and so are faulty ones, for its messages.
     """
-    value: object = YAML(typ="safe", pure=True).load(text)
-    return value
+    if text.count(b"[") + text.count(b"{") + 2 * max(map(len, _INDENTS.findall(text)), default=0) < DEEPEST:
+        with suppress(YAMLError, ValueError):
+            return YAML(typ="safe").load(text)
+    return YAML(typ="safe", pure=True).load(text)

@@ -40,6 +40,7 @@ from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.autoexplore.sandbox import shown
 from selfimprove.envs.autoexplore.tasks import OriginalTrajectory, Reflected, Task, read_tasks, split_tasks
+from selfimprove.methods.reflect_rl.convert import trained_steps
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
@@ -50,6 +51,8 @@ from selfimprove.methods.splits import load_split
 def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
     """AutoExplore's tasks with their trajectories; a negative's wrong action is a step without a reflection.
 
+    Failed trajectories are left out: the original trains on the last step of every negative, which would be the wrong
+    action if the teacher gave no correction.
     Trajectories that a task already had in its file come first; each negative after them gets an unused number.
 
     Raises:
@@ -61,6 +64,8 @@ def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[Teache
             raise UserError(
                 f"trajectory {one.id} belongs to no task of the list; export it with the tasks it was generated from."
             )
+        if one.status != "solved":
+            continue
         steps = [Reflected(reflection=step.reflection, cmd=step.done or step.command) for step in one.steps]
         told.setdefault(one.task_id, []).append(
             OriginalTrajectory(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
@@ -69,7 +74,7 @@ def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[Teache
 
 
 def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]]:
-    """One row per reflected state; ``action`` is the oracle's label, which is trained on.
+    """One row per reflected state that is trained on; ``action`` is the label that the policy learns.
 
     Raises:
         UserError: a trajectory is AutoExplore's, whose export is ``tasks``.
@@ -88,8 +93,7 @@ def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]
                 "model": one.teacher,
                 **problem,
             }
-            for step in one.steps
-            if step.learn
+            for _, step in trained_steps(one)
         ]
     return rows
 
@@ -106,6 +110,8 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
         UserError: there is no text, or it has neither marker, so that the loss mask would be empty.
     """
     text = row.get("text")
+    if isinstance(text, str) and markers == MARKERS["stripped"]:  # the original writes the spaced ones
+        text = text.replace(MARKERS["spaced"].act, markers.act).replace(MARKERS["spaced"].analyse, markers.analyse)
     there = [m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text]
     if not isinstance(text, str) or not there:
         raise UserError(

@@ -87,6 +87,7 @@ def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[s
         "answers": {str(t): [attempt.answer for attempt in turn.attempts] for t, turn in enumerate(turns)},
         "status": episode.status,
         "omitted": [turn.omitted for turn in turns],
+        "run": episode.run,
     }
 
 
@@ -114,6 +115,7 @@ class _Entry(Record):
     answers: dict[str, list[str | None]] = Field(default_factory=dict)
     omitted: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     status: Status | None = None
+    run: str = ""
 
 
 def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) -> list[Episode]:
@@ -188,6 +190,7 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
         turns=turns,
         status=entry.status or ("blocked" if blocked else "solved" if solved else "unsolved"),
         seed=entry.seed or "",
+        run=entry.run,
     )
 
 
@@ -280,9 +283,16 @@ def export_log(
         list[str] | None,
         typer.Option(help="name of a model behind an API, whose dialogue uses the role assistant; repeatable"),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--run", help="of an evaluation's episodes: sequential or parallel (the original has a log each)"),
+    ] = None,
 ) -> None:
     """Episodes (JSONL) to the original's log."""
-    log = to_log(read_jsonl(source, Episode), api or ())
+    episodes = [episode for episode in read_jsonl(source, Episode) if only in (None, episode.run)]
+    if not episodes:
+        raise UserError(f"{source} contains no episodes{f' of the run {only!r}' if only else ''}; name another.")
+    log = to_log(episodes, api or ())
     # Keep the episodes' order, in which the original converts: sorted keys would put "10" before "2".
     write_text(target, json.dumps(log, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -49,7 +49,8 @@ def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewa
 def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[dict[str, str]]:
     """Rows {prompt, chosen, rejected} of the tasks that are in both runs and that only one was rewarded for.
 
-    A task with a null reward was not scored and gives no row. The terminal observation is dropped on both sides. The
+    Rewarded means a reward of 1 or true, not a part of it (docs/spin.md, S6). A task with a null reward was not scored
+    and gives no row. The terminal observation is dropped on both sides. The
     responses do not repeat the prompt, unlike the original's.
 
     Raises:
@@ -58,9 +59,9 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     rows = []
     for key in one:
         earned = [run.get(key, {}).get("reward") for run in (one, other)]
-        if None in earned or bool(earned[0]) == bool(earned[1]):
-            continue  # one run lacks the task, it was not scored, or both earned the same
-        right, wrong = (one, other) if earned[0] else (other, one)
+        if None in earned or (earned[0] == 1) == (earned[1] == 1):
+            continue  # one run lacks the task, it was not scored, or both or neither were rewarded
+        right, wrong = (one, other) if earned[0] == 1 else (other, one)
         (chosen,) = alpaca_rows({key: right[key]}, "self_play", where, rewarded=False)
         (rejected,) = alpaca_rows({key: wrong[key]}, "self_play", where, rewarded=False)
         rows.append(

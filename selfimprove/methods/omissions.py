@@ -1,7 +1,7 @@
 """Omissions of a row: blocked episodes, shortened prompts, cut completions, training examples that did not fit.
 
 Every method reports these under the same names in a row's ``generate.json``, ``metrics.json`` and ``train.json``; the
-results table shows the nonzero ones. In the default profile no prompt and no example is shortened.
+results table shows the nonzero ones.
 """
 
 from collections.abc import Iterable, Mapping

@@ -3,11 +3,12 @@
 Only one run at a time uses a folder (``take_turn``). DVC locks files only while a stage runs, so two runs would collide
 between stages, and one of them would mistake a dvc.lock that is being written for a truncated one.
 
-DVC rewrites dvc.lock in place after every stage. A SIGKILL at that moment leaves it empty or truncated, and DVC then
-refuses to start. Every stage therefore makes a backup when it starts, after DVC has recorded the previous stage
-(``keep``). Before DVC starts, a damaged dvc.lock is replaced by the backup. Stages that finished later run again, which
-only publishes their finished work. ``.dvc/tmp/rwlock`` records which process uses which file; it is removed if damaged,
-and emptied if none of its processes is a running DVC.
+Our runs replace dvc.lock in one step (``dvc_command``), but a plain ``dvc repro`` rewrites it in place after every
+stage. A SIGKILL at that moment leaves it empty or truncated, and DVC then refuses to start. Every stage therefore makes
+a backup when it starts, after DVC has recorded the previous stage (``keep``). Before DVC starts, a damaged dvc.lock is
+replaced by the backup. Stages that finished later run again, which only publishes their finished work.
+``.dvc/tmp/rwlock`` records which process uses which file; it is removed if damaged, and emptied if none of its
+processes is a running DVC.
 """
 
 import fcntl

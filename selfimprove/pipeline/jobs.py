@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.overlay import mappings
 from selfimprove.core.yaml import read_yaml
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
@@ -70,17 +71,7 @@ def _container_bytes() -> float:
 
 def _asks_server(params: Any) -> bool:
     """Whether params, or a part of them, contain ``engine: openai`` or an environment's ``server`` at any depth."""
-    if isinstance(params, dict):
-        named = params.get("engine") == "openai" or bool(params.get("server"))
-        return named or any(map(_asks_server, params.values()))
-    return isinstance(params, list) and any(map(_asks_server, params))
-
-
-def _uses_vllm(params: Any) -> bool:
-    """Whether params, or a part of them, contain ``engine: vllm`` at any depth."""
-    if isinstance(params, dict):
-        return params.get("engine") == "vllm" or any(map(_uses_vllm, params.values()))
-    return isinstance(params, list) and any(map(_uses_vllm, params))
+    return any(part.get("engine") == "openai" or bool(part.get("server")) for _, part in mappings(params))
 
 
 def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
@@ -107,7 +98,7 @@ def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
         return [{} for _ in range(jobs)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
-    if jobs > len(devices) and _uses_vllm(params):
+    if jobs > len(devices) and any(part.get("engine") == "vllm" for _, part in mappings(params)):
         raise UserError(
             f"JOBS={jobs}, but the number of GPUs is {len(devices)}, and runs with engine: vllm cannot share one, as "
             f"vLLM reserves its part of the memory; use JOBS={len(devices)}."

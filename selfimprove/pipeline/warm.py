@@ -38,6 +38,7 @@ from typing import Any
 import psutil
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.overlay import mappings
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, RUNS, TERMINATE
 from selfimprove.pipeline.kernels import chosen, environment, wanted
@@ -77,10 +78,7 @@ def _params() -> Any:
 
 def uses_gpu(params: Any) -> bool:
     """Whether params, or a part of them, contain ``device: cuda`` or ``engine: vllm`` at any depth."""
-    if isinstance(params, dict):
-        named = params.get("device") == "cuda" or params.get("engine") == "vllm"
-        return named or any(uses_gpu(value) for value in params.values())
-    return isinstance(params, list) and any(uses_gpu(value) for value in params)
+    return any(part.get("device") == "cuda" or part.get("engine") == "vllm" for _, part in mappings(params))
 
 
 def main() -> None:

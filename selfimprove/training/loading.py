@@ -27,7 +27,7 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
     """
     model, factor = load_base(model_dir, params)
     if not dropout:
-        _without_dropout(model)
+        without_dropout(model)
     lora = params.lora
     if lora is None:
         return model, factor
@@ -96,7 +96,7 @@ def placement(params: FinetuneParams) -> dict[str, Any]:
     return {"device_map": {"": torch.cuda.current_device()}}
 
 
-def _without_dropout(model: torch.nn.Module) -> None:
+def without_dropout(model: torch.nn.Module) -> None:
     """Disable dropout in the modules only, so that the config, which is written with the model, is unchanged."""
     for module in model.modules():
         for name in ("p", "dropout", "attention_dropout", "hidden_dropout"):

@@ -47,6 +47,7 @@ def playable_tasks(env: Any, file: Path | None = None, asked: Sequence[Task] | N
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """Write the original's task file: a JSON list."""
+    """Write the original's task file: a JSON list. ``trajectories`` are always there: the original reads them."""
     rows = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
+    rows = [{**row, "trajectories": row.get("trajectories", [])} for row in rows]
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -159,7 +159,7 @@ def _cleaned(commands: Sequence[str], filename: str) -> list[str]:
     for command in commands:
         name, _, operand = command.strip().partition(" ")
         bare = operand if operand in parts else unquoted(operand.strip())
-        if name != "ls":
+        if name and name != "ls":
             cleaned.append(f"{name} {quoted(bare)}" if operand else name)
     if cleaned and not cleaned[-1].startswith("id "):
         cleaned.append(f"id {quoted(filename.rpartition('/')[2])}")

@@ -13,7 +13,8 @@ def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
     r"""The content of the last complete box, stripped; None if there is no box or it is empty.
 
     ``commands``: the accepted commands, without the backslash. Also accepted: ``boxed{5}``, as in the original, and
-    ``\boxed 5``, whose content is the rest of the formula or, outside of formulas, the next word.
+    ``\boxed 5``, whose content is the rest of the formula or, outside of formulas, the next word. In prose, a word
+    without a digit ("in \boxed notation") counts only if there is no other box.
     """
     span = last_box_span(text, commands)
     return None if span is None else text[span[1] : span[2]].strip() or None
@@ -22,6 +23,7 @@ def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
 def last_box_span(text: str, commands: tuple[str, ...]) -> tuple[int, int, int, int] | None:
     """(start, content start, content end, end) of the box that ``last_box`` reads, or None."""
     pairs, in_formula = brace_pairs(text), _Formulas(text)
+    word = None
     for command in reversed(list(_pattern(commands).finditer(text))):
         start = command.end()
         while start < len(text) and text[start].isspace():
@@ -29,9 +31,12 @@ def last_box_span(text: str, commands: tuple[str, ...]) -> tuple[int, int, int, 
         if start < len(text) and text[start] == "{":
             if start in pairs:
                 return command.start(), start + 1, pairs[start], pairs[start] + 1
-        elif (end := _bare_end(text, start, in_formula.at(command.start()))) > start:
-            return command.start(), start, end, end
-    return None
+        elif (end := _bare_end(text, start, within := in_formula.at(command.start()))) > start:
+            found = command.start(), start, end, end
+            if within or _NUMERIC.search(text, start, end):
+                return found
+            word = word or found
+    return word
 
 
 def brace_pairs(text: str) -> dict[int, int]:
@@ -46,6 +51,7 @@ def brace_pairs(text: str) -> dict[int, int]:
     return pairs
 
 
+_NUMERIC = re.compile(r"\d|\\[A-Za-z]")
 _DOLLARS = re.compile(r"(?<!\\)\$\$?")
 _OPENED = re.compile(r"(?<!\\)\\([(\[)\]])")
 _FORMULA_END = re.compile(r"(?<!\\)\$|\\[)\]]|\n|\Z")

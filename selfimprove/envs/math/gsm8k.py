@@ -132,6 +132,8 @@ def extract_robust(attempt: str) -> str | None:
     box = last_box(_EMPTY_BOX.sub("", attempt))
     if box is None:
         return None
+    # Like the original's int(), accept the digits of every script.
+    box = "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in box)
     # Thousands are written 1,080, 1{,}080, 1\,080, 1,\!080 or 1\!,080; any other comma separates a list.
     box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",").replace("\\!,", ",")
     box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)

@@ -113,14 +113,19 @@ def state_text(done: Sequence[int], state: int) -> str:
     return f"You have already completed the following actions:\n{words}\n\n--- Current State ---\n\n{picture(state)}"
 
 
-def history_text(done: Sequence[int], states: Sequence[int]) -> str:
-    """As ``state_text``, with the map after every action. ``states``: the first, then one after each of ``done``."""
+def history_text(done: Sequence[int], states: Sequence[int], drawn: int | None = None) -> str:
+    """As ``state_text``, with the map after every action.
+
+    ``states``: the first, then one after each of ``done``. ``drawn``: the state shown as the initial one, if it is not
+    the first: in mode ``dropoff`` the original shows the state before the oracle's pickup.
+    """
     steps = "".join(
         f"--- Step: {i} ---\nAction: {ACTIONS[action]}\nObservation:\n{picture(state)}\n\n"
         for i, (action, state) in enumerate(zip(done, states[1:], strict=True))
     )
+    initial = picture(states[0] if drawn is None else drawn)
     return (
-        f"--- Initial State ---\n{picture(states[0])}\n\n\n\nHere is the previous path:\n{steps}"
+        f"--- Initial State ---\n{initial}\n\n\n\nHere is the previous path:\n{steps}"
         f"\n\n--- Current State ---\n\n{picture(states[-1])}"
     )
 
@@ -185,7 +190,7 @@ class Taxi:
         """The models' current input, up to the list of actions (``ACTION_LIST``)."""
         now = self._now
         if self._with_history:
-            return history_text(now.actions, now.states)
+            return history_text(now.actions, now.states, starts()[now.task])
         return state_text(now.actions, now.states[-1])
 
     def step(self, action: str) -> Step:

@@ -155,7 +155,9 @@ def to_openai(example: Example) -> dict[str, Any]:
 
 
 def from_openai(row: Mapping[str, Any], where: str) -> Example:
-    """The example of a row of chat messages. A reply without ``loss`` is context.
+    """The example of a row of chat messages. A reply without ``loss`` is context, unless no message has a flag.
+
+    Then, as in XTuner, every reply is trained on.
 
     Raises:
         UserError: not such a row.
@@ -164,7 +166,12 @@ def from_openai(row: Mapping[str, Any], where: str) -> Example:
         said = _Chat.model_validate(row).messages
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
-    return Example(id=where, messages=[Message(role=m.role, content=m.content, weight=float(m.loss)) for m in said])
+    flagged = any("loss" in m.model_fields_set for m in said)
+    weights = [float(m.loss if flagged else m.role == "assistant") for m in said]
+    return Example(
+        id=where,
+        messages=[Message(role=m.role, content=m.content, weight=w) for m, w in zip(said, weights, strict=True)],
+    )
 
 
 class _Said(Record):

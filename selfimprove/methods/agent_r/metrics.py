@@ -213,9 +213,10 @@ def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
     for turn in episode.turns:
         state.append({"role": "assistant", "content": turn.attempt.text})
         state.append({"role": "user", "content": turn.observation})
+    score, best = final_score(episode), named(TextParams).get(episode.env, TextParams).best
     return {
         "task_id": task_of(episode.id)[0],
-        "env_score": round(final_score(episode) * named(TextParams).get(episode.env, TextParams).best, 6),
+        "env_score": score if best == 1 else round(score * best, 6),  # 0.29 * 100 is 28.999999999999996
         "model_name": model_name,
         "step_num": len(own_turns(episode)),
         "state": state,

@@ -118,10 +118,12 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
     Raises:
         ValueError: the value has another format.
     """
-    if isinstance(value, dict) and isinstance(value.get("ids"), (dict, list)):
+    wrapped = isinstance(value, dict) and isinstance(value.get("ids"), (dict, list))
+    if wrapped:
         value = value["ids"]
-        groups = value.values() if isinstance(value, dict) else [value]
-        value = [item for group in groups for item in (group if isinstance(group, list) else [group])]
+    # Lists by ScienceWorld's task number: the keys are not ids, unlike in AgentGym's objects.
+    if isinstance(value, dict) and (wrapped or any(isinstance(group, list) for group in value.values())):
+        value = [item for group in value.values() for item in (group if isinstance(group, list) else [group])]
     elif isinstance(value, dict):
         value = list(value)
     if not isinstance(value, list):

@@ -18,7 +18,7 @@ from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rl_objective import Decision
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.loading import load_model, write_adapter
+from selfimprove.training.loading import load_model, without_dropout, write_adapter
 from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch
 from selfimprove.training.rows import render
@@ -181,15 +181,6 @@ def in_training_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.dtype == torch.float32 and not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-
-
-def without_dropout(model: torch.nn.Module) -> None:
-    """Disable all dropout, also in training mode: the update must see the probabilities of play (L22)."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def weights_hash(model: torch.nn.Module) -> str:

@@ -19,7 +19,8 @@ from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import Exchange, degenerate, feedback, limit_dialogue, opening, visible
 
 RESAMPLE_STRIDE = 1000
-"""Sample indices of the n-th redraw start at n times this number, so that each redraw has its own noise."""
+"""Sample indices of the n-th redraw start at n times this number, or n times the samples if they are more, so that each
+redraw has its own noise."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ async def _draw(
     """A turn's samples without degenerate ones; redrawn up to ``resamples`` times while all are degenerate."""
     drawn: list[Completion] = []
     for again in range(cfg.resamples + 1):
-        key = SeedKey(play.run_seed, problem.id, turn, again * RESAMPLE_STRIDE)
+        stride = max(RESAMPLE_STRIDE, cfg.num_of_samples[turn])
+        key = SeedKey(play.run_seed, problem.id, turn, again * stride)
         request = _request(dialogue, problem, turn, cfg.num_of_samples[turn], play, cfg, key)
         drawn = await engine.generate(request)
         kept = [completion for completion in drawn if not degenerate(completion.text)]

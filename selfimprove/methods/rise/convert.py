@@ -211,7 +211,7 @@ _COUNTS = (
 
 
 def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True) -> list[Example]:
-    """Control B: the same correct answers to the same problems, each as a first attempt, weight 1.
+    """The data of the control ``single_turn``: the same correct answers, each as a first attempt of weight 1.
 
     One example per solved episode: its opening and its first correct action. In distillation that is the teacher's
     attempt; in self-distillation, the model's own best of n. If the first attempt was correct, it is the student's.

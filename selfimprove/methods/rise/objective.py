@@ -8,7 +8,7 @@ weighted by the exponential of its reward divided by a temperature tau::
 with b = 0 unless a baseline is configured, and the mean over the examples of an optimiser step. ``convert`` stores w_i
 as the weight of each example's last message, the only one trained on. The rest is weighted SFT, shared by all methods:
 ``training.objective.example_scales`` divides by |y_i| and by the number of examples (reduction ``example_mean``), and
-``weighted_nll`` sums over tokens. ``weight_normalization: batch`` divides by the mean w of the step.
+``weighted_nll`` sums over tokens. ``weights: batch`` (of a row) divides by the mean w of the step.
 """
 
 import math

@@ -117,6 +117,8 @@ def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Ro
     Raises:
         UserError: there is no such fraction; the original writes an empty one, which breaks gathering.
     """
+    if not rows:
+        raise UserError("the split has no rows, so it has no fractions; name another split or data set.")
     count = fractions(len(rows), length)
     if not 0 <= index < count:
         raise UserError(

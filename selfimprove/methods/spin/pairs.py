@@ -122,7 +122,8 @@ def continuation(episode: SpinEpisode) -> list[Message]:
 def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]:
     """G_k and G_(k-1): the first int(fraction * n) of each, concatenated and shuffled; never an older generation.
 
-    The shuffle is that of ``datasets.Dataset.shuffle(seed=mix.seed)``, as in the original's mixer.
+    The shuffle is that of ``datasets.Dataset.shuffle(seed=mix.seed)``, as in the original's mixer. Its configs list
+    the previous generation first, so they train on the same rows in another order.
     """
     joined = [*own[: int(mix.own * len(own))], *previous[: int(mix.previous * len(previous))]]
     return [joined[index] for index in datasets_order(len(joined), mix.seed)]

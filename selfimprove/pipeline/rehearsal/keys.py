@@ -4,14 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield every mapping at or below ``node`` with its path."""
-    if isinstance(node, dict):
-        yield path, node
-        for key, value in node.items():
-            yield from mappings(value, (*path, str(key)))
-
-
 def matches(params: dict[str, Any], pattern: str, method: str, *, create: bool) -> Iterator[str]:
     """Yield keys of ``method`` that match a pattern; with ``create``, the last part may be absent from its mapping."""
     *parts, last = pattern.split(".")

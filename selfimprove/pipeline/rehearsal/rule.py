@@ -9,10 +9,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from selfimprove.core.overlay import mappings
 from selfimprove.methods.rows import NONE
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.rehearsal.keys import mappings, matches, value_at
+from selfimprove.pipeline.rehearsal.keys import matches, value_at
+from selfimprove.pipeline.warm import uses_gpu
 
 Params = dict[str, Any]
 Kind = Literal["size", "device", "model", "service", "data", "left out"]
@@ -141,11 +143,7 @@ class Replacement:
 
 def gpu_methods(params: Mapping[str, Any]) -> list[str]:
     """The methods whose section requires a GPU: some device is cuda, or an engine is vLLM."""
-
-    def asks(section: Mapping[str, Any]) -> bool:
-        return any(node.get("device") == "cuda" or node.get("engine") == "vllm" for _, node in mappings(section))
-
-    return [method for method in METHODS if asks(params[method])]
+    return [method for method in METHODS if uses_gpu(params[method])]
 
 
 def uses_gpu_packages(section: Mapping[str, Any]) -> bool:

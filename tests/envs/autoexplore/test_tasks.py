@@ -265,7 +265,7 @@ def test_task_files_are_read_back_and_errors_are_located(tmp_path: Path, make_ta
     assert read_tasks(path) == [task]
     for text, message in [
         ("[", "tasks.json is not JSON"),
-        ("[]", "is not a list of JSON objects"),
+        ("[]", "is an empty list; name a file with entries"),
         ("{}", "is not a list of JSON objects"),
         ("[1]", "item 0: an object was expected"),
         (json.dumps([row, row | {"question": 3}]), "item 1: field 'question': .* fix or delete the task"),

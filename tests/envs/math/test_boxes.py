@@ -49,6 +49,22 @@ def test_the_last_complete_box_is_read(text: str, content: str | None) -> None:
     assert last_box(text) == content
 
 
+@pytest.mark.parametrize("prose", [
+    r". I used \boxed notation.", r", see \boxed format above", r" (in \boxed)", r" as in `\boxed`", r' "\boxed"',
+    r"** with \boxed**", r" and \fbox notation",
+])  # fmt: skip
+def test_a_commands_name_in_prose_replaces_no_box(prose: str) -> None:
+    assert last_box(r"Answer: $\boxed{5}$" + prose, MATH) == "5"
+    assert last_box(rf"\boxed{{5}}{prose}", MATH) == "5"
+
+
+def test_a_later_bare_box_with_a_number_or_a_formula_replaces_one_with_braces() -> None:
+    assert last_box(r"\boxed{5}, no: \boxed 6", MATH) == "6"
+    assert last_box(r"\boxed{5}, no: \boxed \pi", MATH) == r"\pi"
+    assert last_box(r"\boxed{5}, no: $\boxed x$", MATH) == "x"
+    assert last_box(r"the answer is \boxed x", MATH) == "x"
+
+
 def test_fbox_counts_for_math_only() -> None:
     text = r"\boxed{1}, rather \fbox{2}"
     assert last_box(text, MATH) == "2"

@@ -148,7 +148,8 @@ def test_gold_numbers_are_parsed_with_commas_signs_and_units_but_not_as_expressi
         (r"\largest 18", None, None),
         ("NaN", None, None),
         ("inf", None, None),
-        ("١٨", "18", None),
+        ("١٨", "18", "18"),
+        ("１８ eggs", None, "18"),
         ("1_000", "1000", None),
     ],
 )

@@ -115,6 +115,16 @@ def test_history_shows_the_map_after_every_action() -> None:
     )
 
 
+def test_the_history_of_a_dropoff_begins_with_the_state_before_the_oracles_pickup() -> None:
+    """As in the original, which keeps the initial picture before it lets the oracle drive."""
+    env = Taxi("dropoff", with_history=True)
+    shown = env.reset(start(1, 0, RED, BLUE))
+    drawn = picture(starts()[start(1, 0, RED, BLUE)])
+    assert shown.startswith(f"--- Initial State ---\n{drawn}\n")
+    assert shown.endswith(f"--- Current State ---\n\n{picture(env.snapshot().states[0])}")
+    assert drawn != picture(env.snapshot().states[0])
+
+
 @pytest.mark.parametrize(
     ("task", "action"),
     [

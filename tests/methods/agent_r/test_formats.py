@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -119,6 +120,14 @@ def test_openai_messages_have_a_loss_flag_on_every_reply() -> None:
     rows = to_openai(EXAMPLE)["messages"]
     assert [row.get("loss") for row in rows] == [None, None, False, None, False, None, False, None, True, None, True]
     assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
+
+
+def test_without_any_loss_flag_every_openai_reply_is_trained_on() -> None:
+    """As in XTuner; with a flag on one message, a reply without a flag is context."""
+    said: list[dict[str, Any]] = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
+    assert [m.weight for m in from_openai({"messages": said}, "line 1").messages] == [0, 1, 0, 1]
+    said[3]["loss"] = True
+    assert [m.weight for m in from_openai({"messages": said}, "line 1").messages] == [0, 0, 0, 1]
 
 
 TEXT = st.text(min_size=1, max_size=20)

@@ -113,6 +113,30 @@ def test_reflected_states_are_exported_as_one_list(tmp_path: Path) -> None:
         assert state_rows([one.model_copy(update={"steps": [dropped, *others]})]) == rows[1:]
 
 
+def test_failed_trajectories_are_not_exported() -> None:
+    """The original trains on the last step of every negative, which would be the wrong action."""
+    step = {"pre": "s", "post": "\n0. go\n", "labels": ["0"], "label": "0", "command": "cat a.py", "reflection": ""}
+    for status in ("unsolved", "blocked"):
+        made = TeacherTrajectory.model_validate(
+            {"id": "x", "env": "autoexplore", "task_id": 0, "info": "negative0", "teacher": "t", "status": status,
+             "steps": [step]}
+        )  # fmt: skip
+        assert tasks_with_trajectories([task_for("core/hub.py")], [made])[0].trajectories == []
+        assert state_rows([made.model_copy(update={"env": "taxi"})]) == []
+
+
+def test_exported_tasks_without_trajectories_have_an_empty_list_of_them(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.json", [task_for("core/hub.py")])
+    assert [row["trajectories"] for row in json.loads((tmp_path / "tasks.json").read_text())] == [[]]
+
+
+def test_imported_texts_get_the_markers_that_prompts_in_play_have() -> None:
+    state, stripped = State("s", "\n0. go\n", ("0",)), MARKERS["stripped"]
+    theirs = to_text(policy_example("x", "Drive.\n", state, "R.", "0"))
+    ours = policy_example("x", "Drive.\n", state, "R.", "0", stripped)
+    assert from_text(theirs, "x", stripped).messages == ours.messages
+
+
 @given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
 def test_text_rows_round_trip(pre: Any, reflection: Any, label: Any, markers: Any) -> None:
     state = State(pre, "\n0. go\n", ("0",))

@@ -13,10 +13,11 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_objective import Decision
-from selfimprove.methods.reflect_rl.rl_policy import Policy, example, order, shrunk_head, weights_hash, without_dropout
+from selfimprove.methods.reflect_rl.rl_policy import Policy, example, order, shrunk_head, weights_hash
 from selfimprove.models.adapters import complete
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
+from selfimprove.training.loading import without_dropout
 from selfimprove.training.packing import lay_out
 
 IDS = [40, 7, 12, 300, 55]
@@ -185,8 +186,10 @@ def test_dropout_is_off_in_training_mode(tiny: Path) -> None:
     policy, some = load(tiny), decisions(4)
     for layer in policy.model.model.layers:
         layer.self_attn.attention_dropout = 0.5
+        layer.dropout = 0.5  # as in OPT's layers
         layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.5))
     without_dropout(policy.model)
+    assert {layer.dropout for layer in policy.model.model.layers} == {0.0}
     policy.model.train()
     ids = torch.tensor([some[0].prompt])
     first = policy.model(input_ids=ids).logits

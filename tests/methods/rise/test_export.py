@@ -21,7 +21,7 @@ from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, feedback, opening
 from tests.methods.rise.episodes import QUESTION, attempt, episode, run
 
 FIELDS = {"task_id", "query", "answer", "max_reward", "turn_history", "dialogue"}
-OURS = {"id", "env", "seed", "model", "answers", "status", "omitted"}
+OURS = {"id", "env", "seed", "model", "answers", "status", "omitted", "run"}
 HISTORY = {"best_actions", "actions", "best_observations", "observations", "best_rewards", "rewards"}
 
 TWO_TURNS = episode(
@@ -332,6 +332,20 @@ def test_the_command_line_exports_and_imports_and_reports_errors_in_one_line(tmp
     empty = call("import-log", log, tmp_path / "none.jsonl", "--env", "gsm8k")
     assert (empty.returncode, empty.stderr) == (2, f"{log} contains no episodes; name a log that has some.\n")
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_an_evaluations_runs_are_logged_apart_and_keep_their_names(tmp_path: Path) -> None:
+    """The original writes a log for each; together, every task would have two entries."""
+    runs = [run(0).model_copy(update={"run": name}) for name in ("sequential", "parallel")]
+    write_jsonl(tmp_path / "episodes.jsonl", runs)
+    for one in runs:
+        assert call("log", tmp_path / "episodes.jsonl", tmp_path / "log.json", "--run", one.run).returncode == 0
+        log = json.loads((tmp_path / "log.json").read_text())
+        assert list(log) == ["0"]
+        assert from_log(log, "log.json") == [one]
+    refused = call("log", tmp_path / "episodes.jsonl", tmp_path / "log.json", "--run", "both")
+    assert refused.returncode == 2
+    assert "contains no episodes of the run 'both'; name another." in refused.stderr
 
 
 def test_a_written_log_keeps_the_order_of_its_episodes(tmp_path: Path) -> None:

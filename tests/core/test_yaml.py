@@ -1,0 +1,50 @@
+"""YAML files are read fast, and as ruamel.yaml's own parser reads them."""
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.yaml import _parsed, read_yaml
+from tests.support.repo_copy import ROOT
+
+FILES = [ROOT / "params.yaml", ROOT / "dvc.yaml", *sorted((ROOT / "profiles").glob("*.yaml"))]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_files_of_this_repository_are_read_as_by_the_slower_parser(path: Path) -> None:
+    assert read_yaml(path) == YAML(typ="safe", pure=True).load(path)
+
+
+@given(VALUES, st.booleans())
+def test_any_written_value_is_read_as_by_the_slower_parser(value: object, flow: bool) -> None:
+    writer, text = YAML(), BytesIO()
+    writer.default_flow_style = flow
+    writer.dump(value, text)
+    assert repr(_parsed(text.getvalue())) == repr(YAML(typ="safe", pure=True).load(text.getvalue()))
+
+
+def test_scalars_are_those_of_yaml_1_2() -> None:
+    text = b"[1e-3, 0o17, on, 12:30, .5, ~, 2001-01-01, 1_000, 0x1F, 'a', yes, .inf]"
+    assert repr(_parsed(text)) == repr(YAML(typ="safe", pure=True).load(text))
+    assert _parsed(text)[:4] == [0.001, 15, "on", "12:30"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: " + "[" * 200_000, "a: " + "{b: " * 200_000, "a:\n  " + "- " * 200_000 + "x", "? " * 200_000],
+    ids=["lists", "mappings", "blocks", "keys"],
+)
+def test_a_nesting_that_would_crash_libyaml_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError, match="nested too deep"):
+        read_yaml(tmp_path / "params.yaml")
