@@ -31,6 +31,9 @@ STAGE = re.compile(r"^(?=  [^ \n])", re.MULTILINE)
 OWN_FORM = re.compile(r"  .*:\n( {3}.*\n|\n)*")
 """A stage's name on a line of its own, and indented lines."""
 
+ANCHOR = "&id"
+"""Beginning of an anchor, which marks a value that occurs twice. Its number must be unique in the whole file."""
+
 logger = logging.getLogger("dvc.dvcfile")
 dump_all = Lockfile.dump_stages
 read_anew = param.read_param_file
@@ -50,7 +53,8 @@ def with_stages(text: str, stages: Mapping[str, Any]) -> str | None:
     for name, data in stages.items():
         block = dumps_yaml({"stages": {name: data}}).removeprefix("stages:\n")
         found[block.partition("\n")[0]] = block
-    return HEADER + "".join(found.values())
+    joined = HEADER + "".join(found.values())
+    return None if ANCHOR in joined else joined
 
 
 def dump_stages(self: Lockfile, stages: Sequence[Any], **kwargs: Any) -> None:
@@ -72,7 +76,7 @@ def read_param_file(fs: Any, path: str, key_paths: Sequence[str] | None = None, 
         values = _parsed(file.read(), fs, path)
     if not flatten or not key_paths or not values.keys() >= set(key_paths):
         return read_anew(fs, path, key_paths, flatten)
-    return {name: deepcopy(values[name]) for name in key_paths}
+    return deepcopy({name: values[name] for name in key_paths})
 
 
 @cache

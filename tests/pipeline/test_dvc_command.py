@@ -52,6 +52,16 @@ def test_a_dvc_lock_in_another_form_is_left_to_dvc(text: str) -> None:
     assert with_stages(text, {"one": {"cmd": "c"}}) is None
 
 
+def test_a_value_that_occurs_twice_and_so_gets_an_anchor_is_left_to_dvc() -> None:
+    """Anchors are numbered in the whole file; two stages with the same number would make it unreadable."""
+    value = {"b": 1}
+    twice = {"cmd": "a", "params": [value, value]}
+    assert "&id001" in dumps_yaml(twice)
+    assert with_stages(HEADER, {"one": twice}) is None
+    text = dumps_yaml({"schema": "2.0", "stages": {"one": twice}})
+    assert with_stages(text, {"two": {"cmd": "a"}}) is None
+
+
 def test_the_committed_dvc_lock_can_be_written_stage_by_stage() -> None:
     text = (ROOT / "dvc.lock").read_text()
     stages = YAML(typ="safe").load(text)["stages"]
@@ -64,9 +74,12 @@ def pipeline(folder: Path) -> Path:
     folder.mkdir()
     run(folder, "git", "init", "--quiet")
     run(folder, "dvc", "init", "--quiet")
-    (folder / "params.yaml").write_text("a: {b: 1.5e-3, c: [1, null, x y], d: {3: 1.0}}\ne: true\n")
+    (folder / "params.yaml").write_text(
+        "a: {b: 1.5e-3, c: &x [1, null, x y], d: {3: 1.0}, f: *x}\ne: true\ng: {h: *x}\n"
+    )
     stages = {
         "first": {"cmd": "echo 1 > one", "params": ["a.b", "e"], "outs": ["one"]},
+        "twice": {"cmd": "echo 1 > again", "params": ["a.c", "g"], "outs": ["again"]},
         "second": {"cmd": "cat one one > two", "deps": ["one"], "params": ["a"], "outs": ["two"]},
         "third": {"cmd": "cat two > three", "deps": ["two"], "outs": ["three"]},
     }
