@@ -280,6 +280,10 @@ def test_general_chats_are_added_in_proportion_to_the_agent_s_data(tmp_path: Pat
     assert max(Counter(example.messages[0].content for example in general).values()) == 2  # 7 chats, then 3 again
     assert all([m.weight for m in example.messages] == [0.0, 1.0] for example in general)
     assert converted.warnings == []
+    some = made(trees, mix={"general": 0.2, "general_file": chats(tmp_path, 50)}).examples
+    drawn = {example.messages[0].content for example in some if example.id.startswith("general")}
+    assert len(drawn) == 10
+    assert drawn != {f"Hi {i}" for i in range(10)}  # a random part of the file, not its beginning
 
 
 def test_chats_may_be_in_sharegpt_s_format_and_have_other_keys(tmp_path: Path) -> None:

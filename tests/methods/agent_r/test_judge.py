@@ -206,13 +206,13 @@ def ask(engine: Fitting, tree: Tree, index: Any, **params: Any) -> Judgement:
 def test_the_actor_judges_a_node_with_all_earlier_steps_in_the_prompt() -> None:
     tree = by_hand({"abcd": 0.0, "x": 1.0})
     engine = Fitting("So.\nJudgement: Bad", 10**6)
-    assert ask(engine, tree, leaf_of(tree, "abc"), judge_max_tokens=77).verdict == "bad"
+    assert ask(engine, tree, leaf_of(tree, "abc"), judge_max_tokens=77, judge_temperature=0.3).verdict == "bad"
     (request,) = engine.asked
     prompt = request.messages[0].content
     assert "You stand at a fork." in prompt
     assert "Action: a\nObservation: saw a\nAction: b\nObservation: saw ab\n\nCurrent action: c" in prompt
     assert "saw abcd" not in prompt
-    assert (request.max_tokens, request.temperature, request.n) == (77, 0.0, 1)
+    assert (request.max_tokens, request.temperature, request.n) == (77, 0.3, 1)
 
 
 def test_steps_given_before_the_root_are_part_of_the_log() -> None:

@@ -216,6 +216,9 @@ def test_each_redraw_has_its_own_noise_and_the_number_of_redraws_is_limited() ->
     one = gather({"s": student}, ["s"], [2], resamples=2)
     assert [request.seed.sample for request in student.asked] == [0, 1000, 2000]
     assert [attempt.reward for attempt in one.turns[0].attempts] == [-1]
+    many = Script([stuck] * 1500)
+    gather({"s": many}, ["s"], [1500], resamples=1)
+    assert [request.seed.sample for request in many.asked] == [0, 1500]  # beyond the first draw's samples
     second = Script([stuck, stuck, WRONG])  # the second draw returns the last entry
     assert gather({"s": second}, ["s"], [2]).turns[0].attempt.text == WRONG
 
@@ -242,6 +245,7 @@ def test_with_an_oracle_the_run_stops_when_solved_and_p1_is_unchanged() -> None:
     table = [[WRONG], [RIGHT], [WRONG]]
     free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
     assert [len(run.turns) for run in (free[0], stopped[0])] == [3, 2]
+    assert [turn.observation for turn in stopped[0].turns] == [NO, SUCCESS]
     metrics = [
         evaluate_metrics([one], [first], ENV.equivalent, turns=3, oracle=oracle)
         for (one, first), oracle in ((free, False), (stopped, True))

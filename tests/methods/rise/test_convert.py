@@ -286,6 +286,8 @@ def test_control_single_turn_has_the_same_correct_answers_as_first_attempts() ->
     right = [e.messages[-1] for e in convert(episodes, config(criteria="success", weighted=False), seed=0).examples]
     assert [e.messages[-1] for e in examples] == right
     assert single_turn(episodes, seed=0) == single_turn(episodes, seed=0)
+    (first,) = single_turn([run(0, 1, 1)], seed=0)  # as in an imported log: the release plays on
+    assert first.messages[-1].content == "try 1: 1"
 
 
 def test_control_unweighted_is_the_same_data_with_weight_one() -> None:
