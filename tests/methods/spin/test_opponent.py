@@ -198,6 +198,18 @@ def test_scores_of_another_precision_or_computation_are_not_reused(
     assert folder() not in names
 
 
+def test_scores_of_another_max_length_are_not_reused_because_it_may_scale_rope(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
+    pairs, found = encoded(tiny, duels(2)), []
+    for max_length, missing in ((300, 2), (300, 0), (100_000, 2)):  # the last exceeds the model's positions
+        job = job_for(tiny, params(max_length=max_length))
+        folder = opponent.scores_folder(job, "weights", tmp_path)
+        assert opponent.score(job, tiny, folder, pairs) == missing
+        found.append(opponent.read_scores(folder, pairs))
+    assert found[0] == found[1] != found[2]
+
+
 def test_in_bfloat16_the_opponent_computes_like_the_trained_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     for changes in ({}, {"lora": LORA}):
         name = "adapters" if changes else "full"

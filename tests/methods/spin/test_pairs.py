@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Example, Message, Pair
-from selfimprove.engines.base import EngineError
+from selfimprove.engines.base import EngineError, Request
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.interop.spin import preferences
@@ -96,6 +96,17 @@ def test_outcome_pairs_prefer_the_rewarded_run_of_questions_with_different_rewar
     assert pair.id == "iter0-outcome-q0"
     assert "Tolma" in text_of(pair.real)
     assert "Kesby" in text_of(pair.generated)
+
+
+def test_a_run_that_is_blocked_after_its_first_round_gives_no_outcome_pair() -> None:
+    def breaks_off(request: Request, _: int) -> str:
+        if request.seed.turn:
+            raise EngineError("gone")
+        return SPOKEN[0]
+
+    cut_off = played(breaks_off, run=1)
+    assert (cut_off.status, cut_off.reward, text_of(cut_off.messages)) == ("blocked", 0.0, f"Thought:{SPOKEN[0]}")
+    assert outcome_pairs([played(SPOKEN), cut_off], "iter0") == []
 
 
 def test_a_partial_reward_counts_as_unrewarded_in_outcome_pairs_and_exported_preferences() -> None:

@@ -165,6 +165,16 @@ def test_truncation_shortens_the_prompt_first_and_then_the_responses(
         assert side.trained == len(side.ids) - len(kept)
 
 
+def test_without_a_prompt_limit_truncation_leaves_the_prompt_half_of_max_length(chat: ChatFormat) -> None:
+    one = pair([says("a" * 100)], [says("b" * 100)], "Why? " * 30)
+    prompt = chat.encode(one.prompt, add_generation_prompt=True).ids
+    assert len(prompt) > 61
+    cut = encoded(one, chat, overlong="truncate", max_length=61)
+    for side in (cut.real, cut.generated):
+        assert (len(side.ids), side.trained) == (61, 31)
+        assert side.ids[:30] == prompt[-30:]
+
+
 def test_overlong_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) -> None:
     short, long = pair([says("a")], [says("b")]), pair([says("a")], [says("b" * 100)])
     kept, counters = encode_pairs([short, long, short], chat, PairParams(max_length=60))

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -192,6 +193,46 @@ def test_built_in_tools_are_created_by_name(tmp_path: Path) -> None:
         make_tools(ToolsParams(), None)
     with pytest.raises(UserError, match=r"replay needs tools\.snippets"):
         make_tools(ToolsParams(use={"search": "replay"}), None)
+
+
+@pytest.mark.parametrize(("limits", "length"), [({}, 2000), ({"longest": 50}, 50), ({"longest": 3000}, 3000)])
+def test_answers_are_cut_to_the_params_longest(limits: Any, length: int) -> None:
+    made = make_tools(ToolsParams(use={"search": "builtins:str"}, **limits), None)
+    assert call(made, "x" * 9000) == "x" * length
+    assert made.stats == {"calls": 1, "cut": 1}
+
+
+SHORE = ["owl by the sea", "owl", "gull and sand", "gull and gull"]
+"""By default a shorter text is better than a longer one (``b``), and a repeated word better than a single (``k1``)."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "query", "before", "after"),
+    [
+        ({"b": 0.0}, "an owl", "owl", "owl by the sea"),
+        ({"k1": 0.0}, "a gull", "gull and gull", "gull and sand"),
+    ],
+)
+@pytest.mark.parametrize("behind", ["local", "replay"])
+def test_the_rankings_params_reach_both_searches(
+    behind: str, changed: Any, query: str, before: str, after: str, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "corpus.jsonl", [Paragraph(title="", text=text) for text in SHORE])
+    rows = [json.dumps({"query": text, "snippet": text}) for text in SHORE]
+    (tmp_path / "snippets.jsonl").write_text("\n".join(rows))
+    for params, answer in (({}, before), (changed, after)):
+        cfg = ToolsParams(use={"search": behind}, snippets=str(tmp_path / "snippets.jsonl"), **params)
+        assert call(make_tools(cfg, tmp_path / "corpus.jsonl"), query) == answer
+
+
+@pytest.mark.parametrize(
+    ("changed", "query", "after"), [({"setup": "plain"}, "tolma", None), ({"cut": 20}, "town", "A town by the ...")]
+)
+def test_setup_and_cut_reach_the_local_search(changed: Any, query: str, after: str | None, tmp_path: Path) -> None:
+    text = "A town by the sea, near the river"
+    write_jsonl(tmp_path / "corpus.jsonl", [Paragraph(title="Tolma", text=text), Paragraph(title="", text="Owls")])
+    assert call(make_tools(ToolsParams(), tmp_path / "corpus.jsonl"), query) == text
+    assert call(make_tools(ToolsParams(**changed), tmp_path / "corpus.jsonl"), query) == after
 
 
 @pytest.mark.parametrize(

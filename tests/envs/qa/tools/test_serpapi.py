@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +104,20 @@ def test_transient_errors_are_retried() -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize(("params", "seconds"), [({}, 20.0), ({"timeout": 7.5}, 7.5)])
+def test_every_try_has_the_params_timeout(params: Any, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = []
+
+    def busy(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        timeouts.append(request.extensions["timeout"])
+        return httpx.Response(503)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", busy)
+    with pytest.raises(SearchFailed):
+        made("http://127.0.0.1/search.json", tries=2, **params)("q")
+    assert timeouts == [dict.fromkeys(("connect", "read", "write", "pool"), seconds)] * 2
+
+
 def test_after_the_last_try_the_call_fails_with_a_message_that_omits_the_key() -> None:
     refusal = pytest.raises(SearchFailed, match=r"status 503 \(2 tries\)")
     with service((503, {"error": KEY})) as (url, seen), refusal as failed:
@@ -115,9 +130,10 @@ def test_after_the_last_try_the_call_fails_with_a_message_that_omits_the_key() -
     assert failed.value.__cause__ is None
 
 
-def test_a_rejected_key_ends_the_run_and_a_rejected_query_does_not() -> None:
-    refusal = pytest.raises(UserError, match=r"rejects the key SERPAPI_API_KEY \(status 401\)")
-    with service((401, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_rejected_key_ends_the_run_and_a_rejected_query_does_not(status: int) -> None:
+    refusal = pytest.raises(UserError, match=rf"rejects the key SERPAPI_API_KEY \(status {status}\)")
+    with service((status, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
         made(url)("q")
     assert KEY not in str(refused.value)
     assert len(seen) == 1
