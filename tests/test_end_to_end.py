@@ -177,6 +177,21 @@ def test_reflect_rl_records_its_reflector_s_hash_and_spin_starts_with_a_margin_o
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("method", (*METHODS, *OTHERS))
+def test_all_rows_of_a_method_are_evaluated_with_the_same_noise(repo: Path, method: str) -> None:
+    """Paired differences then contain no noise of their own, and equal models have equal results."""
+    seeds = {
+        path.parent.name: {
+            (one["id"], one.get("run")): one["seed"] for one in map(json.loads, path.read_text().splitlines())
+        }
+        for path in (repo / "results" / method).glob("*/episodes.jsonl")
+    }
+    first, *others = seeds.values()
+    assert len(others) >= 3
+    assert len(set(first.values())) > 1
+    assert all(other == first for other in others)
+
+
 def test_every_iteration_of_agent_r_has_judged_revisions_and_good_examples(repo: Path) -> None:
     for row in ("iter1", "iter2"):
         metrics = json.loads((repo / f"results/agent_r/{row}/convert.json").read_text())

@@ -149,6 +149,19 @@ def test_the_oracle_acts_with_probability_oracle_prob(probability: float) -> Non
     assert abs(agreed - share * len(steps)) <= 4 * math.sqrt(len(steps) * share * (1 - share))
 
 
+@pytest.mark.parametrize("negative", [None, 0])
+def test_the_cost_of_a_trajectory_is_the_sum_over_all_actions_taken(negative: int | None) -> None:
+    env = taxi()
+    for task in range(5):
+        one, costs = made(TeachingTask(task_id=task, negative=negative), env), []
+        env.reset(task)
+        for step in one.steps:
+            label = next(label for label, words in env.commands().items() if words == (step.done or step.command))
+            costs.append(env.step(label).cost)
+        assert all(costs)
+        assert one.cost == pytest.approx(sum(costs))
+
+
 def test_episodes_of_the_teacher_cycle_through_the_levels() -> None:
     cfg = GenerateParams(tasks=2, negative_tasks=2, negatives=2, levels=["full", "dropoff"])
     asked = teaching_tasks([7, 8, 9], cfg)

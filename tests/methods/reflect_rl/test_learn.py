@@ -258,6 +258,41 @@ def test_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp
     assert log_levels(job) == []  # only ``go`` writes the log
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_critic_reads_the_body_that_training_began_with_or_the_policys_own(
+    folder: Path, tmp_path: Path, shared: bool
+) -> None:
+    run = Run(make_job(folder, tmp_path, params(critic={"shared": shared, "every": 100})), 1, None)
+    with asyncio.Runner() as runner:
+        run._iterate(0, runner)
+        (one, *_) = [one.trajectory for one in runner.run(run._play(1, run._schedule[0])) if one.trajectory]
+    some = one.decisions[:1]
+    bodies = {True: run._policy, False: run._load()}
+    hidden = {own: body.evaluate(((0,),), some, [example(some[0])])[1] for own, body in bodies.items()}
+    assert (hidden[True] - hidden[False]).abs().max() > 1e-3  # the first update changed the policy
+    run._learner.train([RLTrajectory(one.id, one.success, some)], iteration=1, fresh=True)
+    assert run._learner._critic is not None
+    read, _ = run._learner._critic.state(run._group)["seen"][0][-1]
+    assert (read - hidden[shared]).abs().max() < 1e-5
+
+
+def test_a_run_that_resumes_within_a_level_keeps_the_replay_of_that_level(folder: Path, tmp_path: Path) -> None:
+    cfg, env = params(curriculum=True, mask_invalid=True, max_steps=3, save_steps=1), Corridor(max_turns=12)
+    whole, cut = (make_job(folder, tmp_path / name, cfg, tasks=[0, 3], env=env) for name in ("whole", "cut"))
+    learn(whole)
+
+    def stop(done: int, *_: Any) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(cut, stop)
+    assert log_levels(cut) == ["near", "far"]
+    assert log(cut)[-1]["loss"][1] is not None  # the level has had successes
+    assert learn(cut).resumed_at == 2
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
 def log_levels(job: RLJob) -> list[str]:
     return [row["level"] for row in log(job)] if job.log.exists() else []
 
@@ -284,6 +319,23 @@ def test_labels_that_are_not_single_tokens_are_listed_and_the_smaller_set_is_sug
 def test_a_cost_that_is_not_a_number_ends_the_run_with_one_sentence(folder: Path, tmp_path: Path) -> None:
     with refused_with(r"corridor: action '1' in task \d returned cost nan"):
         learn(make_job(folder, tmp_path, params(), env=nan_cost()))
+
+
+def test_a_final_weight_that_is_not_finite_ends_the_run_without_a_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterate = Run._iterate
+
+    def overflow(self: Run, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
+        row = iterate(self, iteration, runner)
+        self._policy.trainable[-1].data.view(-1)[-1] = math.inf
+        return row
+
+    monkeypatch.setattr(Run, "_iterate", overflow)
+    job = make_job(folder, tmp_path, params(max_steps=1))
+    with refused_with(r"^rl: after the last iteration, model\..* holds numbers that are not finite"):
+        learn(job)
+    assert not job.out_dir.exists()
 
 
 def test_fewer_slots_than_processes_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_an_update_is_a_step_of_adam_with_clipped_gradients(tiny: Path) -> None:
         assert torch.allclose(value, twin.state()[name], atol=2e-4), name
 
 
+def test_betas_set_the_weight_of_earlier_gradients(tiny: Path) -> None:
+    """With betas of 0 an update ignores them, and moves every weight by lr whatever the size of its gradient."""
+    learner, policy = make(tiny, lr=1e-3, betas=[0.0, 0.0], weight_decay=0.0)
+    learner.train(episodes(policy, [4, 4]), iteration=0, fresh=True)
+    before = {name: value.clone() for name, value in policy.state().items()}
+    learner.train(episodes(policy, [4, 4], cost=-1.0), iteration=1, fresh=True)
+    moved = torch.cat([(value - before[name]).abs().flatten() for name, value in policy.state().items()])
+    moved = moved[moved > 0]  # embeddings of absent tokens have no gradient
+    assert len(moved) > 1000
+    assert ((moved - 1e-3).abs() < 1e-4).float().mean() > 0.95
+
+
 def test_a_linear_schedule_ends_at_zero(tiny: Path) -> None:
     learner, policy = make(tiny, schedule="linear", max_steps=4)
     before = weights_hash(policy.model)
@@ -110,6 +122,21 @@ def test_ppo_takes_several_steps_per_batch_and_the_first_equals_policy_gradient(
     three.train(played, iteration=0, fresh=True)
     assert three.tokens == 3 * one.tokens
     assert weights_hash(other.model) != weights_hash(policy.model)
+
+
+def test_ppo_computes_advantages_once_before_its_first_pass(tiny: Path) -> None:
+    """The two kinds of bodies that a critic reads are equal until then, so PPO's passes must be the same with both."""
+    ends = []
+    for shared in (True, False):
+        critic = {"shared": shared, "every": 9}
+        learner, policy = make(tiny, algorithm="ppo", ppo_clip=10.0, lr=1e-2, critic=critic)
+        assert learner._critic is not None
+        torch.nn.init.ones_(learner._critic.head[0].weight)  # type: ignore[arg-type]
+        learner.train(episodes(policy, [3, 5]), iteration=0, fresh=True)
+        seen = learner._critic.state(Group())["seen"][0]
+        assert sum(len(q) for _, q in seen) == 3 + 5
+        ends.append(policy.state())
+    assert all(torch.allclose(value, ends[1][name], atol=1e-3) for name, value in ends[0].items())
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

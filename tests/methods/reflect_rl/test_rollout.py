@@ -139,6 +139,12 @@ def test_all_episodes_of_a_batch_share_one_reflection_draw_per_step() -> None:
     assert not any(reflects(ActingParams(reflect_prob=0.0), SeedKey(0, "a", turn)) for turn in range(9))
 
 
+def test_every_step_of_an_episode_has_a_reflection_draw_of_its_own() -> None:
+    policy, reflector = Scripted(lambda prompt: "0"), Scripted(lambda prompt: "words")
+    episode = run(policy, reflector, ActingParams(reflect_prob=0.5), Corridor(max_turns=40))
+    assert 10 < sum(step.reflection == "words" for step in episode.steps) < 30
+
+
 def test_if_the_draw_skips_the_reflection_the_policy_reads_an_empty_one() -> None:
     policy, reflector = Scripted(lambda prompt: "1"), Scripted(lambda prompt: "words")
     episode = run(policy, reflector, ActingParams(reflect_prob=0.0))
@@ -194,6 +200,21 @@ def test_concurrent_episodes_equal_those_played_one_by_one(folder: Path) -> None
     together = played(8)
     assert together == played(1)
     assert len({step.label for episode in together for step in episode.steps}) > 1
+
+
+def test_a_reflection_prompt_that_exceeds_the_context_loses_its_left_side(folder: Path) -> None:
+    """Prompts that differ only in what is cut get the same reflection."""
+    told = []
+    for start in ("Run. ", "Stand still. "):
+        env = Corridor()
+        env.instruction = start + "Walk. " * 100
+        cfg = ActingParams(reflect_temperature=0.0, max_tokens=6)
+        episode = run(Scripted(lambda prompt: "1"), make_engine(folder), cfg, env)
+        assert episode.success
+        assert all(step.shortened for step in episode.steps)
+        told.append([step.reflection for step in episode.steps])
+    assert all(told[0])
+    assert told[0] == told[1]
 
 
 def test_a_remembering_engine_caches_greedy_requests_and_samples_all_others(folder: Path) -> None:
