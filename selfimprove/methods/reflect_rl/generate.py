@@ -167,7 +167,7 @@ async def _wrong_file(
     way, verb = env.oracle(), f"{env.decisive} "
     while way and not way[0].startswith(verb):
         made = _with_step(made, env, "", oracle_label(env), learn=False)
-        _act(env, oracle_label(env) or "")
+        made.cost += _act(env, oracle_label(env) or "")[1].cost
         way = env.oracle()
     others = [label for label, command in env.commands().items() if command.startswith(verb) and command != way[0]]
     rng("wrong files", seed, made.env, made.task_id).shuffle(others)
@@ -175,6 +175,7 @@ async def _wrong_file(
         return None
     made = _with_step(made, env, "", oracle_label(env), done=others[k], learn=False)
     wrong, played = _act(env, others[k])
+    made.cost += played.cost
     if played.done:  # max_turns leaves no step for the correction
         return None
     key = SeedKey(seed, made.id, len(made.steps))
@@ -184,7 +185,9 @@ async def _wrong_file(
     corrected = await teacher.choose(env, wrong, reflection, key, exploring=True)
     if corrected is not None:
         made = _with_step(made, env, reflection, corrected)
-        made.filename = _act(env, corrected)[1].identified
+        _, played = _act(env, corrected)
+        made.cost += played.cost
+        made.filename = played.identified
         made.status = "solved"
     return made
 

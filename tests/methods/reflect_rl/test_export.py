@@ -56,6 +56,13 @@ def test_exported_tasks_contain_their_trajectories(tmp_path: Path) -> None:
         tmp_path / "made.jsonl",
         taught(env, TeachingTask(task_id=0), TeachingTask(task_id=0, negative=0), TeachingTask(task_id=1)),
     )
+    for one in read_jsonl(tmp_path / "made.jsonl", TeacherTrajectory):
+        env.reset(one.task_id)
+        costs = []
+        for step in one.steps:
+            [label] = [label for label, words in env.commands().items() if words == (step.done or step.command)] or [""]
+            costs.append(env.step(step.done if step.done in env.commands() else label).cost)
+        assert one.cost == pytest.approx(sum(costs)) != 0
     run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--split", "train")
     (task,) = json.loads((tmp_path / "train.json").read_text())
     positive, negative = task["trajectories"]
