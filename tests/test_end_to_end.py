@@ -177,7 +177,7 @@ def test_reflect_rl_records_its_reflector_s_hash_and_spin_starts_with_a_margin_o
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", (*METHODS, *OTHERS))
+@pytest.mark.parametrize("method", [*METHODS, *OTHERS])
 def test_all_rows_of_a_method_are_evaluated_with_the_same_noise(repo: Path, method: str) -> None:
     """Paired differences then contain no noise of their own, and equal models have equal results."""
     seeds = {
