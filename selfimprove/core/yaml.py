@@ -31,11 +31,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path} does not exist; run this in the repository's root, or restore it with `git restore {path}`."
         )
     try:
-        value = deepcopy(_parsed(path.read_bytes()))
+        text = path.read_bytes()
+        text.decode("utf-8")  # DVC reads nothing else
+        value = deepcopy(_parsed(text))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
-    except (YAMLError, ValueError) as error:  # includes text that is not UTF-8 and numbers with thousands of digits
+    except (YAMLError, ValueError, LookupError) as error:  # not UTF-8; thousands of digits; a tag's wrong value
         said = " ".join(str(error).split()).replace(' in "<byte string>",', " at")
         raise UserError(f"{path}: not YAML ({said}); fix the file.") from None
     except RecursionError:
@@ -53,6 +55,6 @@ def _parsed(text: bytes) -> Any:
     are left to ruamel.yaml's own parser, and so are faulty ones, for its messages.
     """
     if text.count(b"[") + text.count(b"{") + 2 * max(map(len, _INDENTS.findall(text)), default=0) < DEEPEST:
-        with suppress(YAMLError, ValueError):
+        with suppress(YAMLError, ValueError, LookupError):
             return YAML(typ="safe").load(text)
     return YAML(typ="safe", pure=True).load(text)

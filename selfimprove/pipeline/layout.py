@@ -7,9 +7,14 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+from ruamel.yaml.tokens import AliasToken
+
+from selfimprove.core.errors import UserError
 
 WIDTH = 120
+_ALIAS = re.compile(r"\*\w")
 _WORDS = re.compile(r"[A-Za-z0-9_./-]+( [A-Za-z0-9_./-]+)*")
 
 
@@ -19,11 +24,34 @@ def rewritten(text: str, value: Mapping[str, Any]) -> str:
     Args:
         text: a YAML block mapping.
         value: the new content, as plain objects.
+
+    Raises:
+        UserError: the text has an alias, so that a key cannot be changed alone, or is laid out in another way that
+            would change more than the values.
     """
+    for token in YAML().scan(text) if _ALIAS.search(text) else ():
+        if isinstance(token, AliasToken):
+            raise UserError(
+                f"params.yaml, line {token.start_mark.line + 1}: the alias *{token.value} stands for a value elsewhere "
+                "and can't be changed alone; write the value out in its place."
+            )
     yaml = YAML()
     yaml.preserve_quotes = True
     lines = text.splitlines()
-    return "".join(f"{line}\n" for line in _block(lines, 0, len(lines), yaml.load(text), value))
+    changed = "".join(f"{line}\n" for line in _block(lines, 0, len(lines), yaml.load(text), value))
+    if _read(changed) != _plain(value):
+        raise UserError(
+            "params.yaml: its lines can't be changed one by one, perhaps because of unusual line breaks; nothing was "
+            "written. Edit the value yourself."
+        )
+    return changed
+
+
+def _read(text: str) -> Any:
+    try:
+        return _plain(YAML(typ="safe").load(text))
+    except YAMLError:
+        return None
 
 
 def _block(lines: list[str], start: int, end: int, node: CommentedMap, value: Mapping[str, Any]) -> list[str]:

@@ -33,6 +33,15 @@ def test_any_written_value_is_read_as_by_the_slower_parser(value: object, flow: 
     assert repr(_parsed(text.getvalue())) == repr(YAML(typ="safe", pure=True).load(text.getvalue()))
 
 
+@pytest.mark.parametrize(
+    "text", ["run: {seed: 17}".encode("utf-16"), b"run: {seed: !!bool x}", b"run: {seed: !!int ''}"]
+)
+def test_text_that_is_not_utf_8_and_a_tag_s_wrong_value_are_errors(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "params.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=r"not YAML"):
+        read_yaml(tmp_path / "params.yaml")
+
+
 def test_scalars_are_those_of_yaml_1_2() -> None:
     text = b"[1e-3, 0o17, on, 12:30, .5, ~, 2001-01-01, 1_000, 0x1F, 'a', yes, .inf]"
     assert repr(_parsed(text)) == repr(YAML(typ="safe", pure=True).load(text))

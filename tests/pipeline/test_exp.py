@@ -44,6 +44,26 @@ def test_an_invalid_setting_is_refused_and_params_yaml_is_unchanged(params: Path
     assert params.read_bytes() == before
 
 
+def test_params_with_an_alias_are_refused_and_unchanged(params: Path) -> None:
+    """Changing the key of one place would change the other, too, or remove the anchor that it names."""
+    text = params.read_text()
+    for old, new in (("  seed: 17", "  seed: &s 17"), ("    seed: 42", "    seed: *s")):
+        assert text.count(f"\n{old}\n") + text.count(f"\n{old} ") >= 1
+        text = text.replace(f"\n{old}", f"\n{new}", 1)
+    params.write_text(text)
+    with pytest.raises(UserError, match=r"params\.yaml, line \d+: the alias \*s stands for a value elsewhere"):
+        write_settings("run.seed=18")
+    assert params.read_text() == text
+
+
+def test_params_whose_lines_cannot_be_told_apart_are_unchanged(params: Path) -> None:
+    text = params.read_text().replace("\nrun:\n", "\n# a \u2028 # b\nrun:\n", 1)
+    params.write_text(text)
+    with pytest.raises(UserError, match="can't be changed one by one"):
+        write_settings("run.seed=18")
+    assert params.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [

@@ -25,6 +25,7 @@ from selfimprove.apps.page.tables import Plain
 from selfimprove.apps.report.charts import VEGA_LITE
 from selfimprove.apps.report.table import TIMING, figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
+from selfimprove.core.errors import UserError
 from selfimprove.core.publish import publish
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.lock import LOCKS, in_turn
@@ -96,6 +97,13 @@ def _without_remains(folder: Path) -> Path:
 
 
 def _made(folder: Path) -> Path:
+    """Create the folder of a page.
+
+    Raises:
+        UserError: it is the root of a run, whose own ``data`` the page's would replace.
+    """
+    if (folder / "dvc.yaml").exists() or (folder / "params.yaml").exists():
+        raise UserError(f"--out {folder}: the page's data would replace the folder's own data/; name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

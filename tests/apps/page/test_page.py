@@ -17,7 +17,7 @@ import pytest
 
 from selfimprove.apps.page import scenes, tables
 from selfimprove.apps.page.__main__ import main
-from selfimprove.apps.page.build import build
+from selfimprove.apps.page.build import build, write_live
 from selfimprove.apps.page.chunks import write_records
 from selfimprove.apps.page.episodes import CUT, clip, to_page
 from selfimprove.apps.page.graph import StageShown, trained_on
@@ -85,6 +85,19 @@ def test_index_and_chunks_contain_every_line_of_every_file(tmp_path: Path) -> No
         ]
         assert [record["i"] for record in read] == [row["id"] for row in rows]
     assert {split for _, _, split in index["tasks"]} == {"test"}
+
+
+def test_a_page_is_never_written_over_a_run(tmp_path: Path) -> None:
+    """Its folder ``data`` would replace the run's."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/kept.txt").touch()
+    for name in ("dvc.yaml", "params.yaml"):
+        (tmp_path / name).write_text("run: {}\n")
+        for write in (lambda: build(tmp_path, tmp_path), lambda: write_live(tmp_path)):
+            with pytest.raises(UserError, match=r"the page's data would replace the folder's own data/"):
+                write()
+        (tmp_path / name).unlink()
+    assert (tmp_path / "data/kept.txt").exists()
 
 
 def test_training_examples_carry_their_weights(run: Path, tmp_path: Path) -> None:
