@@ -18,7 +18,7 @@ import pytest
 from selfimprove.apps.serve import serve
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import EmbeddedWorld, World
-from selfimprove.envs.registry import text_env
+from selfimprove.envs.registry import answer_env, text_env
 from selfimprove.envs.replay import ReplayWorld
 
 PARAMS = Path("profiles/default.yaml")
@@ -120,3 +120,27 @@ def test_serve_refuses_an_unknown_environment_and_suggests_those_that_it_serves(
     with pytest.raises(UserError) as refused:
         serve(env=name)
     assert str(refused.value) == f"serve: ENV={name!r} is not an environment of AgentGym's protocol; {remedy}"
+
+
+def test_told_limits_what_a_plan_of_actions_is_told() -> None:
+    plans: Any = answer_env(name="textcraft", told=400, max_actions=10).make()
+    (problem,) = plans.problems({"train": 1}, seed=1)["train"]
+    _, told = asyncio.run(plans.carry_out("\n".join(["x" * 900] * 10), problem))
+    assert 300 < len(told) <= 400 + 10
+
+
+def test_others_adds_paragraphs_to_a_question() -> None:
+    made: list[Any] = [answer_env(name="encyclopedia", people=60, questions=60, others=n).make() for n in (0, 6)]
+    few, many = (env.problems({"test": 3}, seed=1)["test"] for env in made)
+    assert all(a.question.count("\n") + 4 < b.question.count("\n") for a, b in zip(few, many, strict=True))
+
+
+def test_attempts_limits_the_tries_at_a_problem() -> None:
+    env = text_env(name="gsm8k", attempts=2, count=40).make()
+    env.reset(0)
+    assert [env.step("I do not know.").done for _ in range(2)] == [False, True]
+
+
+def test_grade_timeout_reaches_the_process_that_compares_formulas() -> None:
+    math: Any = answer_env(name="math", equiv="extended", grade_timeout=0.5).make()
+    assert math._symbolic._timeout == 0.5

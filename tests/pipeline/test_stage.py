@@ -95,6 +95,7 @@ def test_outputs_are_published_and_scratch_keeps_only_their_hard_links(work: Wor
         (lambda: Path("params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {read: 1, unread: 2}\n"), False),
         (lambda: Path("params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {read: 2, unread: 1}\n"), True),
         (lambda: Path("params.yaml").write_text("run: {seed: 2, threads: 1}\nbase: {read: 1, unread: 1}\n"), True),
+        (lambda: Path("params.yaml").write_text("run: {seed: 1, threads: 2}\nbase: {read: 1, unread: 1}\n"), True),
         (lambda: Path("in.txt").write_text("y"), True),
         (lambda: Path("selfimprove/code.py").write_text("pass"), True),
         (lambda: Path("selfimprove/code.py").write_text('"""A docstring."""\n# and a comment\n'), False),

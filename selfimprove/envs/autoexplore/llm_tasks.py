@@ -121,15 +121,24 @@ def parse_pairs(text: str) -> list[QuestionAnswer]:
     A QUERY is paired with the ANSWER that directly follows it; queries without one, and empty or too long texts, are
     skipped. Lines are joined, surrounding quotes and code fences are removed, digits are kept.
     """
+    pairs: dict[str, QuestionAnswer] = {}
+    for pair in _paired(text):
+        if not _too_long(pair):
+            pairs.setdefault(_same(pair.query), pair)
+    return list(pairs.values())
+
+
+def _paired(text: str) -> Iterator[QuestionAnswer]:
     marks = list(_LABEL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     parts = [(mark[1].upper(), _plain(text[mark.end() : end])) for mark, end in zip(marks, ends, strict=False)]
-    pairs: dict[str, QuestionAnswer] = {}
     for (label, query), (next_label, answer) in pairwise(parts):
-        paired = (label, next_label) == ("QUERY", "ANSWER") and query and answer
-        if paired and len(query) <= QUESTION_LIMIT and len(answer) <= ANSWER_LIMIT:
-            pairs.setdefault(_same(query), QuestionAnswer(query, answer))
-    return list(pairs.values())
+        if (label, next_label) == ("QUERY", "ANSWER") and query and answer:
+            yield QuestionAnswer(query, answer)
+
+
+def _too_long(pair: QuestionAnswer) -> bool:
+    return len(pair.query) > QUESTION_LIMIT or len(pair.answer) > ANSWER_LIMIT
 
 
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
@@ -235,6 +244,7 @@ async def ask_about(engine: Engine, repo: Repo, excerpt: Excerpt, cfg: Asking, *
     fair = [pair for pair in found if not names_file(pair.query, excerpt.path)]
     counts = Counter({"files": 1, "pairs": len(found), "naming the file": len(found) - len(fair)})
     counts["answers without pairs"] = int(not found)
+    counts["long pairs"] = sum(map(_too_long, _paired(completion.text)))
     return Asked([_task(repo, excerpt.path, pair, model) for pair in fair[: cfg.pairs]], counts)
 
 

@@ -201,6 +201,17 @@ def test_a_question_about_several_files_is_dropped(repo: Repo) -> None:
     assert made.counts["duplicates"] == made.counts["files"] == made.counts["pairs"] - 1
 
 
+def test_pairs_over_the_limits_are_dropped_and_counted(repo: Repo) -> None:
+    def answer(request: Any, index: Any) -> Any:
+        pairs = [("q" * 400 + "?", "x"), ("r?", "x" * 801), ("s?", "x" * 800)]
+        said = "\n".join(f"QUERY: {query}\nANSWER: {text}" for query, text in pairs)
+        return said if "File: run.sh" in request.messages[0].content else "No."
+
+    made = make(ScriptedEngine(answer), {"eventlib": repo})
+    assert [task.question for task in made.tasks] == ["s?"]
+    assert (made.counts["long pairs"], made.counts["pairs"]) == (2, 1)
+
+
 def test_failures_are_counted_and_do_not_affect_other_files(repo: Repo) -> None:
     class Failing(ScriptedEngine):
         async def generate(self, request: Any) -> Any:

@@ -121,7 +121,7 @@ def test_tasks_without_a_question_or_target_are_dropped_and_paths_are_repaired(r
         make_task(f'"{wire}"', "Wire?", optimal_path=old),
         make_task("README.md", "Read?", optimal_path=["ls"]),
         make_task("core/hub.py", "Hub?", optimal_path=["cd core"]),
-        make_task(wire, "Deep?", optimal_path=["cd core", "cd deep", "ls"]),
+        make_task(wire, "Deep?", optimal_path=["cd core", "", "cd deep", "ls"]),
         make_task("core/hub.py", "Read and named?"),
     ]
     kept = filter_tasks(tasks, {"eventlib": repo})

@@ -154,3 +154,16 @@ def test_observed_values_are_written_compactly() -> None:
         == "place: [0.5, 0.3333]\nword: go\nn: 3"
     )
     assert written((1, np.array([0.5, 2]), [np.array([[1, 2]]), "go"], ())) == "[1, [0.5, 2], [[[1, 2]], go], []]"
+
+
+class Picture(gymnasium.Env[Any, Any]):
+    """Observations of 1,024 values."""
+
+    observation_space = spaces.Box(0, 1, (32, 32))
+    action_space = spaces.Discrete(2)
+
+
+def test_an_environment_whose_observations_have_more_than_1000_values_is_refused() -> None:
+    gymnasium.register("Picture-v0", entry_point=f"{__name__}:Picture")
+    with pytest.raises(UserError, match=r"has observations of 1024 values, but at most 1000"):
+        text_env(name="gymnasium:Picture-v0").make()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import selfimprove.envs.textcraft.env as module
 from selfimprove.core.seeds import rng
+from selfimprove.envs.registry import text_env
 from selfimprove.envs.textcraft.book import FAMILIES, embedded_recipes
 from selfimprove.envs.textcraft.env import TextCraft, TextCraftSnapshot
 from selfimprove.envs.textcraft.files import item_name
@@ -310,3 +311,11 @@ def test_the_embedded_book_is_regular_across_materials() -> None:
     assert "minecraft:herb" in BOOK.items - BOOK.tags  # a tag that no recipe produces
     assert sum(len(recipes) > 1 for recipes in BOOK.recipes.values()) >= 9  # alternatives
     json.dumps(embedded_recipes())
+
+
+def test_layouts_of_a_task_differ_but_have_the_same_goal() -> None:
+    one, other = text_env(name="textcraft", seed=5).layouts(2)
+    for task in range(300, 310):
+        a, b = one.reset(task), other.reset(task)
+        assert a != b
+        assert a.rpartition("\n")[2] == b.rpartition("\n")[2]

@@ -82,3 +82,16 @@ def test_every_model_continues_from_the_user_s_list_of_beginnings(agent_bench: W
         assert [turn.model for turn in continued.turns] == ["given", "actor", "actor"]
         assert continued.turns[0].attempt.text == LOOK
         assert not any(turn.model == "given" for episode in whole for turn in episode.turns)
+
+
+def test_beginnings_are_sampled_and_limited(agent_bench: Workbench, tmp_path: Path) -> None:
+    found = []
+    for seed in (1, 2):
+        folder = agent_bench.copy(tmp_path / str(seed), {"run": {"seed": seed}})
+        agent_bench.done(folder, "agent_r.beginnings")
+        found.append([row for _, row in read_rows(folder / "data/agent_r/beginnings.jsonl")])
+    assert len(found[0]) > 1
+    assert found[0] != found[1]  # at temperature 0 the seed would change nothing
+    folder = agent_bench.copy(tmp_path / "few", {"run": {"seed": 1}, "agent_r": {"evaluate": {"revision_tasks": 1}}})
+    agent_bench.done(folder, "agent_r.beginnings")
+    assert [row for _, row in read_rows(folder / "data/agent_r/beginnings.jsonl")] == found[0][:1]

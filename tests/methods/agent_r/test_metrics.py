@@ -176,6 +176,7 @@ def test_result_rows_have_the_original_s_format() -> None:
     row = eval_row(played(0, "take key", "wait", "open door"), "tiny")
     assert list(row) == ["task_id", "env_score", "model_name", "step_num", "state"]
     assert (row["task_id"], row["env_score"], row["model_name"], row["step_num"]) == (0, 1.0, "tiny", 3)
+    assert eval_row(episode("a", 2 / 3), "tiny")["env_score"] == 2 / 3  # as in WebShop, unrounded
     assert [m["role"] for m in row["state"]] == ["system", "user", "assistant", "user", *["assistant", "user"] * 3]
     assert row["state"][6:8] == [
         {"role": "assistant", "content": "Thought: t\nAction: wait"}, {"role": "user", "content": "ok."}

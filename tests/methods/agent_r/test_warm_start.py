@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from selfimprove.core.records import Example, Message
+from pathlib import Path
+
+from selfimprove.core.records import Example, Message, read_jsonl
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.mixing import mixed
@@ -11,6 +13,7 @@ from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, parse_action
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
 from selfimprove.methods.agent_r.tasks import demonstrate_revision
+from tests.pipeline.workbench import Workbench
 
 ENV = TextCraft(RecipeBook.load(None))
 
@@ -63,3 +66,18 @@ def test_warm_start_examples_are_added_in_proportion_and_repeated_once_exhausted
     assert len(mixed(revision, good, Mix(warm_start=2.0), 3, warm)["warm_start"]) == 20
     assert mixed(revision, good, Mix(), 3, warm)["warm_start"] == []
     assert mixed(revision, good, Mix(warm_start=1.0), 3)["warm_start"] == []
+
+
+def test_demonstrations_are_written_in_every_layout(agent_bench: Workbench, tmp_path: Path) -> None:
+    folder = agent_bench.copy(
+        tmp_path / "bench",
+        {"agent_r": {"tasks": {"layouts": 2, "revision_demonstrations": 16, "observation_weight": 0.5}}},
+    )
+    agent_bench.done(folder, "agent_r.data")
+    made = read_jsonl(folder / "data/agent_r/base/train/examples.jsonl", Example)
+    layouts: dict[str, set[str]] = {}
+    for one in made:
+        if one.id.startswith("demonstration"):
+            layouts.setdefault(one.source, set()).add(one.messages[3].content)
+            assert one.messages[3].weight == 0.5
+    assert sum(len(texts) == 2 for texts in layouts.values()) > len(layouts) / 2

@@ -75,7 +75,9 @@ def log(job: RLJob) -> list[dict[str, Any]]:
     return [json.loads(line) for line in job.log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("changes", [{}, {"mask_invalid": True}, {"shrink_head": False}, {"temperature": 0.7}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mask_invalid": True}, {"shrink_head": False}, {"temperature": 0.7}, {"top_k": 2}, {"top_p": 0.5}]
+)
 def test_log_probabilities_of_rollouts_equal_the_trainers(
     folder: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

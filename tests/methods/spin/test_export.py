@@ -183,3 +183,11 @@ def test_a_trajectory_without_the_wrapper_is_refused_in_parity_mode(
     said = fails(capsys, "alpaca", tmp_path / "chat.json", tmp_path / "out.json", "--mode", "parity")
     assert "task 0: the trajectory has no Alpaca wrapper" in said
     assert not (tmp_path / "out.json").exists()
+
+
+def test_of_two_runs_with_partial_rewards_neither_is_preferred() -> None:
+    """As in a foreign file; our own has true and false (docs/spin.md, S6)."""
+    won, lost = to_json([played()]), to_json([played(WRONG)])
+    part = {key: {**entry, "reward": 0.5} for key, entry in lost.items()}
+    assert preferences(part, lost, "here") == []
+    assert preferences(won, part, "here") == preferences(won, lost, "here") != []

@@ -137,6 +137,12 @@ def test_fractions_contain_every_row_exactly_once(count: int, length: int) -> No
         fraction(rows, number, length)
 
 
+def test_a_split_without_rows_has_no_fractions() -> None:
+    for length in (0, 5):
+        with pytest.raises(UserError, match="the split has no rows"):
+            fraction([], 0, length)
+
+
 def test_rows_are_shuffled_before_they_are_divided_into_fractions() -> None:
     rows = [make_row(str(number), "a", "") for number in range(100)]
     assert [place for place, _ in fraction(rows, 0, 10)] != list(range(10))
