@@ -106,6 +106,8 @@ def to_text(example: Example) -> dict[str, str]:
 def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:
     """The example of a {"text"} row: the text after the last act or analyse marker is trained on.
 
+    With stripped markers, a space before a marker is taken for a part of the original's marker, and dropped.
+
     Raises:
         UserError: there is no text, or it has neither marker, so that the loss mask would be empty.
     """

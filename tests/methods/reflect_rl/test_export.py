@@ -146,6 +146,7 @@ def test_imported_texts_get_the_markers_that_prompts_in_play_have() -> None:
 
 @given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
 def test_text_rows_round_trip(pre: Any, reflection: Any, label: Any, markers: Any) -> None:
+    pre = pre if markers == MARKERS["spaced"] else pre.rstrip(" ")  # its last space would be taken for the marker's
     state = State(pre, "\n0. go\n", ("0",))
     for example in (
         policy_example("x", "", state, reflection, label.strip(), markers),
