@@ -1,8 +1,9 @@
 """Base of every section of params.yaml: closed, strict schemas that reject numbers no run could use."""
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 
 LARGEST_COUNT = 10**7
 """Upper bound for every integer whose field declares none of its own."""
@@ -13,6 +14,20 @@ LARGEST_SEED = 2**32 - 1
 
 CHOICE = "env:"
 """Prefix of an environment's tag in the locations of pydantic errors; no key of params.yaml starts with it."""
+
+
+def _variable(name: str) -> str:
+    """Raises: ValueError: a name of no variable, or of an unusual one: probably the key itself, which is not repeated."""
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        raise ValueError(
+            "must be the name of an environment variable, in capital letters; export the key in it, and never write "
+            "the key itself into a file"
+        )
+    return name
+
+
+VariableName = Annotated[str, AfterValidator(_variable)]
+"""The name of an environment variable that holds a key."""
 
 
 def check_answer_room(asked: str, tokens: int, engine: str, cfg: object) -> None:

@@ -1,9 +1,10 @@
 """Reads YAML files. Separate from ``params``, whose schemas backend environments import without ruamel.yaml."""
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
-from copy import deepcopy
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from selfimprove.core.errors import UserError
 
 DEEPEST = 1000
 """Limit of the nesting of a text that libyaml gets, which crashes at many thousands."""
+MOST_VALUES = 1_000_000
+"""Limit of the number of values in a file whose aliases are replaced by what they stand for."""
 _INDENTS = re.compile(rb"^[ \-?:]*", re.MULTILINE)
 """Beginnings of lines: block mappings and lists need a character there for every two levels."""
 
@@ -25,7 +28,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: the file is missing, not YAML, or not a mapping.
     """
     if path.is_dir():
-        raise UserError(f"{path} is a folder, but must be a file; move it away, then run `git restore {path}`.")
+        raise UserError(f"{path} is a folder, but must be a file; name a file, or move the folder away.")
     if not path.is_file():
         raise UserError(
             f"{path} does not exist; run this in the repository's root, or restore it with `git restore {path}`."
@@ -33,7 +36,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
         text.decode("utf-8")  # DVC reads nothing else
-        value = deepcopy(_parsed(text))
+        value = _copied(_parsed(text), count(1))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
@@ -41,9 +44,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
         said = " ".join(str(error).split()).replace(' in "<byte string>",', " at")
         raise UserError(f"{path}: not YAML ({said}); fix the file.") from None
     except RecursionError:
-        raise UserError(f"{path}: lists or mappings are nested too deep; fix the file.") from None
+        raise UserError(
+            f"{path}: lists or mappings are nested too deep, or an alias contains itself; fix the file."
+        ) from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: a mapping was expected; write lines such as `key: value`.")
+    return value
+
+
+def _copied(value: Any, counter: Iterator[int]) -> Any:
+    """A copy in which no two places share an object: a change of one must not act on the other.
+
+    Raises:
+        RecursionError: the value contains itself.
+        ValueError: nested aliases multiply to too many values.
+    """
+    if next(counter) > MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    if isinstance(value, dict):
+        return {key: _copied(inner, counter) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copied(inner, counter) for inner in value]
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from selfimprove.core.params import Section
+from selfimprove.core.params import Section, VariableName
 
 MOST_ROWS = 8192
 """Maximum rows of a batch; the engine checks that they fit this machine's memory (``engines/cpu/slots.py``)."""
@@ -95,7 +95,7 @@ class OpenAiEngineConfig(Section):
     engine: Literal["openai"]
     base_url: str
     model: str
-    api_key_env: str | None = Field(
+    api_key_env: VariableName | None = Field(
         default="OPENAI_API_KEY",
         description="environment variable that holds the API key; null: the endpoint requires no key",
     )

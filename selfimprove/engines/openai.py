@@ -65,7 +65,7 @@ class OpenAiEngine:
         """
         self.stats = EngineStats()
         self._cfg = cfg
-        self._url, version = _endpoint(cfg.base_url)
+        self._url, version = endpoint_of(cfg.base_url)
         self._version = cfg.api_version or version
         self._key = find_key(cfg.api_key_env, cfg.api_key_file, os.environ)
         self._slots = asyncio.Semaphore(cfg.concurrency)
@@ -325,21 +325,10 @@ def spaced_seed(bits: int, spacing: int) -> int:
     return bits % (2**31 // spacing) * spacing
 
 
-def _endpoint(base_url: str) -> tuple[str, str | None]:
+def endpoint_of(base_url: str) -> tuple[str, str | None]:
     """The URL to call, and the API version at the end of ``base_url``, if any."""
-    import httpx
+    from selfimprove.core.address import checked_address
 
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL:
-        raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
-    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        shown = url.netloc.decode("ascii") if url.host else str(url)  # without a password in the URL
-        raise UserError(f"base_url {shown!r} is not an http(s) address; write it like http://localhost:8000/v1.")
-    if url.userinfo or url.fragment or set(url.params) - {_VERSION}:
-        raise UserError(
-            f"base_url of {url.host} contains a password, a query or a fragment; set the plain address, and put the "
-            "key in an environment variable (api_key_env)."
-        )
+    url = checked_address("base_url", base_url, "http://localhost:8000/v1", options=[_VERSION])
     address = str(url.copy_with(query=None)).rstrip("/").removesuffix(_PATH)
     return f"{address}{_PATH}", url.params.get(_VERSION)

@@ -29,8 +29,9 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.cluster.config import in_use, use
 from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
+from selfimprove.engines.openai import endpoint_of
 from selfimprove.engines.vllm.checks import check_installed
-from selfimprove.envs.params import EnvParams
+from selfimprove.envs.params import EnvParams, TextParams
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.serpapi import SerpApiSearch
 from selfimprove.envs.sciworld.jvm import find_java
@@ -145,6 +146,7 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
             continue
         place = f"engines.{name}: "
         if isinstance(engine, OpenAiEngineConfig):
+            yield from _said(place, endpoint_of, engine.base_url)
             yield from _said(place, find_key, engine.api_key_env, engine.api_key_file, environment)
         if isinstance(engine, VllmEngineConfig):
             yield from _said(place, check_installed)
@@ -156,6 +158,8 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
         yield from _played_faults(section)
     env = getattr(section, "env", None)
     for one in (env, *env.mixed()) if isinstance(env, EnvParams) else ():
+        if isinstance(one, TextParams) and one.server is not None:
+            yield from _said("", one.world)
         if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # Ray's nodes have Java
             yield from _said("env: ", find_java)
     for key, template in every(section, "chat_template"):

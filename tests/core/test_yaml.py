@@ -1,6 +1,7 @@
 """YAML files are read fast, and as ruamel.yaml's own parser reads them."""
 
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,26 @@ def test_a_nesting_that_would_crash_libyaml_is_an_error(tmp_path: Path, text: st
     (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError, match="nested too deep"):
         read_yaml(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: &r\n  again: *r\n", "or an alias contains itself"),
+        ("run: &r [*r]\n", "or an alias contains itself"),
+        ("a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
+                                    for a, b in pairwise("abcdefghij")), "aliases stand for more than 1,000,000"),
+    ],
+    ids=["mapping", "list", "multiplied"],
+)  # fmt: skip
+def test_aliases_without_an_end_are_errors(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_yaml(tmp_path / "params.yaml")
+
+
+def test_a_change_of_one_alias_s_value_does_not_act_on_the_other(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("one: &x {seeds: [1]}\ntwo: *x\n")
+    values = read_yaml(tmp_path / "params.yaml")
+    values["one"]["seeds"].append(2)
+    assert values == {"one": {"seeds": [1, 2]}, "two": {"seeds": [1]}}

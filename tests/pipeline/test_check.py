@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.pipeline import check
+from selfimprove.pipeline.params import section_faults
 from selfimprove.pipeline.profiles import compose
 from tests.support.profiles import profile
 
@@ -134,6 +135,26 @@ def test_a_missing_api_key_is_reported_before_the_run_and_only_if_the_engine_is_
     (folder / "results/summary").mkdir(parents=True)
     (folder / "results/summary/rise.json").write_text("{}")
     check.main()  # a complete run makes no more requests
+
+
+def test_addresses_that_no_run_can_use_are_reported() -> None:
+    values = profile("default")["rise"]
+    values["engines"]["teacher"] = {"engine": "openai", "base_url": "http://me:pass@host/v1", "model": "m"}
+    (said,) = check.machine_faults(RiseParams.model_validate(values), {"OPENAI_API_KEY": "sk-x"})
+    assert said.startswith("engines.teacher: base_url at host contains a password")
+    section = AgentRParams.model_validate(profile("default")["agent_r"])
+    section = section.model_copy(update={"env": section.env.model_copy(update={"server": "http://127.0.0.1:99999"})})
+    (said,) = check.machine_faults(section, {})
+    assert said.startswith("env.server '127.0.0.1:99999' is not an http(s) address")
+
+
+def test_a_key_in_place_of_its_variable_s_name_is_refused_and_not_repeated() -> None:
+    values = profile("default")["rise"]
+    key = "sk-Secret1"
+    values["engines"]["teacher"] = {"engine": "openai", "base_url": "http://h/v1", "model": "m", "api_key_env": key}
+    (said,) = section_faults({"rise": values}, "rise", RiseParams, "params.yaml")
+    assert "rise.engines.teacher.api_key_env: must be the name of an environment variable" in said
+    assert key not in said
 
 
 def test_missing_gpus_and_packages_are_reported() -> None:

@@ -15,6 +15,7 @@ import httpx
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
+from selfimprove.core.address import checked_address
 from selfimprove.core.errors import UserError, fault
 from selfimprove.envs.interface import EnvError
 
@@ -55,7 +56,7 @@ class Link:
         Raises:
             UserError: ``server`` is not a plain http(s) address.
         """
-        self.server = _address(server)
+        self.server = str(checked_address("env.server", server, "http://127.0.0.1:36001")).rstrip("/")
         self._timeout, self._backoff, self._concurrency = timeout, backoff, concurrency
         self._client: httpx.AsyncClient | None = None
         self.absences = 0
@@ -161,21 +162,6 @@ class Link:
         except ValidationError as error:
             what = f"{fault(error)}: {in_short(str(answer))}"
             raise EnvError(f"{self.server}{path}: not this environment's protocol: {what}") from None
-
-
-def _address(server: str) -> str:
-    try:
-        url = httpx.URL(server)
-    except httpx.InvalidURL:
-        raise UserError("env.server is not an address; write it like http://127.0.0.1:36001.") from None
-    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        raise UserError(f"env.server: {server!r} is not an http(s) address; write it like http://127.0.0.1:36001.")
-    if url.userinfo or url.query or url.fragment:
-        raise UserError(
-            f"env.server: the address at {url.host} contains a password, a query or a fragment; write it like "
-            "http://127.0.0.1:36001."
-        )
-    return str(url).rstrip("/")
 
 
 def plain_text(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -207,6 +208,7 @@ class ReflectRLParams(Trained):
         for key, model in self.models.items():
             lineage(self.models, key, roots=(START,), kind="models")
             check_known(f"models.{key}.match", "iteration", model.match, [NONE, *self.iterations])
+        self._check_matches()
         for key, row in self.rows.items():
             check_known(f"rows.{key}", "model or run", key, [*self.models, *self.iterations])
             self._is_reflector(f"rows.{key}.reflector", row.reflector)
@@ -220,6 +222,20 @@ class ReflectRLParams(Trained):
                 if key not in self.rows:
                     raise ValueError(f"{kind}.{key}: has no row; add rows.{key}, with its reflector")
         return self
+
+    def _check_matches(self) -> None:
+        """Raises: ValueError: a run would start from, or act with, a model that matches the run's token count."""
+        needs = {key: (model.init, model.match) for key, model in self.models.items()}
+        needs |= {key: (run.init, run.reflector) for key, run in self.iterations.items()}
+        try:
+            TopologicalSorter(needs).prepare()
+        except CycleError as error:
+            cycle = error.args[1]
+            key = next(key for key in cycle if key in self.models and self.models[key].match in cycle)
+            raise ValueError(
+                f"models.{key}.match: {self.models[key].match!r} itself depends on {key!r} "
+                f"({' <- '.join(reversed(cycle))}); set none or another run"
+            ) from None
 
     @model_validator(mode="after")
     def _tasks(self) -> ReflectRLParams:

@@ -130,6 +130,14 @@ def test_an_environment_accepts_its_own_options_and_others_at_their_defaults() -
         ),
         ({"models": {**MODELS, "plain": {**MODELS["plain"], "init": "x"}}}, "models.plain.init: there is no model 'x'"),
         ({"models": {**MODELS, "plain": {**MODELS["plain"], "init": "plain"}}}, "the models form a cycle"),
+        (
+            {"models": {**MODELS, "reflector": {**MODELS["reflector"], "match": "reflect_rl"}}},
+            "models.reflector.match: 'reflect_rl' itself depends on 'reflector'",
+        ),
+        (
+            {"models": {**MODELS, "policy": {**MODELS["policy"], "match": "reflect_rl"}}},
+            "models.policy.match: 'reflect_rl' itself depends on 'policy'",
+        ),
         ({"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}}, "'reflector' is missing"),
         (
             {"engines": {"policy": {"engine": "scripted"}, "reflector": ENGINE, "teacher": ENGINE}},

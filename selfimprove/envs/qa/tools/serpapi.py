@@ -15,15 +15,15 @@ from typing import Any
 from pydantic import Field
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import Section
+from selfimprove.core.params import Section, VariableName
 
 
 class SerpApiParams(Section):
     """Settings of requests to the service."""
 
     url: str = Field(default="https://serpapi.com/search.json", pattern=r"^https?://")
-    api_key_env: str = Field(
-        default="SERPAPI_API_KEY", min_length=1, description="environment variable that holds the API key"
+    api_key_env: VariableName = Field(
+        default="SERPAPI_API_KEY", description="environment variable that holds the API key"
     )
     timeout: float = Field(default=20.0, gt=0, description="timeout of one try in seconds")
     tries: int = Field(default=4, ge=1)
