@@ -13,8 +13,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from selfimprove.core.errors import UserError
 
-DEEPEST = 1000
-"""Limit of the nesting of a text that libyaml gets, which crashes at many thousands."""
+DEEPEST = 100
+"""Limit of the nesting of lists and mappings."""
+MOST_BRACKETS = 1000
+"""Limit for a text that libyaml gets, which crashes at a nesting of many thousands."""
 MOST_VALUES = 1_000_000
 """Limit of the number of values in a file whose aliases are replaced by what they stand for."""
 _INDENTS = re.compile(rb"^[ \-?:]*", re.MULTILINE)
@@ -36,7 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
         text.decode("utf-8")  # DVC reads nothing else
-        value = _copied(_parsed(text), count(1))
+        value = _copied(_parsed(text), count(1), 0)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
@@ -52,19 +54,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return value
 
 
-def _copied(value: Any, counter: Iterator[int]) -> Any:
+def _copied(value: Any, counter: Iterator[int], depth: int) -> Any:
     """A copy in which no two places share an object: a change of one must not act on the other.
 
     Raises:
-        RecursionError: the value contains itself.
+        RecursionError: the value is nested too deep, or contains itself.
         ValueError: nested aliases multiply to too many values.
     """
+    if depth > DEEPEST:
+        raise RecursionError
     if next(counter) > MOST_VALUES:
         raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
     if isinstance(value, dict):
-        return {key: _copied(inner, counter) for key, inner in value.items()}
+        return {key: _copied(inner, counter, depth + 1) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_copied(inner, counter) for inner in value]
+        return [_copied(inner, counter, depth + 1) for inner in value]
     return value
 
 
@@ -75,7 +79,7 @@ def _parsed(text: bytes) -> Any:
     libyaml, which DVC uses too, parses params.yaml in a quarter of the time, but a deep nesting crashes it. Such texts
     are left to ruamel.yaml's own parser, and so are faulty ones, for its messages.
     """
-    if text.count(b"[") + text.count(b"{") + 2 * max(map(len, _INDENTS.findall(text)), default=0) < DEEPEST:
+    if text.count(b"[") + text.count(b"{") + 2 * max(map(len, _INDENTS.findall(text)), default=0) < MOST_BRACKETS:
         with suppress(YAMLError, ValueError, LookupError):
             return YAML(typ="safe").load(text)
     return YAML(typ="safe", pure=True).load(text)

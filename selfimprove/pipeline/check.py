@@ -125,8 +125,13 @@ def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterat
 
 @cache
 def _graph(file: Path, _changed: int) -> Mapping[str, Any]:
-    """The stages of a dvc.yaml, cached for all points of a grid."""
-    return YAML(typ="safe").load(file)["stages"]
+    """The stages of a dvc.yaml, cached for all points of a grid. Raises: UserError: they are not mappings."""
+    stages = read_yaml(file).get("stages")
+    listed = stages.values() if isinstance(stages, Mapping) else [None]
+    bodies = [one.get("do", one) if isinstance(one, Mapping) else None for one in listed]
+    if not all(isinstance(one, Mapping) and isinstance(one.get("params", []), list) for one in bodies):
+        raise UserError(f"{file.name}: a stage is damaged; correct it, or run `git restore {file.name}`.")
+    return stages
 
 
 def _at(values: Any, key: str) -> Any:

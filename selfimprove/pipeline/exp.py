@@ -13,6 +13,7 @@ from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
 from selfimprove.pipeline.layout import rewritten
+from selfimprove.pipeline.params import short
 
 
 def check_settings(text: str) -> dict[str, Any]:
@@ -28,13 +29,15 @@ def check_settings(text: str) -> dict[str, Any]:
     keys = [word.partition("=")[0].lstrip("+~") for word in text.split()]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UserError(f"SET: {twice[0]} occurs twice; give it one value, or use `make sweep` for several.")
+    if "${" in text:
+        raise UserError("SET: ${…} is not a value, because results would depend on where it is filled in; write it out.")
     with TemporaryDirectory() as folder:
         copy = Path(shutil.copy(PARAMS_FILE, folder))
         absent = [word for word in text.split() if not _taken(copy, word)]
         for word in absent:  # add as new keys, so that the schemas report the fault
             if not _taken(copy, f"+{word}"):
                 raise UserError(
-                    f"SET: {word!r} is not key=value with a single value; write for example run.seed=18, or use "
+                    f"SET: {short(word)} is not key=value with a single value; write for example run.seed=18, or use "
                     "`make sweep` for several values."
                 )
         wanted = read_yaml(copy)
@@ -60,10 +63,11 @@ def _taken(file: Path, word: str) -> bool:
     from dvc.exceptions import InvalidArgumentError
     from dvc.utils.hydra import apply_overrides
     from omegaconf.errors import OmegaConfBaseException
+    from ruamel.yaml.error import YAMLError
 
     try:
         apply_overrides(file, [word])
-    except (InvalidArgumentError, OmegaConfBaseException):
+    except (InvalidArgumentError, OmegaConfBaseException, YAMLError, ValueError, RecursionError):
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from selfimprove.pipeline.warm import uses_gpu
 PARAMS_FILE = Path("params.yaml")
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux (cgroup v2) exposes the limits of this process's container."""
+_COUNT = re.compile(r"0*[1-9][0-9]{0,3}")
 STAGE_BYTES = 2_000_000_000
 """Memory of the default's largest stages, rounded up: two replicas of an engine."""
 
@@ -27,10 +29,12 @@ def asked(jobs: str) -> int:
     """The number of jobs given by the user.
 
     Raises:
-        UserError: ``jobs`` is not a positive integer.
+        UserError: ``jobs`` is not an integer from 1 to 9999.
     """
-    if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
-        raise UserError(f"JOBS={jobs} is not a positive integer; it is the number of stages that may run at once.")
+    if not _COUNT.fullmatch(jobs):
+        raise UserError(
+            f"JOBS={jobs[:20]} is not an integer from 1 to 9999; it is the number of stages or runs at once."
+        )
     return int(jobs)
 
 
@@ -85,10 +89,8 @@ def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
         params: their params, or a list of these.
 
     Raises:
-        UserError: ``jobs`` is less than 1, or exceeds the number of GPUs and an engine is vLLM.
+        UserError: ``jobs`` exceeds the number of GPUs and an engine is vLLM.
     """
-    if jobs < 1:
-        raise UserError(f"JOBS={jobs} is not a positive integer; it is the number of runs at once.")
     found = visible_gpus()
     if found is None:
         cores = len(os.sched_getaffinity(0))

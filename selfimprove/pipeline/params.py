@@ -146,11 +146,12 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
         return f"{path}.{key}: {fault['ctx']['tag']!r} is unknown; choose one of {fault['ctx']['expected_tags']}."
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
     remedy = "" if ";" in message else "; fix it"  # most of our own validators include a remedy
-    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {_short(fault['input'])}"
+    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {short(fault['input'])}"
     return sentence(f"{path}: {message[0].lower()}{message[1:]}{shown}{remedy}")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The value for a message."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 

@@ -10,6 +10,7 @@ variables, ``~/.aws``, a machine's role) and are never written.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,9 @@ FOLDER = ".dir"
 
 EARLIER = "an earlier run"
 """Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
+
+_WRITABLE = re.compile(r"[^%\"'\x00-\x1f\x7f]*")
+"""Texts that .dvc/config returns as they were written: it interpolates ``%(name)s``."""
 
 COMMITTED = ("dvc.lock", "params.yaml", ".dvc/config", str(verify.KEPT_BY_GIT))
 """Files through which a clone finds what was published."""
@@ -222,7 +226,12 @@ def _folders(oids: Iterable[str]) -> list[str]:
 def _check_url(url: str, endpoint: str) -> None:
     """Raises: UserError."""
     for name, text in (("URL", url), ("ENDPOINT", endpoint)):
-        parts = urlsplit(text)
+        if not _WRITABLE.fullmatch(text):
+            raise UserError(f"{name} contains a percent sign, a quote or a control character; write it without.")
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise UserError(f"{name}={text!r} is not an address ({error}); correct it.") from None
         if parts.username or parts.password or parts.query:
             raise UserError(
                 f"{name} contains credentials or a query, but .dvc/config is committed; set AWS_ACCESS_KEY_ID and "

@@ -32,12 +32,12 @@ from ruamel.yaml.error import YAMLError
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
-from selfimprove.core.yaml import read_yaml
+from selfimprove.core.yaml import DEEPEST, read_yaml
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
-from selfimprove.pipeline.jobs import gpu_shares
+from selfimprove.pipeline.jobs import asked, gpu_shares
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
-from selfimprove.pipeline.params import METHODS, named_paths
+from selfimprove.pipeline.params import METHODS, named_paths, short
 from selfimprove.pipeline.verify import LOCK, outputs
 
 HOME = Path(".scratch/sweep")
@@ -61,7 +61,7 @@ class GridPoint:
 @app.command()
 def main(
     grid: Annotated[str, typer.Argument(help="key=value,value …, such as rise.rows.iter2.train.lr=1e-3,2e-3")],
-    jobs: Annotated[int, typer.Option(help="number of runs at once")] = 1,
+    jobs: Annotated[str, typer.Option(help="number of runs at once")] = "1",
     method: Annotated[str, typer.Option(help="one method, or all")] = "all",
 ) -> None:
     """Run all points of the grid. Exit code 2: a key or value is invalid (nothing was started), or a run failed."""
@@ -71,7 +71,7 @@ def main(
     faults = dict.fromkeys(fault for value in values for fault in params_faults(value))
     if faults:
         raise UserError("\n".join([*faults, "no experiment was started."]))
-    shares = gpu_shares(jobs, values)
+    shares = gpu_shares(asked(jobs), values)
     with alone(HOME / "lock", "another sweep is running in this folder; wait for it, or stop it."):
         state = _state(method)
         points = [
@@ -94,13 +94,15 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
         # A comma inside brackets belongs to a value.
         raw = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+", listed)
         if not equals or not key or not raw or listed.startswith(",") or listed.endswith(",") or ",," in listed:
-            raise UserError(f"GRID: {word!r} is not key=value,value; write for example run.seed=17,18.")
+            raise UserError(f"GRID: {short(word)} is not key=value,value; write for example run.seed=17,18.")
+        if key.count(".") > DEEPEST:
+            raise UserError(f"GRID: the key {key[:NAME_LENGTH]}… has more than {DEEPEST} parts; correct it.")
         if key in axes:
             raise UserError(f"GRID: {key} occurs twice; give all of its values after one equals sign.")
         try:
             axes[key] = [YAML(typ="safe", pure=True).load(value) for value in raw]
-        except (YAMLError, ValueError, RecursionError):  # for example, an impossible date
-            raise UserError(f"GRID: a value in {word!r} is not valid YAML; correct it.") from None
+        except (YAMLError, ValueError, LookupError, RecursionError):  # for example, an impossible date
+            raise UserError(f"GRID: a value in {short(word)} is not valid YAML; correct it.") from None
         if len({repr(value) for value in axes[key]}) < len(raw):
             raise UserError(f"GRID: {key} has the same value twice; remove one.")
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if axes else []

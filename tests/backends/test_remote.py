@@ -242,6 +242,8 @@ def test_remote_configuration_errors_are_reported_in_one_sentence(publisher: Pat
         (["URL=s3://name:word@bucket/x"], "URL contains credentials"),
         (["URL=gs://bucket/x"], "is neither s3://bucket/folder nor the absolute path"),
         (["URL=s3://"], "names no bucket"),
+        (["URL=s3://bucket/%(x)s"], "URL contains a percent sign"),
+        ([f"URL={URL}", "ENDPOINT=http://[::1"], "is not an address"),
         (["URL=/no/such/folder"], "does not exist on this machine"),
         ([f"URL={URL}", "ENDPOINT=localhost:9000"], "is not the address of a server"),
     ):

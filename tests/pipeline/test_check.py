@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 from ruamel.yaml import YAML
 
+from selfimprove.apps.report.dag import needs
+from selfimprove.core.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.pipeline import check
@@ -155,6 +158,18 @@ def test_a_key_in_place_of_its_variable_s_name_is_refused_and_not_repeated() -> 
     (said,) = section_faults({"rise": values}, "rise", RiseParams, "params.yaml")
     assert "rise.engines.teacher.api_key_env: must be the name of an environment variable" in said
     assert key not in said
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "x: 1", "stages: 3", "stages: {a: 3}", "stages: {a: {do: [x]}}", "stages: {a: {params: 7}}"]
+)
+def test_a_damaged_dvc_yaml_is_reported(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Repo.init(str(folder), no_scm=True)
+    (folder / "dvc.yaml").write_text(text)
+    (said,) = ends_with(capsys)
+    assert "dvc.yaml" in said
+    with pytest.raises(UserError, match=r"DVC refuses dvc\.yaml \("):
+        needs()
 
 
 def test_missing_gpus_and_packages_are_reported() -> None:

@@ -299,10 +299,10 @@ def test_the_default_number_of_jobs_respects_the_limits_of_a_container(
     assert jobs.jobs_here(eight_cores) == 2
 
 
-def test_jobs_must_be_a_positive_integer() -> None:
+def test_jobs_must_be_a_positive_integer_of_a_possible_size() -> None:
     assert jobs.asked("3") == 3
-    for text in ("0", "-1", "two", "1.5", "٣"):
-        with pytest.raises(UserError, match=f"JOBS={text} is not a positive integer"):
+    for text in ("0", "-1", "two", "1.5", "٣", "9" * 5000):
+        with pytest.raises(UserError, match=f"JOBS={text[:20]} is not an integer from 1 to 9999"):
             jobs.asked(text)
 
 

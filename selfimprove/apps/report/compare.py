@@ -21,6 +21,7 @@ from rich.table import Table
 
 from selfimprove.apps.report.table import fitted, in_console
 from selfimprove.core.cli import one_sentence
+from selfimprove.core.errors import for_terminal
 
 Run = tuple[str, dict[str, Any], dict[str, str]]
 """A run's name, its params as a flat mapping, and its cells by column."""
@@ -57,11 +58,11 @@ def read_runs(shown: list[dict[str, Any]]) -> Iterator[Run]:
     for name, data in listed:
         params: dict[str, Any] = {}
         for file in (data.get("params") or {}).values():
-            params |= dict(flat(file.get("data") or {}))
+            params |= dict(flat(_mapping(file.get("data"))))
         cells: dict[str, str] = {}
         for file in (data.get("metrics") or {}).values():
-            for method, metrics in (file.get("data") or {}).items():
-                cells |= cells_of(method, metrics)
+            for method, metrics in _mapping(file.get("data")).items():
+                cells |= cells_of(method, _mapping(metrics))
         yield name, params, cells
 
 
@@ -69,18 +70,23 @@ def cells_of(method: str, metrics: Mapping[str, float]) -> dict[str, str]:
     """Column heading -> mean ± error of a method's headline metrics."""
     cells = {}
     for name, value in metrics.items():
-        if not name.endswith(ERROR) and isinstance(value, int | float):
-            error = metrics.get(f"{name}{ERROR}", 0.0)
+        error = metrics.get(f"{name}{ERROR}", 0.0)
+        if not name.endswith(ERROR) and isinstance(value, int | float) and isinstance(error, int | float):
             digits = 1 if max(abs(value), error) > 1.5 else 3
             sign = "+" if name.startswith("minus ") and value >= 0 else ""
             cells[f"{method} {name}"] = f"{sign}{value:.{digits}f}±{error:.{digits}f}"
     return cells
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """The value, or an empty mapping in place of anything else: a damaged file of one run hides no other run."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def changes(params: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
     """The params that differ from the reference's, one line each."""
     keys = [key for key in {**reference, **params} if params.get(key) != reference.get(key)]
-    return [f"{key}: {_said(reference, key)} → {_said(params, key)}" for key in sorted(keys)]
+    return [for_terminal(f"{key}: {_said(reference, key)} → {_said(params, key)}") for key in sorted(keys)]
 
 
 def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, first_line
 from selfimprove.pipeline.overall import ALWAYS
 from selfimprove.pipeline.params import METHODS
 
@@ -20,14 +20,18 @@ def needs() -> dict[str, list[str]]:
     """Stage -> the stages that it needs directly, as DVC reads them from dvc.yaml; each after those it needs.
 
     Raises:
-        UserError: there is no dvc.yaml.
+        UserError: there is no dvc.yaml, or DVC refuses it.
     """
     import networkx as nx
+    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     if not Path("dvc.yaml").is_file():
         raise UserError("dvc.yaml does not exist; run this in the repository's root, or `git restore dvc.yaml`.")
-    graph = Repo().index.graph
+    try:
+        graph = Repo().index.graph
+    except DvcException as error:
+        raise UserError(f"DVC refuses dvc.yaml ({first_line(error)}); correct it, or `git restore dvc.yaml`.") from None
     order = nx.lexicographical_topological_sort(graph.reverse(), key=lambda stage: stage.addressing)
     return {stage.addressing: sorted(one.addressing for one in graph.successors(stage)) for stage in order}
 

@@ -53,6 +53,17 @@ def test_a_workspace_that_differs_is_a_row_and_its_added_params_are_listed() -> 
     assert "workspace: extra.x: none → 1" in text
 
 
+def test_a_damaged_metrics_file_hides_only_its_own_columns() -> None:
+    broken = data(1e-3, 0.71)
+    broken["metrics"] |= {f"results/headline/{n}.json": {"data": one} for n, one in enumerate([[1], {"spin": 3}, 7])}
+    broken["metrics"]["x.json"] = {"data": {"agent_r": {"score": 1.0, "score error": "none"}}}
+    broken["params"]["params.yaml"]["data"]["\x1b[2J"] = 1
+    text = printed(broken)
+    assert "0.710±0.021" in text
+    assert "agent_r" not in text
+    assert "\\x1b[2J: none → 1" in text
+
+
 def test_of_hundreds_of_changed_params_a_dozen_are_listed_and_the_rest_counted() -> None:
     text = " ".join(printed(data(1e-3, 0.71, extra={f"x{i:03}": 1 for i in range(200)})).split())
     assert "extra.x011: none → 1; and 188 more (see `dvc params diff`)" in text
