@@ -30,6 +30,7 @@ from selfimprove.envs.interface import EnvError
 
 LINE_LIMIT = 2000  # maximum number of characters read from a typed line
 STEPS = 100  # maximum number of actions in an episode
+HOTTEST = 100  # a larger temperature makes every token equally likely
 HELP = """\
 an action, or its label    take this action
 :a                         list the possible actions
@@ -212,7 +213,7 @@ def main(
     task: Annotated[int | None, typer.Option(help="index of the task; default: drawn with the seed")] = None,
     seed: Annotated[int, typer.Option(help="seed of the task and of random and model actions")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="maximum number of steps")] = STEPS,
-    temperature: Annotated[float, typer.Option(min=0, help="sampling temperature of a model; 0: greedy")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="sampling temperature of a model; 0: greedy")] = 0.0,
     reflector: Annotated[
         Path | None, typer.Option(help="folder of a reflection model that advises POLICY's model")
     ] = None,
@@ -223,6 +224,8 @@ def main(
     if env not in ENVS and ":" not in env:
         hint = meant(env, ENVS, f"choose one of {', '.join(ENVS)}.")
         raise UserError(f"play: ENV={env!r} is unknown; {hint}")
+    if not 0 <= temperature <= HOTTEST:
+        raise UserError(f"play: --temperature {temperature} is not a number from 0 to {HOTTEST}.")
     if reflector is not None and not policy.startswith("model:"):
         raise UserError(f"play: --reflector needs POLICY=model:FOLDER, not {policy}; remove --reflector.")
     if hasattr(sys.stdin, "reconfigure"):

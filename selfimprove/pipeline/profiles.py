@@ -107,7 +107,7 @@ def main() -> None:
 
 def _kept(content: bytes) -> bool:
     """Whether params.yaml is what `make use` wrote last (even if the profile has changed since) or equals a profile."""
-    if WRITTEN.is_file() and WRITTEN.read_text(encoding="utf-8").strip() == sha256(content).hexdigest():
+    if WRITTEN.is_file() and WRITTEN.read_bytes().strip() == sha256(content).hexdigest().encode():
         return True
     with suppress(UnicodeDecodeError, UserError):
         text = content.decode()

@@ -247,6 +247,8 @@ def test_play_unknown_policies_models_and_tasks_are_user_errors(taxi: Any, tmp_p
         (["--env", "taxi", "--task", "61"], 0, "stopped after 1 steps"),
         (["--env", "chess"], 2, "ENV='chess' is unknown; choose one of textcraft"),
         (["--env", "taxi", "--reflector", "x"], 2, "--reflector needs POLICY=model:FOLDER"),
+        (["--env", "taxi", "--temperature", "inf"], 2, "--temperature inf is not a number from 0 to 100"),
+        (["--env", "taxi", "--temperature", "nan"], 2, "--temperature nan is not a number from 0 to 100"),
         (["--env", "taxi", "--params", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
         (["--env", "gsm8k"], 2, 'gsm8k needs a JSONL file of problems; name it: ARGS="--file'),
         (["--env", "math"], 2, 'math needs a JSONL file of problems; name it: ARGS="--file'),

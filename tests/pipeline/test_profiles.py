@@ -145,6 +145,7 @@ def test_make_use_refuses_to_overwrite_uncommitted_edits(repo: Path) -> None:
     (repo / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     assert use(repo, "mine").returncode == 0  # there was no params.yaml
+    (repo / ".scratch/use").write_bytes(b"\xff\xfe")  # damaged
     assert use(repo, "default").returncode == 0  # the unchanged text of a profile is not an edit
     params = repo / "params.yaml"
     params.write_text(params.read_text().replace("seed: 17", "seed: 9", 1))
