@@ -11,7 +11,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.methods.spin.params import PlayParams, TasksParams
+from selfimprove.methods.spin.params import PlayParams, SpinParams, TasksParams
+from selfimprove.methods.spin.player import material
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
 from selfimprove.methods.spin.tasks import (
     SCAFFOLD,
@@ -24,6 +25,7 @@ from selfimprove.methods.spin.tasks import (
     tool_modules,
 )
 from tests.methods.spin.episodes import EXPERT, QUESTION
+from tests.support.profiles import profile
 from tests.support.real_data import real, real_sources
 from tests.support.sentences import refused_with
 
@@ -144,11 +146,15 @@ def test_the_published_sample_needs_only_downloadable_files(tmp_path: Path, monk
     assert asked == ["fireact", "hotpotqa"]
     assert [len(made.splits[name]) for name in SPLITS] == [2, 0, 30]
     assert made.paragraphs == []
+    spin = SpinParams.model_validate(profile("smoke")["spin"]).model_copy(
+        update={
+            "tasks": tasks,
+            "tools": ToolsParams(use={"search": "serpapi"}),
+            "play_tools": ToolsParams(use={"search": "local"}),
+        }
+    )
     with pytest.raises(AssertionError):  # a tool that searches the paragraphs needs them
-        gather(
-            tasks, ToolsParams(use={"search": "serpapi"}), seed=3, download=tmp_path, mirror=None,
-            play_tools=ToolsParams(use={"search": "local"}),
-        )  # fmt: skip
+        material(spin, seed=3, download=tmp_path, mirror=None)
     assert asked[-1] == "hotpotqa_contexts"
 
 
