@@ -196,8 +196,9 @@ def test_play_models_get_the_prompts_of_their_methods(taxi: Any) -> None:
 
     console, _ = screen()
     game = LabelledGame("taxi", listed_env().make(), ScriptedEngine(answer))
-    play(game, START, Model(ScriptedEngine(answer), 0, 0.0), console, steps=1)
+    play(game, START, Model(ScriptedEngine(answer), 0, 0.5), console, steps=1)
     reflection, policy = asked
+    assert reflection.temperature == policy.temperature == 0.5
     assert reflection.messages[0].content.endswith(" # Analyze:\n")
     assert "Action 0" not in reflection.messages[0].content
     assert policy.messages[0].content.endswith(" # Action:\n")
@@ -207,10 +208,11 @@ def test_play_models_get_the_prompts_of_their_methods(taxi: Any) -> None:
     replies = []
 
     def reply(request: Any, index: Any) -> str:
+        assert request.temperature == 0.5
         replies.append([message.role for message in request.messages])
         return "Thought: I look.\nAction: 1. inventory"
 
-    outcome = play(craft, craft.tasks()[0], Model(ScriptedEngine(reply), 0, 0.0), console, steps=2)
+    outcome = play(craft, craft.tasks()[0], Model(ScriptedEngine(reply), 0, 0.5), console, steps=2)
     assert replies == [["system", "user", "assistant", "user"], ["system", *["user", "assistant"] * 2, "user"]]
     assert outcome == PlayOutcome(False, False, 2)
 

@@ -11,6 +11,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.sources import SOURCES, fetch, load_sources, mirror_folder
+from tests.support.real_data import real, real_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = b'{"question": "q", "answer": "#### 1"}\n'
@@ -154,14 +155,24 @@ def test_the_repository_declares_gsm8k_and_math() -> None:
     assert all(source.licence.startswith(("MIT", "CC BY-SA 4.0")) for source in sources.values())
 
 
-MIRROR = mirror_folder() or ROOT.parent / "shared" / "data"
+@pytest.mark.parametrize("name", sorted(load_sources(ROOT / SOURCES)))
+def test_the_real_files_are_the_declared_ones(name: str, tmp_path: Path) -> None:
+    for path in fetch(name, tmp_path, sources_file=ROOT / SOURCES, mirror=real_sources(name)):
+        assert path.stat().st_size > 10_000
 
 
-@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_mirror_contains_every_declared_file(tmp_path: Path) -> None:
-    for name in load_sources(ROOT / SOURCES):
-        for path in fetch(name, tmp_path / name, sources_file=ROOT / SOURCES, mirror=MIRROR):
-            assert path.stat().st_size > 10_000
+def test_a_test_that_needs_a_missing_real_file_is_skipped_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA_MIRROR", str(tmp_path))
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/train.jsonl").write_bytes(ROWS)
+    assert real("gsm8k/train.jsonl") == tmp_path / "gsm8k/train.jsonl"
+    said = r"/gsm8k/test\.jsonl does not exist; set DATA_MIRROR to a folder that contains gsm8k/test\.jsonl"
+    with pytest.raises(pytest.skip.Exception, match=said):
+        real_sources("gsm8k")  # one of its two files is there
+    (tmp_path / "gsm8k/test.jsonl").write_bytes(ROWS)
+    assert real_sources("gsm8k") == tmp_path
 
 
 def test_a_file_without_a_url_is_taken_from_a_mirror_or_reported(tmp_path: Path) -> None:

@@ -1,18 +1,12 @@
 """Every gold answer in the real data files scores 1.0, and no scripted slip does (needs the files; see DATA_MIRROR)."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from selfimprove.core.records import read_rows
 from selfimprove.envs.math.world import make_env
-
-ROOT = Path(__file__).resolve().parents[2]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
+from tests.support.real_data import real
 
 
-@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
 @pytest.mark.parametrize(
     ("name", "extraction", "file", "count"),
     [
@@ -26,7 +20,8 @@ def test_every_gold_answer_scores_1_and_no_scripted_slip_does(
     name: str, extraction: str, file: str, count: int
 ) -> None:
     env = make_env(name, extraction)
-    problems = env.load(read_rows(MIRROR / file), MIRROR / file)
+    path = real(file)
+    problems = env.load(read_rows(path), path)
     assert len(problems) == len({problem.id for problem in problems}) == count
     wrong = [problem.id for problem in problems if env.grade(env.demonstration(problem), problem).reward != 1.0]
     assert wrong == []

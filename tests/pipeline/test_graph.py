@@ -45,6 +45,13 @@ def test_every_dependency_of_a_stage_is_a_file_that_git_does_not_ignore_or_is_wr
                 assert code != 0 or path in kept, (stage, part)  # an unpacked archive has no git
 
 
+def test_every_stage_depends_on_the_run_s_seed_threads_and_kernels(stages: list[PipelineStage]) -> None:
+    """Otherwise DVC would restore the outputs of other kernels from its cache."""
+    for stage in stages:
+        named = {param for dep in stage.deps if isinstance(dep, ParamsDependency) for param in dep.params}
+        assert stage.name == "inputs" or named >= {"run.seed", "run.threads", "run.kernels"}, stage
+
+
 def test_only_rise_generate_depends_on_the_settings_of_the_teacher(stages: list[PipelineStage]) -> None:
     asking = set()
     for stage in stages:

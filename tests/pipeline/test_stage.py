@@ -17,6 +17,7 @@ from pydantic import Field
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.records import Episode
+from selfimprove.pipeline import kernels
 from selfimprove.pipeline.stage import Stage, stage
 from tests.pipeline.workbench import ROOT, copy_code
 
@@ -113,6 +114,15 @@ def test_work_is_repeated_only_if_inputs_read_params_code_or_locked_packages_cha
     change()
     work()
     assert work.done == 1 + again
+
+
+def test_work_done_with_other_kernels_is_repeated(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "start_again", lambda wanted: None)  # it would replace this process
+    monkeypatch.setattr(kernels, "check", lambda wanted: None)  # any processor can count
+    work()
+    Path("params.yaml").write_text("run: {seed: 1, threads: 1, kernels: portable}\nbase: {read: 1, unread: 1}\n")
+    work()
+    assert work.done == 2
 
 
 def test_files_and_folders_named_in_the_read_params_are_inputs_compared_by_content(work: Work, folder: Path) -> None:

@@ -1,12 +1,43 @@
 """Settings of quantised weights (docs/reflect-rl.md, L28), which can be checked without a GPU or the package."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 
 from selfimprove.training import loading
-from selfimprove.training.config import FinetuneParams, LoraConfig
+from selfimprove.training.config import FinetuneParams
 
 
-def test_four_bits_are_nf4_with_double_quantisation(monkeypatch: pytest.MonkeyPatch) -> None:
+def loaded(quantize: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The quantisation with which ``from_pretrained`` would load the base."""
+
+    class Loading(Exception):
+        pass
+
+    def load_whole(*_: Any, **options: Any) -> None:
+        raise Loading(options.get("quantization_config"))
+
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: object())
-    made = loading._quantization(LoraConfig(quantize="4bit"), FinetuneParams(dtype="bfloat16"))
+    monkeypatch.setattr(loading, "load_config", lambda *_: (None, None))
+    monkeypatch.setattr(loading, "load_whole", load_whole)
+    monkeypatch.setattr(loading, "placement", lambda _: {})  # it asks for the GPU
+    params = {"device": "cuda", "dtype": "bfloat16", "lora": {"quantize": quantize}}
+    with pytest.raises(Loading) as caught:
+        loading.load_base(Path("unread"), FinetuneParams.model_validate(params))
+    return caught.value.args[0]
+
+
+def test_four_bits_are_nf4_with_double_quantisation_computed_in_the_training_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = loaded("4bit", monkeypatch)
     assert (made.load_in_4bit, made.bnb_4bit_quant_type, made.bnb_4bit_use_double_quant) == (True, "nf4", True)
+    assert made.bnb_4bit_compute_dtype == torch.bfloat16
+
+
+def test_eight_bits_are_requested_as_such_and_none_is_no_quantisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = loaded("8bit", monkeypatch)
+    assert (made.load_in_8bit, made.load_in_4bit) == (True, False)
+    assert loaded("none", monkeypatch) is None

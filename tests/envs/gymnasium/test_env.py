@@ -157,13 +157,24 @@ def test_observed_values_are_written_compactly() -> None:
 
 
 class Picture(gymnasium.Env[Any, Any]):
-    """Observations of 1,024 values."""
+    """Observations of pixels, the number of a frame and a title."""
 
-    observation_space = spaces.Box(0, 1, (32, 32))
     action_space = spaces.Discrete(2)
+
+    def __init__(self, pixels: int) -> None:
+        parts = {"pixels": spaces.Box(0, 1, (1, pixels)), "frame": spaces.Discrete(99), "title": spaces.Text(9)}
+        self.observation_space = spaces.Dict(parts)
+        self._seen = {"pixels": np.zeros((1, pixels), np.float32), "frame": 0, "title": "Night"}
+
+    def reset(self, **_: Any) -> Any:
+        return self._seen, {}
+
+    def step(self, action: Any) -> Any:
+        return self._seen, 1.0, True, False, {}
 
 
 def test_an_environment_whose_observations_have_more_than_1000_values_is_refused() -> None:
     gymnasium.register("Picture-v0", entry_point=f"{__name__}:Picture")
-    with pytest.raises(UserError, match=r"has observations of 1024 values, but at most 1000"):
-        text_env(name="gymnasium:Picture-v0").make()
+    text_env(name="gymnasium:Picture-v0", options={"pixels": 999}).make()
+    with pytest.raises(UserError, match=r"has observations of 1001 values, but at most 1000"):
+        text_env(name="gymnasium:Picture-v0", options={"pixels": 1000}).make()

@@ -1,9 +1,7 @@
 """The real files: known retrieval quality, the released order, an audit of every expert (needs DATA_MIRROR)."""
 
 import json
-import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,47 +13,44 @@ from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question, task
 from selfimprove.envs.qa.tools.bm25 import LocalSearch, read_corpus
 from selfimprove.envs.qa.tools.replay import ReplaySearch, read_snippets
 from selfimprove.envs.qa.tools.search import cut_near
+from tests.support.real_data import real
 
-ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 LACKING = "a round lacks its thought, action or observation"
-HOTPOTQA, FIREACT = MIRROR / "hotpotqa", MIRROR / "fireact"
-
-pytestmark = pytest.mark.skipif(
-    not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it"
-)
+DEV = "hotpotqa/dev_simplified.json"
+RUNS = ("gpt35_ft_t0", "llama2_13b_lora_t07", "llama2_7b_lora_t07")
 
 
 @pytest.mark.parametrize(("setup", "any_of_five", "both_of_ten"), [("title_text", 0.950, 0.758), ("plain", 0.874, 0.5)])
 def test_retrieval_quality_on_the_first_500_dev_questions(setup: Any, any_of_five: float, both_of_ten: float) -> None:
-    search = LocalSearch(read_corpus(HOTPOTQA / "dev500_corpus.jsonl"), setup=setup)
-    questions = [read_question(row, place) for place, row in read_records(HOTPOTQA / "dev500_questions.jsonl")]
+    search = LocalSearch(read_corpus(real("hotpotqa/dev500_corpus.jsonl")), setup=setup)
+    rows = read_records(real("hotpotqa/dev500_questions.jsonl"))
+    questions = [read_question(row, place) for place, row in rows]
     found = [(set(question.titles), search.ranked(question.question, 10)) for question in questions]
     assert sum(bool(gold & set(best[:5])) for gold, best in found) / len(found) == any_of_five
     assert sum(gold <= set(best) for gold, best in found) / len(found) == both_of_ten
 
 
 @pytest.mark.parametrize(
-    ("task", "split", "folder", "count"),
+    ("task", "split", "file", "count"),
     [
-        ("hotpotqa", "dev", HOTPOTQA, 7405),
-        ("bamboogle", "test", FIREACT / "tasks", 125),
-        ("strategyqa", "dev", FIREACT / "tasks", 229),
-        ("strategyqa", "train", FIREACT / "tasks", 2821),
+        ("hotpotqa", "dev", DEV, 7405),
+        ("bamboogle", "test", "fireact/tasks/bamboogle_test.csv", 125),
+        ("strategyqa", "dev", "fireact/tasks/strategyqa_dev.json", 229),
+        ("strategyqa", "train", "fireact/tasks/strategyqa_train_filtered.json", 2821),
     ],
 )
-def test_every_gold_answer_is_rewarded(task: str, split: str, folder: Any, count: int) -> None:
-    questions = load_questions(task, split, folder)
+def test_every_gold_answer_is_rewarded(task: str, split: str, file: str, count: int) -> None:
+    questions = load_questions(task, split, real(file).parent)
     assert len(questions) == len({question.id for question in questions}) == count
     assert [q.question for q in questions if score(q.gold, q).reward != 1 or score(q.gold, q).f1 != 1] == []
 
 
 def test_the_released_runs_get_their_released_scores_except_empty_answers() -> None:
-    questions = load_questions("hotpotqa", "dev", HOTPOTQA)
+    questions = load_questions("hotpotqa", "dev", real(DEV).parent)
     order = task_order(len(questions))[:500]
     differing: Counter[Any] = Counter()
-    for file in sorted((FIREACT / "dev_trajs").glob("*.json")):
-        runs = json.loads(file.read_text())
+    for name in RUNS:
+        runs = json.loads(real(f"fireact/dev_trajs/hotpotqa_dev_0_500_{name}.json").read_text())
         assert {int(key) for key in runs} <= set(order)  # the original's order of tasks
         for key, run in runs.items():
             mark = score(run["pred"], questions[int(key)])
@@ -83,7 +78,7 @@ def test_the_released_runs_get_their_released_scores_except_empty_answers() -> N
 def test_the_released_expert_files_are_read_with_the_known_counts(
     file: str, read: int, repaired: int, dropped: Any
 ) -> None:
-    experts, audit = read_experts(FIREACT / file)
+    experts, audit = read_experts(real(f"fireact/{file}"))
     assert (audit.read, audit.kept, sum(audit.repaired.values())) == (read, len(experts), repaired)
     assert audit.dropped == dropped
     for expert in experts:
@@ -93,15 +88,15 @@ def test_the_released_expert_files_are_read_with_the_known_counts(
 
 
 def test_both_formats_contain_the_same_experts() -> None:
-    one, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
-    other, _ = read_experts(FIREACT / "gpt_format/hotpotqa.jsonl")
+    one, _ = read_experts(real("fireact/alpaca_format/hotpotqa.json"))
+    other, _ = read_experts(real("fireact/gpt_format/hotpotqa.jsonl"))
     assert [expert.rounds for expert in one] == [expert.rounds for expert in other]
     questions = [[expert.question.question.strip() for expert in experts] for experts in (one, other)]
     assert questions[0] == questions[1]
 
 
 def test_scripted_experts_of_300_training_questions_have_read_every_paragraph() -> None:
-    rows = list(read_records(HOTPOTQA / "train300_context.jsonl"))
+    rows = list(read_records(real("hotpotqa/train300_context.jsonl")))
     corpus = context_paragraphs(rows)
     text = {paragraph.title: cut_near(paragraph.text) for paragraph in corpus}
     experts, audit = hotpotqa_experts([read_question(row, place) for place, row in rows], LocalSearch(corpus))
@@ -113,8 +108,8 @@ def test_scripted_experts_of_300_training_questions_have_read_every_paragraph() 
 
 
 def test_replay_returns_the_recorded_snippet_for_over_95_percent_of_the_experts_queries() -> None:
-    search = ReplaySearch(read_snippets(FIREACT / "search_snippets.jsonl"))
-    experts, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
+    search = ReplaySearch(read_snippets(real("fireact/search_snippets.jsonl")))
+    experts, _ = read_experts(real("fireact/alpaca_format/hotpotqa.json"))
     asked = [part for expert in experts for part in expert.rounds[:-1] if part.observation != "None"]
     same = [search(part.action[7:-1]) == " ".join((part.observation or "").split()) for part in asked]
     assert sum(same) / len(same) > 0.95

@@ -1,7 +1,6 @@
 """ScienceWorld without Java: its games, the scoring of steps, and the mapping of predictions to valid actions."""
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +24,8 @@ from selfimprove.envs.sciworld.games import (
 )
 from selfimprove.envs.sciworld.jvm import JvmPool
 from selfimprove.envs.sciworld.world import SciWorldParams
+from tests.support.real_data import real
 from tests.support.sentences import refused_with
-
-ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data") / "sciworld"
-needs_mirror = pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to its folder")
 
 LOOK = "This room is called the kitchen. In it, you see:\n\tthe agent\n\ta stove\n\tan apple\n\ta cupboard"
 CARRIED = "In your inventory, you see:\n\tA Thermometer"
@@ -63,9 +59,8 @@ def test_there_are_4639_games_in_the_packages_order() -> None:
     assert len(IDS_OF_NUMBER) == len(TASK_NUMBERS) == 23
 
 
-@needs_mirror
 def test_the_flat_index_equals_agentgyms() -> None:
-    index = json.loads((MIRROR / "game_index.json").read_text())
+    index = json.loads(real("sciworld/game_index.json").read_text())
     assert index["n_games"] == len(GAMES)
     for task in index["tasks"]:
         assert task["excluded"] == (task["task_id"] in EXCLUDED)
@@ -103,12 +98,10 @@ def test_a_training_list_selects_the_ids_and_its_errors_are_named() -> None:
         ids_of_task_numbers(0, 1, 1, {"1": [4639]})
 
 
-@needs_mirror
 def test_the_suggested_training_list_is_disjoint_from_the_test_ids() -> None:
-    train = json.loads((MIRROR / "sciworld_train_suggested.json").read_text())["ids"]
-    test = {
-        int(row["item_id"].removeprefix("sciworld_")) for row in json.loads((MIRROR / "sciworld_test.json").read_text())
-    }
+    train = json.loads(real("sciworld/sciworld_train_suggested.json").read_text())["ids"]
+    rows = json.loads(real("sciworld/sciworld_test.json").read_text())
+    test = {int(row["item_id"].removeprefix("sciworld_")) for row in rows}
     ids = ids_of_task_numbers(task_iteration=9, ids=train)
     assert len(ids) == 23 * 9
     assert not set(ids) & test

@@ -1,7 +1,6 @@
 """Recipe books: what is read from recipe files, what is skipped, what is refused, and the real book."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from selfimprove.envs.textcraft.book import embedded_recipes
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.files import Ingredient, item_id, item_name, read_recipe
 from selfimprove.envs.textcraft.recipes import RecipeBook
+from tests.support.real_data import real
 
-ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
-REAL = MIRROR / "textcraft" / "recipes_1_16_5.json"
+BOOK = "textcraft/recipes_1_16_5.json"
 
 LADDER = {
     "type": "minecraft:crafting_shaped",
@@ -277,10 +275,9 @@ def test_names_and_ids_are_two_spellings_of_one_thing(name: str) -> None:
     assert item_name(item_id(name)) == name.replace("_", " ")
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
 def test_the_real_recipes_give_544_goals_in_the_published_order_and_all_are_solved() -> None:
-    book = RecipeBook.load(REAL)
-    listed = json.loads((MIRROR / "textcraft" / "goals_sorted_order.json").read_text())
+    book = RecipeBook.load(real(BOOK))
+    listed = json.loads(real("textcraft/goals_sorted_order.json").read_text())
     assert [(row["goal"], row["depth"]) for row in listed] == book.goals
     assert Counter(depth for _, depth in book.goals) == {1: 125, 2: 291, 3: 117, 4: 11}
     env = TextCraft(book)
@@ -291,10 +288,9 @@ def test_the_real_recipes_give_544_goals_in_the_published_order_and_all_are_solv
         assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
 def test_the_first_observation_of_a_task_of_the_real_book() -> None:
     """Drawn as in the original, but with its sets sorted."""
-    opening = TextCraft(RecipeBook.load(REAL)).reset(5)
+    opening = TextCraft(RecipeBook.load(real(BOOK))).reset(5)
     assert opening == (
         "Crafting commands:\ncraft 1 black dye using 1 wither rose\n"
         "craft 1 writable book using 1 book, 1 ink sac, 1 feather\ncraft 1 black dye using 1 ink sac\n\n"

@@ -1,9 +1,7 @@
 """The score of a purchase, compared with the formula of docs/agent-r.md, A38, and with the available real goals."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +20,7 @@ from selfimprove.envs.webshop.reward import (
     title_overlap,
     type_factor,
 )
-
-ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
-REAL = MIRROR / "webshop"
+from tests.support.real_data import real
 
 SHIRT = Product(
     id="B1",
@@ -159,8 +154,6 @@ def test_any_purchase_scores_between_0_and_1(chosen: Any, price: float, title: s
 
 # --- real goals (WebShop, MIT) ---------------------------------------------------------------------------------------
 
-real = pytest.mark.skipif(not REAL.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-
 
 def _bought(goal: Goal, attributes: tuple[str, ...]) -> Product:
     """A product with the goal's own type, title and price, and the given attributes."""
@@ -170,9 +163,8 @@ def _bought(goal: Goal, attributes: tuple[str, ...]) -> Product:
     )  # fmt: skip
 
 
-@real
 def test_real_human_goals_are_scored_by_the_formula() -> None:
-    rows = json.loads((REAL / "sample_goals.json").read_text(encoding="utf-8"))
+    rows = json.loads(real("webshop/sample_goals.json").read_text(encoding="utf-8"))
     assert len(rows) == 9
     for row in rows:
         goal = Goal(
@@ -194,9 +186,8 @@ def test_real_human_goals_are_scored_by_the_formula() -> None:
                 assert score(goal, wrong, chosen).reward <= 0.5
 
 
-@real
 def test_real_products_have_the_attributes_that_their_instructions_ask_for() -> None:
-    items = json.loads((REAL / "items_ins_v2_1000.json").read_text(encoding="utf-8"))
+    items = json.loads(real("webshop/items_ins_v2_1000.json").read_text(encoding="utf-8"))
     asked = [item for item in items.values() if item.get("instruction")]
     assert len(asked) == 415
     for item in asked:

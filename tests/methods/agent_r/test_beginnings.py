@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Attempt, Episode, Status, Turn, read_jsonl, read_rows, write_rows
 from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginning, bad_beginnings, read_beginnings
+from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.tree import Tree
+from stages.agent_r import beginnings
 from tests.pipeline.workbench import Workbench
 
 
@@ -95,3 +98,22 @@ def test_beginnings_are_sampled_and_limited(agent_bench: Workbench, tmp_path: Pa
     folder = agent_bench.copy(tmp_path / "few", {"run": {"seed": 1}, "agent_r": {"evaluate": {"revision_tasks": 1}}})
     agent_bench.done(folder, "agent_r.beginnings")
     assert [row for _, row in read_rows(folder / "data/agent_r/beginnings.jsonl")] == found[0][:1]
+
+
+def test_beginnings_are_sampled_at_temperature_1_whatever_the_evaluation_s(
+    agent_bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EvaluateParams] = []
+
+    def played(stage: Any, model: Any, games: list[Beginning], cfg: EvaluateParams) -> list[Episode]:
+        asked.append(cfg)
+        return [episode("solved", 1) for _ in games]
+
+    change = {"agent_r": {"evaluate": {"temperature": 0.3, "top_p": 0.5}}}
+    monkeypatch.chdir(agent_bench.copy(tmp_path / "bench", change))
+    monkeypatch.setattr("sys.argv", ["beginnings"])
+    monkeypatch.setattr(beginnings, "played", played)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # restored afterwards
+    beginnings.main()
+    assert [(cfg.temperature, cfg.top_p) for cfg in asked] == [(1.0, 1.0)]

@@ -197,6 +197,15 @@ def test_a_splice_whose_bad_steps_end_the_episode_is_dropped() -> None:
     assert lived(0, ["take key", "open door"], ["left", "take key", "open door"], alpha=0.1) is None
 
 
+def test_a_replayed_splice_needs_a_reply_after_the_revision_turn_and_one_is_enough() -> None:
+    tree, good, bad = corridor_tree(0, ["take key", "open door"], ["take key", "look"])
+    trajectory, world = splice(tree, good, bad, "I erred."), EmbeddedWorld(Corridor())
+    kept = asyncio.run(replay(tree, trajectory, world, lambda score: score > 0.9))
+    assert kept is not None
+    assert [m.weight for m in kept[4::2]] == [0, 0, 1, 1]
+    assert asyncio.run(replay(tree, trajectory[:-2], world, lambda score: score > 0)) is None
+
+
 def test_if_the_episode_ends_among_the_good_steps_the_sample_ends_there() -> None:
     # The bad steps already take the key, so the second of the good steps opens the door.
     kept = lived(0, ["left", "open door", "take key", "open door"], ["take key"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -74,6 +75,13 @@ def test_ties_are_broken_uniformly_and_by_the_seed() -> None:
         chosen[next(i for i in (1, 2, 3) if tree.nodes[i].children)] += 1
     assert all(70 < chosen[i] < 130 for i in (1, 2, 3)), chosen  # 100 expected, deviation 8
     assert grow(FAR, seed=5) == grow(FAR, seed=5)
+
+
+def test_ties_are_drawn_anew_in_every_dive() -> None:
+    """The first dive expands one of the root's children 1, 2 and 3, the second one of the other two."""
+    actor, cfg = scripted("right", "left", "look"), params(dives=2, max_depth=1)
+    trees = [grow(FAR, actor, cfg, seed=seed) for seed in range(60)]
+    assert {(tree.nodes[4].parent, tree.nodes[7].parent) for tree in trees} == set(permutations((1, 2, 3), 2))
 
 
 def test_terminal_children_are_never_selected_and_exhausted_nodes_become_terminal() -> None:

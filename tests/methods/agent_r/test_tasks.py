@@ -30,9 +30,9 @@ from selfimprove.methods.agent_r.tasks import (
 )
 from selfimprove.methods.splits import load_split, split_hash, to_rows
 from tests.methods.agent_r.corridor import Corridor
+from tests.support.real_data import real
 
 ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 COUNTS = {"demonstrations": 4, "train": 10, "dev": 3, "test": 8}
 
 
@@ -213,14 +213,13 @@ def test_the_tokenizer_s_texts_are_all_messages_and_one_revision_turn_for_each_e
     assert Counter(row["text"] for row in texts(examples)) == Counter([*messages, *revisions])
 
 
-@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
 @pytest.mark.parametrize(
     ("env", "train", "counts"),
     [("textcraft", "train_clean", (374, 100)), ("webshop", "train_clean", (3930, 200)),
      ("sciworld", "train_suggested", (207, 200))],
 )  # fmt: skip
 def test_the_published_lists_are_read_and_share_no_id(env: str, train: str, counts: tuple) -> None:
-    lists = {name: read_ids(MIRROR / env / f"{env}_{name}.json", env) for name in (train, "test")}
+    lists = {name: read_ids(real(f"{env}/{env}_{name}.json"), env) for name in (train, "test")}
     check_disjoint(lists)
     assert (len(lists[train]), len(lists["test"])) == counts
     if env == "textcraft":

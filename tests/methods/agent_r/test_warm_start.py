@@ -68,7 +68,9 @@ def test_warm_start_examples_are_added_in_proportion_and_repeated_once_exhausted
     assert mixed(revision, good, Mix(warm_start=1.0), 3)["warm_start"] == []
 
 
-def test_demonstrations_are_written_in_every_layout(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_demonstrations_are_written_in_every_layout_and_revisions_in_both(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
     folder = agent_bench.copy(
         tmp_path / "bench",
         {"agent_r": {"tasks": {"layouts": 2, "revision_demonstrations": 16, "observation_weight": 0.5}}},
@@ -81,3 +83,7 @@ def test_demonstrations_are_written_in_every_layout(agent_bench: Workbench, tmp_
             layouts.setdefault(one.source, set()).add(one.messages[3].content)
             assert one.messages[3].weight == 0.5
     assert sum(len(texts) == 2 for texts in layouts.values()) > len(layouts) / 2
+    first, second = ({one.messages[3].content for one in made if one.id.endswith(f"_layout{i}")} for i in (0, 1))
+    revised = {one.messages[3].content for one in made if one.id.startswith("revision")}
+    assert revised & (first - second)
+    assert revised & (second - first)

@@ -22,9 +22,9 @@ from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import feedback, opening
 from selfimprove.methods.rise.tasks import SPLITS, build_splits, demonstrate, load_split, texts, to_row
 from selfimprove.methods.splits import sizes, split_hash
+from tests.support.real_data import real_sources
 
 ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 GSM8K, MATH = make_env("gsm8k"), make_env("math")
 COUNTS = {"demonstrations": 40, "train": 30, "dev": 5, "test": 20}
 
@@ -223,20 +223,20 @@ def test_gsm8k_keeps_its_official_test_split_and_math_is_divided_from_its_test_f
     assert {problem.question for name in SPLITS for problem in made[name]} == {row["problem"] for row in rows}
 
 
-@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
 def test_real_gsm8k_keeps_its_official_test_split(tmp_path: Path) -> None:
     counts = {"demonstrations": 3000, "train": 4000, "dev": 473, "test": 1319}
-    made = splits(tmp_path, source="gsm8k", mirror=MIRROR, **counts)
+    mirror = real_sources("gsm8k")
+    made = splits(tmp_path, source="gsm8k", mirror=mirror, **counts)
     assert_disjoint_and_sized(made, counts)
-    assert_official_test_split_is_kept(made, MIRROR)
+    assert_official_test_split_is_kept(made, mirror)
 
 
-@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
 def test_the_real_test_file_of_math_is_divided_among_all_splits_and_split_files_round_trip(tmp_path: Path) -> None:
     counts = {"demonstrations": 100, "train": 300, "dev": 100, "test": 500}
-    made = splits(tmp_path, source="math", mirror=MIRROR, env=MATH, **counts)
+    mirror = real_sources("math")
+    made = splits(tmp_path, source="math", mirror=mirror, env=MATH, **counts)
     assert_disjoint_and_sized(made, counts)
-    given = questions(MIRROR / "math/test.jsonl", "problem")
+    given = questions(mirror / "math/test.jsonl", "problem")
     assert {problem.question for name in SPLITS for problem in made[name]} == given
     write_rows(tmp_path / "m.jsonl", [to_row(problem, MATH) for problem in made["test"]])
     assert load_split(tmp_path / "m.jsonl", MATH) == made["test"]

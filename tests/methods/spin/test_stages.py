@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from selfimprove.core.records import read_rows
+from selfimprove.core.records import read_rows, write_rows
+from selfimprove.core.sources import SOURCES, load_sources, sha256_of
+from selfimprove.methods.spin.tasks import SNIPPETS
 from tests.pipeline.workbench import Workbench
 
 
@@ -18,3 +20,17 @@ def test_every_question_is_played_runs_times_with_the_tools_of_self_play(spin_be
     assert len({row["seed"] for row in rows}) == 4
     told = json.loads((folder / "results/spin/iter0/generate.json").read_text())
     assert "search" not in told["actions"]  # the tool is called find here
+
+
+def test_snippets_that_only_self_play_replays_are_stored_with_the_tasks(spin_bench: Workbench, tmp_path: Path) -> None:
+    """A small file is declared in place of FireAct's snippets."""
+    folder = spin_bench.copy(tmp_path / "bench", {"spin": {"play_tools": {"use": {"search": "replay"}}}})
+    (declared,) = load_sources(folder / SOURCES)["fireact_snippets"].files
+    small = tmp_path / "mirror" / declared.path
+    small.parent.mkdir(parents=True)
+    write_rows(small, [{"query": "Who wrote it?", "snippet": "Ann wrote it."}])
+    text = (folder / SOURCES).read_text(encoding="utf-8")
+    (folder / SOURCES).write_text(text.replace(declared.sha256, sha256_of(small)), encoding="utf-8")
+    ran = spin_bench.forks.run(folder, "spin.data", env={"DATA_MIRROR": str(tmp_path / "mirror")})
+    assert ran.code == 0, ran.stderr
+    assert (folder / "data/spin/tasks" / SNIPPETS).read_bytes() == small.read_bytes()

@@ -1,7 +1,6 @@
 """Splits, their order and their experts; a question may be in one split only (docs/spin.md, S15, S24, S29)."""
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.methods.spin.params import PlayParams, TasksParams
+from selfimprove.methods.spin.params import PlayParams, SpinParams, TasksParams
+from selfimprove.methods.spin.player import material
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
 from selfimprove.methods.spin.tasks import (
     SCAFFOLD,
@@ -25,10 +25,11 @@ from selfimprove.methods.spin.tasks import (
     tool_modules,
 )
 from tests.methods.spin.episodes import EXPERT, QUESTION
+from tests.support.profiles import profile
+from tests.support.real_data import real, real_sources
 from tests.support.sentences import refused_with
 
 ROOT = Path(__file__).resolve().parents[3]
-MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 
 
 def split(count: int) -> list[Question]:
@@ -98,19 +99,14 @@ def test_tool_modules_lists_the_file_of_a_users_own_tool(tmp_path: Path, monkeyp
     assert tool_modules(tools) == [str(tmp_path / "mytools.py")]
 
 
-needs_data = pytest.mark.skipif(
-    not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it"
-)
-
-
-@needs_data
 @pytest.mark.parametrize(("experts", "train"), [("gpt-4", 500), ("scripted", 221), ("both", 687)])
 def test_hotpotqa_splits_and_experts_have_the_expected_sizes_sources_and_audit(
     experts: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     tasks = TasksParams(source="hotpotqa", experts=experts, train=train, dev=80, test=500)
-    made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=MIRROR)
+    mirror = real_sources("hotpotqa_contexts", "fireact")
+    made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=mirror)
     assert len(made.experts) == len(made.splits["train"]) == train
     assert {expert.source for expert in made.experts} == {
         "gpt-4": {"gpt-4"}, "scripted": {"scripted"}, "both": {"gpt-4", "scripted"},
@@ -150,17 +146,20 @@ def test_the_published_sample_needs_only_downloadable_files(tmp_path: Path, monk
     assert asked == ["fireact", "hotpotqa"]
     assert [len(made.splits[name]) for name in SPLITS] == [2, 0, 30]
     assert made.paragraphs == []
+    spin = SpinParams.model_validate(profile("smoke")["spin"]).model_copy(
+        update={
+            "tasks": tasks,
+            "tools": ToolsParams(use={"search": "serpapi"}),
+            "play_tools": ToolsParams(use={"search": "local"}),
+        }
+    )
     with pytest.raises(AssertionError):  # a tool that searches the paragraphs needs them
-        gather(
-            tasks, ToolsParams(use={"search": "serpapi"}), seed=3, download=tmp_path, mirror=None,
-            play_tools=ToolsParams(use={"search": "local"}),
-        )  # fmt: skip
+        material(spin, seed=3, download=tmp_path, mirror=None)
     assert asked[-1] == "hotpotqa_contexts"
 
 
-@needs_data
 def test_another_task_can_be_the_test_split(tmp_path: Path) -> None:
-    other = {"task": "strategyqa", "split": "dev", "folder": str(MIRROR / "fireact" / "tasks")}
+    other = {"task": "strategyqa", "split": "dev", "folder": str(real("fireact/tasks/strategyqa_dev.json").parent)}
     tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 229, "other": other})
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
     assert {question.task for question in made.splits["test"]} == {"strategyqa"}
@@ -178,16 +177,15 @@ def test_repeated_questions_of_the_other_task_are_kept_with_separate_ids(tmp_pat
     assert len({question.id for question in made.splits["test"]}) == 2
 
 
-@needs_data
 def test_the_released_runs_have_their_published_scores() -> None:
     """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM."""
     from selfimprove.interop.spin import score_file
     from selfimprove.methods.spin.trajectory import read_trajectories
 
     for name, em in (("llama2_7b_lora_t07", 0.262), ("llama2_13b_lora_t07", 0.344), ("gpt35_ft_t0", 0.4)):
-        entries = read_trajectories(MIRROR / "fireact" / "dev_trajs" / f"hotpotqa_dev_0_500_{name}.json")
+        entries = read_trajectories(real(f"fireact/dev_trajs/hotpotqa_dev_0_500_{name}.json"))
         assert score_file(entries, 500)["em"]["mean"] == pytest.approx(em)
     order = list(range(7405))
     random.Random(233).shuffle(order)
-    kept = json.loads((MIRROR / "fireact/dev_trajs/hotpotqa_dev_0_500_llama2_7b_lora_t07.json").read_text())
+    kept = json.loads(real("fireact/dev_trajs/hotpotqa_dev_0_500_llama2_7b_lora_t07.json").read_text())
     assert set(map(int, kept)) == set(order[:500])
