@@ -79,21 +79,24 @@ class Run:
         """A summary of the measured rows, without differences and without a last row."""
         rows: dict[str, Any] = {}
         columns: list[str] = []
+        figures: dict[str, set[str]] = {}
         for name in self.rows(method):
             folder = self.root / "results" / method / name
             metrics = self.json(folder / "metrics.json", Metrics)
             if not metrics:
                 continue
-            figures = Metrics.model_validate(metrics).figures
+            figures[name] = Metrics.model_validate(metrics).figures
             trained = self.json(folder / "train.json", Trained)
             first = next(self.records(folder / "outcomes.jsonl", "an outcome", Outcome.model_validate), None)
-            columns = columns or [key for key in (first[1]["values"] if first else ()) if key in figures][:COLUMNS]
-            if lacking := [column for column in columns if column not in figures]:
-                self.tell(
-                    f"{self.name(folder)}/metrics.json has no estimate of {lacking[0]!r}, unlike other rows; {REMEDY}."
-                )
-                continue
+            columns = columns or [key for key in (first[1]["values"] if first else ()) if key in figures[name]]
             rows[name] = {"what": "", "metrics": metrics, "training_tokens": trained.get("real_tokens", 0)}
+        columns = columns[:COLUMNS]
+        for name in [name for name in rows if not figures[name].issuperset(columns)]:
+            del rows[name]
+            self.tell(
+                f"results/{method}/{name}/metrics.json has no estimate of {', '.join(columns)}, unlike other rows; "
+                f"{REMEDY}."
+            )
         return {
             "partial": True, "columns": columns, "gains": [], "rates": {}, "note": "", "order": list(rows),
             "solid": [], "rows": rows, "last": None, "last_minus": {}, "curves": [],

@@ -124,7 +124,7 @@ class Summary(Part):
     rows: dict[str, Row]
     last: str
     last_minus: dict[str, dict[str, Figure]]
-    headline: str | None = None
+    headline: str = Field(default="", min_length=1)
     unlike_last: dict[str, str] = {}
     curve: Curve | None = None
     curves: list[Curve] = []

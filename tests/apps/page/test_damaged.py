@@ -83,6 +83,7 @@ def test_a_line_with_a_wrong_value_is_reported_with_its_field(
         ("last_minus.base", {}, "last_minus of row 'base' has no estimate of 'm1@t1'"),
         ("curve.points.1.turn", None, "field 'curve': point 1 has no number 'turn'"),
         ("headline", "none", "row 'base' has no estimate of 'none'"),
+        ("headline", None, "field 'headline'"),
         ("rows.base.training_tokens", DEEP, "field 'rows.base.training_tokens'"),
     ],
 )
@@ -106,18 +107,19 @@ def test_a_summary_with_a_wrong_value_is_reported_with_its_field_and_its_rows_ar
     [
         ("metrics.json", "[]", " cannot be read (Input should be "),
         ("metrics.json", '{"m1@t1": {"mean": "x", "se": 0, "n": 1}}', " cannot be read (field 'm1@t1.estimate.mean'"),
-        ("metrics.json", '{"m1@t1": {"mean": 0, "se": 0, "n": 1}}', " has no estimate of 'm1@t2', unlike other rows"),
+        ("metrics.json", '{"m1@t1": 3}', " has no estimate of m1@t1, m1@t2, unlike other"),
         ("train.json", '{"real_tokens": []}', " cannot be read (field 'real_tokens'"),
         ("outcomes.jsonl", '{"id": "a", "values": 3}', ", line 1: not an outcome (field 'values'"),
     ],
 )
+@pytest.mark.parametrize("row", ["base", "more_sft"])
 def test_without_a_summary_a_damaged_file_of_a_row_is_reported(
-    file: str, text: str, said: str, run: Path, tmp_path: Path
+    file: str, text: str, said: str, row: str, run: Path, tmp_path: Path
 ) -> None:
     (run / "results/summary/rise.json").unlink()
-    (run / "results/rise/more_sft" / file).write_text(text)
+    (run / "results/rise" / row / file).write_text(text)
     [problem] = build(run, tmp_path / "out").problems
-    assert problem.startswith(f"results/rise/more_sft/{file}{said}")
+    assert problem.startswith(f"results/rise/{row}/{file}{said}")
     assert problem.endswith(REMEDY)
 
 
