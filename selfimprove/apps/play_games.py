@@ -303,10 +303,13 @@ def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:
 
 
 _CONTROL = re.compile(
-    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufff9-\ufffb]"
+    # Unicode's Default_Ignorable_Code_Point, for which Python has no name: text that nobody sees, and bidi controls.
+    r"|[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f]"
+    r"|[\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
 
 def plain(text: str) -> str:
-    """The text without escape sequences, control and bidi characters."""
+    """The text without escape sequences, control characters and characters that are invisible or reorder others."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -176,6 +176,13 @@ def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi: Any
     assert not {"\x1b", "\x07", "\u202e"} & set(out.getvalue())
 
 
+def test_play_omits_characters_that_nobody_sees_and_keeps_ordinary_text() -> None:
+    for char in "\xad\u034f\u115f\u1160\u180e\u200b\u2061\u2064\u3164\ufe0f\uffa0\U000e0041\U000e0100":
+        assert plain(f"a{char}b") == "ab"
+    for text in ("a\tb\nc", "日本語", "한국어", "العربية", "नमस्ते", "é e\u0301 😀"):
+        assert plain(text) == text
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_play_accepts_any_input(text: str) -> None:

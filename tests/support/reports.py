@@ -25,6 +25,7 @@ HOSTILE = {
     "handler": '"><img src=x onerror="window.hacked=1"><svg onload=window.hacked=1>',
     "entity": "&lt;b&gt; &amp; {{ 7 * 7 }} {% raw %} ${7*7}",
     "bidi": "left \u202e thgir \u2066 isolate \u2069\u200b",
+    "invisible": "soft\u00adhyphen \u2062 \u180e tag \U000e0041",
     "terminal": "\x1b[31mred\x1b[0m \x07 \x00 bell",
     "chunk end": '");window.hacked=1;chunk("x',
     "link": "javascript:window.hacked=1",

@@ -8,7 +8,6 @@ from math import hypot
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -48,13 +47,7 @@ class Other:
 
 def read_outcomes(run: Run, path: Path) -> list[Outcome]:
     """The outcomes in a file; invalid lines are skipped and reported."""
-    found = []
-    for number, line in run.lines(path):
-        try:
-            found.append(Outcome.model_validate(line))
-        except ValidationError:
-            run.tell(f"{run.name(path)}, line {number}: not an outcome.")
-    return found
+    return [outcome for _, _, outcome in run.records(path, "an outcome", Outcome.model_validate)]
 
 
 def others(run: Run, named: Sequence[str]) -> list[Other]:
@@ -110,21 +103,21 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
     if not text:
         return None
     try:
-        lock = YAML(typ="safe").load(text) or {}
-        params = YAML(typ="safe", pure=True).load(provenance.git(run, "show", f"{revision}:params.yaml")) or {}
-    except YAMLError:
+        hashes = hashes_of(YAML(typ="safe").load(text) or {})
+        params = YAML(typ="safe", pure=True).load(provenance.git(run, "show", f"{revision}:params.yaml"))
+    except (YAMLError, ValueError, RecursionError):
         return None
     try:
         cache = cache_of(run.root)
     except UserError as error:
         run.tell(str(error))
         return None
-    files = {path: cache / md5[:2] / md5[2:] for path, md5 in hashes_of(lock).items() if md5}
+    files = {path: cache / md5[:2] / md5[2:] for path, md5 in hashes.items() if md5}
     there = {path: file for path, file in files.items() if path.endswith("outcomes.jsonl") and file.is_file()}
     about = provenance.git(run, "log", "-1", "--format=%h, %cs: %s", revision)
     missing = sum(path.endswith("outcomes.jsonl") for path in files) - len(there)
     more = f" The results of {missing} rows are not in the DVC cache; `dvc pull` may fetch them." if missing else ""
-    return Other(run, name, f"{about}.{more}", params, there)
+    return Other(run, name, f"{about}.{more}", params if isinstance(params, dict) else {}, there)
 
 
 def shown(run: Run, other: Other) -> dict[str, Any]:

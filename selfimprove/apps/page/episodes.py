@@ -13,10 +13,13 @@ computed. ``v`` is a scene (``scenes.py``).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from selfimprove.apps.page import scenes
+from selfimprove.apps.page.lines import check_line
+from selfimprove.apps.page.run import Run
 from selfimprove.envs.plans import RULE
 
 Json = dict[str, Any]
@@ -29,17 +32,20 @@ def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
     """Convert a line of any method's episodes, trajectories or training examples.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: the line is of no known kind.
+        ValueError: the line is of no known kind, or not valid.
     """
+    check_line(record)
+    return _to_page(record, number)
+
+
+def _to_page(record: Mapping[str, Any], number: int) -> Json:
     if "turns" in record:
         return _turns(record)
     if "rounds" in record:
         return _rounds(record)
     if "steps" in record:
         return _steps(record)
-    if "messages" in record:
-        return _example(record, number)
-    raise ValueError("neither an episode nor an example")
+    return _example(record, number)
 
 
 def _turns(record: Mapping[str, Any]) -> Json:
@@ -205,16 +211,17 @@ def clip(text: str) -> str:
     return whole if len(whole) <= CUT else f"{whole[:CUT]} … [truncated: {len(whole) - CUT:,} more characters]"
 
 
-def read(
-    lines: Iterator[tuple[int, Mapping[str, Any]]], file: str, tell: Callable[[str], None]
-) -> Iterator[tuple[int, Mapping[str, Any], Json]]:
-    """(line number, line, record) of every episode or example; other lines are reported to ``tell`` and skipped.
+def lines(run: Run, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line number, line) of every episode or example, or iteration of a log; other lines are reported and skipped."""
+    for number, line, _ in run.records(path, "an episode or example of this project", check_line):
+        yield number, line
+
+
+def read(run: Run, path: Path) -> Iterator[tuple[int, Mapping[str, Any], Json]]:
+    """(line number, line, record) of every episode or example; other lines are reported and skipped.
 
     A line of a reinforcement learning log contains several episodes.
     """
-    for number, line in lines:
-        try:
-            for record in _logged(line) if "log" in line else [to_page(line, number)]:
-                yield number, line, record
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            tell(f"{file}, line {number}: not an episode or example of this project ({type(error).__name__}: {error}).")
+    for number, line in lines(run, path):
+        for record in _logged(line) if "log" in line else [_to_page(line, number)]:
+            yield number, line, record

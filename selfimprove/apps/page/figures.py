@@ -6,7 +6,7 @@ from typing import Any
 
 from selfimprove.apps.page.library import Library
 from selfimprove.apps.page.run import Run
-from selfimprove.apps.report.charts import Spec, counts_chart, curve_chart, lines_chart, rows_chart
+from selfimprove.apps.report.charts import Spec, counts_chart, curve_chart, curves_of, lines_chart, rows_chart
 
 Drawn = list[tuple[str, str, Spec]]
 """(key, one-sentence description, specification) of each chart."""
@@ -37,10 +37,9 @@ def _metrics(run: Run, method: str) -> Drawn:
     drawn: Drawn = []
     if (chart := rows(run, method)) is not None:
         drawn.append(("rows", "Headline metric of every row with its standard error", chart))
-    for number, curve in enumerate(summary.get("curves") or ([summary["curve"]] if "curve" in summary else [])):
-        if curve["points"]:
-            text = f"{curve['title']}, one line per row, with standard errors"
-            drawn.append((f"curve-{number}", text, curve_chart(method, curve, summary["solid"])))
+    for number, curve in enumerate(curves_of(summary)):
+        text = f"{curve['title']}, one line per row, with standard errors"
+        drawn.append((f"curve-{number}", text, curve_chart(method, curve, summary["solid"])))
     return drawn
 
 

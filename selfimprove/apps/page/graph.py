@@ -7,12 +7,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.charts import COLOURS, SCHEMA, Spec, theme
+from selfimprove.apps.report.schema import Part, Trained, read_timing
 from selfimprove.apps.report.words import method_name, row_name
+from selfimprove.core.errors import UserError
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.params import METHODS
 
 CODE = "data/code/"
@@ -45,6 +45,21 @@ class StageShown:
     def anchor(self) -> str:
         """Id of its entry in the page."""
         return "stage-" + "".join(one if one.isalnum() else "-" for one in self.name)
+
+
+class _Out(Part):
+    path: str
+    md5: str | int = ""
+
+
+class _Entry(Part):
+    outs: list[_Out] | None = None
+
+
+class _Lock(Part):
+    """What is read of ``dvc.lock``."""
+
+    stages: dict[str, _Entry] | None = None
 
 
 _ASK = """
@@ -106,21 +121,22 @@ def stages(run: Run) -> list[StageShown]:
 
 def locked(run: Run) -> dict[str, str]:
     """Output -> its hash in ``dvc.lock``."""
+    path = run.root / "dvc.lock"
     try:
-        text = (run.root / "dvc.lock").read_text(encoding="utf-8")
-        value = YAML(typ="safe").load(text) or {}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, YAMLError):
+        return hashes_of(read_yaml(path)) if path.exists() else {}
+    except (OSError, ValueError, UserError):
         run.tell("dvc.lock cannot be read; `git checkout dvc.lock` restores it.")
         return {}
-    return hashes_of(value)
 
 
-def hashes_of(lock: dict[str, Any]) -> dict[str, str]:
-    """Output -> its hash in the parsed ``dvc.lock``."""
-    entries = (lock.get("stages") or {}).values()
-    return {out["path"]: str(out.get("md5", "")) for entry in entries for out in entry.get("outs") or []}
+def hashes_of(lock: object) -> dict[str, str]:
+    """Output -> its hash in the parsed ``dvc.lock``.
+
+    Raises:
+        ValueError: it is not a ``dvc.lock``.
+    """
+    entries = (_Lock.model_validate(lock).stages or {}).values()
+    return {out.path: str(out.md5) for entry in entries for out in entry.outs or []}
 
 
 def trained_on(found: list[StageShown]) -> dict[str, str]:
@@ -199,11 +215,11 @@ def _timing(run: Run, name: str, outputs: list[dict[str, Any]]) -> dict[str, flo
     path = run.root / ".scratch" / "timing" / f"{name}.json"
     if not path.is_file():
         return {}
-    trained = [run.json(run.root / out["path"]) for out in outputs if out["path"].endswith("train.json")]
-    found = run.json(path)
+    trained = [run.json(run.root / out["path"], Trained) for out in outputs if out["path"].endswith("train.json")]
+    found = read_timing(path)
     if tokens := sum(one.get("real_tokens", 0) for one in trained):
         found["tokens_read_in_training"] = tokens
-    return {key: value for key, value in found.items() if isinstance(value, int | float)}
+    return found
 
 
 def missing(found: list[StageShown]) -> list[tuple[str, list[str]]]:

@@ -85,7 +85,7 @@ def write_library(
 
         def records(source: Source = source, columns: Any = columns, letters: Any = letters) -> Any:
             count = counted(source.path)
-            for line, raw, record in episodes.read(run.lines(source.path), run.name(source.path), run.tell):
+            for line, raw, record in episodes.read(run, source.path):
                 if source.phase == "evaluation" and (length := _length(record)):
                     library.lengths.setdefault(source.row, []).append(length)
                 if extend is not None:

@@ -6,12 +6,17 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import Field, ValidationError
 
 from selfimprove.apps.page.episodes import clip
+from selfimprove.apps.report.schema import Number, Part, read_timing
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import read_object
 
 SCRATCH = Path(".scratch")
 TAIL = 64_000
@@ -20,10 +25,17 @@ TAIL = 64_000
 LAST = 5
 """How many of a journal's newest entries are shown."""
 
-_COUNT = re.compile(r"(\d+)/(\d+)")
+_COUNT = re.compile(r"(\d{1,15})/(\d{1,15})")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\S\n]*\r")
 
 Json = dict[str, Any]
+
+
+class _Owner(Part):
+    """The process that holds a lock."""
+
+    pid: int = Field(ge=0, lt=1 << 31)
+    created: Number
 
 
 def status(root: Path) -> Json:
@@ -31,7 +43,7 @@ def status(root: Path) -> Json:
     scratch = root / SCRATCH
     working = [_stage(scratch, name) for name in _working(scratch / "locks")]
     ended = sorted(
-        ({"stage": path.stem, "at": path.stat().st_mtime, "seconds": _seconds(path)}
+        ({"stage": path.stem, "at": path.stat().st_mtime, "seconds": read_timing(path).get("seconds")}
          for path in (scratch / "timing").glob("*.json")),
         key=lambda one: -float(one["at"] or 0),
     )  # fmt: skip
@@ -46,11 +58,10 @@ def _working(locks: Path) -> Iterator[str]:
     """Stages whose lock belongs to a live process."""
     for path in sorted(locks.glob("*.owner.json")):
         try:
-            owner = json.loads(path.read_text(encoding="utf-8"))
-            process = psutil.Process(int(owner["pid"]))
-            if abs(process.create_time() - float(owner["created"])) < 2:
+            owner = _Owner.model_validate(read_object(path))
+            if abs(psutil.Process(owner.pid).create_time() - owner.created) < 2:
                 yield path.name.removesuffix(".owner.json")
-        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        except (OSError, UserError, ValidationError, psutil.Error):
             continue
 
 
@@ -79,8 +90,9 @@ def curves(folder: Path) -> dict[str, list[list[float]]]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 200})
     try:
         events.Reload()
-        return {
-            name: [[event.step, event.value] for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+        return {  # JSON and charts have no nan, to which a loss may diverge
+            name: [[event.step, event.value] for event in events.Scalars(name) if isfinite(event.value)]
+            for name in events.Tags()["scalars"]
         }
     except Exception:  # a file that is being written may end in the middle of an event
         return {}
@@ -93,7 +105,7 @@ def written(folder: Path) -> list[str]:
     for line in reversed(tail(journals[-1]).splitlines() if journals else []):
         try:
             value = json.loads(line.partition(b" ")[2])["value"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if text := " ".join(_texts(value)).strip():
             found.append(clip(text)[:600])
@@ -103,16 +115,16 @@ def written(folder: Path) -> list[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in a journal entry that a model wrote, in order."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key in ("text", "reply", "command", "thought", "action") and isinstance(inner, str):
-                yield inner
-            elif isinstance(inner, list | Mapping):
-                yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
+    """The texts in a journal entry that a model wrote, in order; without recursion, as nesting may be deep."""
+    waiting = [("", value)]
+    while waiting:
+        name, one = waiting.pop()
+        if isinstance(one, str) and name in ("text", "reply", "command", "thought", "action"):
+            yield one
+        elif isinstance(one, Mapping):
+            waiting.extend(reversed(list(one.items())))
+        elif isinstance(one, list):
+            waiting.extend(("", inner) for inner in reversed(one))
 
 
 def tail(path: Path) -> bytes:
@@ -142,10 +154,3 @@ def gpus() -> list[Json]:
         name, use, used, total = (part.strip() for part in line.split(","))
         found.append({"name": name, "use": use, "used": used, "total": total})
     return found
-
-
-def _seconds(path: Path) -> float | None:
-    try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

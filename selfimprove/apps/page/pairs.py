@@ -20,6 +20,7 @@ from typing import Any
 from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.apps.page.episodes import clip
 from selfimprove.apps.page.library import counted
+from selfimprove.apps.page.lines import Pair, PairLog, Trajectory
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
@@ -89,13 +90,9 @@ def _sources(
 def _of_pairs(run: Run, method: str, row: str, path: Path, margin: Margin | None) -> Callable[[], Iterator[Json]]:
     def read() -> Iterator[Json]:
         total = counted(path)
-        for number, line in run.lines(path):
-            try:
-                prompt = "\n".join(one["content"] for one in line["prompt"])
-                pair = to_page(line["id"], prompt, _said(line["real"]), _said(line["generated"]))
-            except (KeyError, TypeError) as error:
-                run.tell(f"{run.name(path)}, line {number}: not a pair ({type(error).__name__}: {error}).")
-                continue
+        for _, line, _ in run.records(path, "a pair", Pair.model_validate):
+            prompt = "\n".join(one["content"] for one in line["prompt"])
+            pair = to_page(line["id"], prompt, _said(line["real"]), _said(line["generated"]))
             if margin is not None and (values := margin(method, row, line, total)) is not None:
                 pair["margin"] = values
             yield pair
@@ -107,13 +104,8 @@ def _of_logs(run: Run, path: Path) -> Callable[[], Iterator[Json]]:
     """Agent-R's pair logs: the parts of both paths after the opening."""
 
     def read() -> Iterator[Json]:
-        for number, line in run.lines(path):
-            try:
-                good, bad = _said(line["high_log"]), _said(line["low_log"])
-                prompt = str(line["task_description"])
-            except (KeyError, TypeError) as error:
-                run.tell(f"{run.name(path)}, line {number}: not a pair log ({type(error).__name__}: {error}).")
-                continue
+        for number, line, _ in run.records(path, "a pair log", PairLog.model_validate):
+            good, bad, prompt = _said(line["high_log"]), _said(line["low_log"]), line["task_description"]
             opened = next((place for place, one in enumerate(good) if one[1] == prompt), -1) + 1
             yield to_page(f"task {line.get('task_num')}, line {number}", prompt, good[opened:], bad[opened:])
 
@@ -124,19 +116,16 @@ def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
     """Reflect-RL's negatives, each paired with the positive trajectory from the same start, if there is one."""
     right: dict[tuple[Any, Any], list[Said]] = {}
     wrong: dict[tuple[Any, Any], list[tuple[str, list[Said]]]] = defaultdict(list)
-    for number, line in run.lines(path):
-        try:
-            start = (line["task_id"], line.get("level"))
-            steps = [
-                part for step in line["steps"]
-                for part in (("reflector", step.get("reflection") or ""), ("assistant", step.get("command") or ""))
-            ]  # fmt: skip
-            if line.get("info") == "positive":
-                right[start] = steps
-            else:
-                wrong[start].append((line["id"], steps))
-        except (KeyError, TypeError) as error:
-            run.tell(f"{run.name(path)}, line {number}: not a trajectory ({type(error).__name__}: {error}).")
+    for _, line, _ in run.records(path, "a trajectory", Trajectory.model_validate):
+        start = (line["task_id"], line.get("level"))
+        steps = [
+            part for step in line["steps"]
+            for part in (("reflector", step.get("reflection") or ""), ("assistant", step.get("command") or ""))
+        ]  # fmt: skip
+        if line.get("info") == "positive":
+            right[start] = steps
+        else:
+            wrong[start].append((line["id"], steps))
     for start, several in wrong.items():
         for name, steps in several:
             yield to_page(name, f"start {start[0]}, {start[1]}", right.get(start, []), steps)

@@ -7,21 +7,29 @@ skipped and reported in ``Run.problems``; in a JSONL file only the damaged lines
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from pydantic import BaseModel, ValidationError
 
+from selfimprove.apps.page.lines import Task
+from selfimprove.apps.report.schema import Metrics, Trained
 from selfimprove.apps.report.table import SUMMARIES, read_summaries
-from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.errors import UserError, fault, first_line
+from selfimprove.core.outcomes import Outcome
 from selfimprove.core.records import load_json, only_regular, parse_row
+from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
 from selfimprove.pipeline.params import METHODS
 
 SPLITS = ("train", "dev", "test")
+
+REMEDY = "restore the file, or run `make repro`"
+
+T = TypeVar("T")
 
 COLUMNS = 7
 """Maximum number of metrics shown for a method that has no summary yet."""
@@ -39,13 +47,10 @@ class Run:
         """``params.yaml``; {} if it is missing or unreadable."""
         path = self.root / "params.yaml"
         try:
-            found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return read_yaml(path) if path.exists() else {}
+        except (OSError, UserError) as error:
+            self.tell_of(path, error)
             return {}
-        except (OSError, ValueError, YAMLError) as error:
-            self.tell(f"{self.name(path)} cannot be read ({first_line(error)}).")
-            return {}
-        return found if isinstance(found, dict) else {}
 
     @cached_property
     def methods(self) -> list[str]:
@@ -59,8 +64,8 @@ class Run:
         for method in self.methods:
             try:
                 whole = read_summaries([method], self.root / SUMMARIES)
-            except (OSError, ValueError, UserError) as error:
-                self.tell(f"{SUMMARIES}/{method}.json cannot be read ({first_line(error)}); run `make repro`.")
+            except (OSError, UserError) as error:
+                self.tell_of(self.root / SUMMARIES / f"{method}.json", error)
                 whole = {}
             found[method] = whole.get(method) or self._partial(method)
         return found
@@ -74,22 +79,24 @@ class Run:
         """A summary of the measured rows, without differences and without a last row."""
         rows: dict[str, Any] = {}
         columns: list[str] = []
+        figures: dict[str, set[str]] = {}
         for name in self.rows(method):
-            metrics = self.json(self.root / "results" / method / name / "metrics.json")
+            folder = self.root / "results" / method / name
+            metrics = self.json(folder / "metrics.json", Metrics)
             if not metrics:
                 continue
-            trained = self.json(self.root / "results" / method / name / "train.json")
-            rows[name] = {
-                "what": "",
-                "metrics": metrics,
-                "training_tokens": trained.get("real_tokens", 0),
-                "training_steps": trained.get("steps", 0),
-            }
-            first = next(self.lines(self.root / "results" / method / name / "outcomes.jsonl"), None)
-            names = (
-                [key for key in (first[1].get("values") or {}) if isinstance(metrics.get(key), dict)] if first else []
+            figures[name] = Metrics.model_validate(metrics).figures
+            trained = self.json(folder / "train.json", Trained)
+            first = next(self.records(folder / "outcomes.jsonl", "an outcome", Outcome.model_validate), None)
+            columns = columns or [key for key in (first[1]["values"] if first else ()) if key in figures[name]]
+            rows[name] = {"what": "", "metrics": metrics, "training_tokens": trained.get("real_tokens", 0)}
+        columns = columns[:COLUMNS]
+        for name in [name for name in rows if not figures[name].issuperset(columns)]:
+            del rows[name]
+            self.tell(
+                f"results/{method}/{name}/metrics.json has no estimate of {', '.join(columns)}, unlike other rows; "
+                f"{REMEDY}."
             )
-            columns = columns or names[:COLUMNS]
         return {
             "partial": True, "columns": columns, "gains": [], "rates": {}, "note": "", "order": list(rows),
             "solid": [], "rows": rows, "last": None, "last_minus": {}, "curves": [],
@@ -111,20 +118,37 @@ class Run:
         for method in self.methods:
             named = found[method] = {}
             for split in SPLITS:
-                for _, row in self.lines(self.root / "data" / method / "tasks" / f"{split}.jsonl"):
+                path = self.root / "data" / method / "tasks" / f"{split}.jsonl"
+                for _, row, _ in self.records(path, "a task", Task.model_validate):
                     named[str(row.get("id") or f"{row.get('env')}-{row.get('task_id')}")] = split
         return found
 
-    def json(self, path: Path) -> dict[str, Any]:
-        """A JSON object; {} if the file is missing, or damaged, which is reported."""
+    def json(self, path: Path, kind: type[BaseModel]) -> dict[str, Any]:
+        """A JSON object of a kind; {} if the file is missing, or damaged, which is reported."""
         if not path.exists():
             return {}
         try:
-            value = load_json(path)
-        except UserError as error:
-            self.tell(str(error).replace(str(path), self.name(path)))
+            value: dict[str, Any] = load_json(path)
+            kind.model_validate(value)
+        except (UserError, ValidationError) as error:
+            self.tell_of(path, error)
             return {}
-        return value if isinstance(value, dict) else {}
+        return value
+
+    def records(
+        self, path: Path, what: str, check: Callable[[Mapping[str, Any]], T]
+    ) -> Iterator[tuple[int, dict[str, Any], T]]:
+        """(line number, object, result of ``check``) of a JSONL file.
+
+        Damaged lines and those for which ``check`` raises ValueError are skipped and reported: they are not ``what``.
+        """
+        for number, line in self.lines(path):
+            try:
+                checked = check(line)
+            except ValueError as error:
+                self.tell(f"{self.name(path)}, line {number}: not {what} ({_reason(error)}); {REMEDY}.")
+                continue
+            yield number, line, checked
 
     def lines(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         """(line number, object) of a JSONL file; damaged lines are skipped and reported."""
@@ -134,7 +158,7 @@ class Run:
         except FileNotFoundError:
             return
         except (OSError, UserError) as error:
-            self.tell(f"{self.name(path)} cannot be read ({first_line(error)}).")
+            self.tell_of(path, error)
             return
         with file:
             name = self.name(path)
@@ -148,30 +172,58 @@ class Run:
                     yield number, row
 
     def table(self, path: Path) -> list[dict[str, float]]:
-        """The rows of a CSV file as column -> number; cells that are not numbers are skipped."""
+        """The rows of a CSV file as column -> number; other cells are skipped. A file that cannot be read is reported.
+
+        Numbers that no chart can show (nan: the training diverged) are reported once per file.
+        """
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError):
+            reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+            rows = [(reader.line_num, row) for row in reader]
+        except FileNotFoundError:
             return []
-        found = []
-        for row in csv.DictReader(text.splitlines()):
-            numbers = {}
+        except (OSError, ValueError, csv.Error) as error:
+            self.tell_of(path, error)
+            return []
+        found, omitted = [], []
+        for place, row in rows:
+            numbers: dict[str, float] = {}
             for key, cell in row.items():
                 try:
-                    numbers[key] = float(cell)
+                    value = float(cell)
                 except (TypeError, ValueError):
                     continue
+                if isfinite(value):
+                    numbers[key] = value
+                else:
+                    omitted.append(f"line {place}: {key} is {value}")
             found.append(numbers)
+        if omitted:
+            self.tell(
+                f"{self.name(path)}, {omitted[0]} (such cells: {len(omitted)}), which charts leave out: the training "
+                "diverged (lower its learning rate), or the file is damaged (run `make repro`)."
+            )
         return found
 
     def name(self, path: Path) -> str:
         """The path relative to the run's folder, as used in messages."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
+    def tell_of(self, path: Path, error: Exception) -> None:
+        """Report that a file cannot be read; a ``UserError`` itself names the file and the remedy."""
+        if isinstance(error, UserError):
+            self.tell(str(error).replace(str(path), self.name(path)))
+        else:
+            self.tell(f"{self.name(path)} cannot be read ({_reason(error)}); {REMEDY}.")
+
     def tell(self, problem: str) -> None:
         """Report a problem, once."""
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a line or file, briefly: the message may quote a key or a number of the file."""
+    return (fault(error) if isinstance(error, ValidationError) else first_line(error))[:300]
 
 
 def as_json(value: Any) -> str:

@@ -70,7 +70,7 @@ class Scorer:
                         if part is not None:
                             part[2] = encoded.ids[span.start : span.stop]
                             part += [[round(value, 3) for value in values[span.start : span.stop]] for values in scores]
-            except (UserError, ValidationError):
+            except (UserError, ValueError):
                 pass  # not a dialogue in the model's chat format: shown without tokens
         ids = self._ids.setdefault(method, set())
         ids.update(*(part[2] or () for said in record["m"] for part in said["p"]))

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from selfimprove.apps.page import episodes
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.arena import arena as compare_methods
 from selfimprove.apps.report.arena import arena_tables
@@ -59,8 +60,8 @@ def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
              str(one["episodes"])] for level, one in there.items() if len(there) > 1
         ]  # fmt: skip
     for name in run.rows(method):
-        by_level: dict[str, list[dict[str, Any]]] = {}
-        for _, line in run.lines(run.root / "results" / method / name / "log.jsonl"):
+        by_level: dict[str, list[Mapping[str, Any]]] = {}
+        for _, line in episodes.lines(run, run.root / "results" / method / name / "log.jsonl"):
             if "log" in line:
                 by_level.setdefault(str(line.get("level", "")), []).append(line)
         for level, lines in by_level.items():
@@ -103,8 +104,8 @@ def arena(run: Run, timing: Path) -> list[Plain]:
         found = compare_methods(run.root, whole, timing)
     except FileNotFoundError:  # an unfinished run
         return []
-    except (OSError, ValueError, KeyError, UserError) as error:
-        run.tell(f"the methods cannot be compared ({first_line(error)}); run `make repro`.")
+    except (OSError, UserError) as error:
+        run.tell(f"the methods cannot be compared: {first_line(error)}")
         return []
     return [_cells(table) for table in arena_tables(found)] if found else []
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.apps.page.episodes import clip
+from selfimprove.apps.page.lines import PairLog, Tree
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import row_name
 
@@ -38,14 +39,8 @@ def write_trees(run: Run, folder: Path) -> list[tuple[str, str]]:
 
             def records(path: Path = path, found: Any = found, letters: Any = letters) -> Iterator[Json]:
                 logs = _logs(run, path.parent / "train")
-                for number, line in run.lines(path):
-                    try:
-                        tree = to_page(line, logs.get(str(line.get("task_id")), []))
-                    except (KeyError, TypeError, ValueError, IndexError) as error:
-                        run.tell(
-                            f"{run.name(path)}, line {number}: not a search tree ({type(error).__name__}: {error})."
-                        )
-                        continue
+                for _, line, _ in run.records(path, "a search tree", Tree.model_validate):
+                    tree = to_page(line, logs.get(str(line.get("task_id")), []))
                     found["ids"].append(tree["i"])
                     found["nodes"].append(len(tree["nodes"]))
                     found["best"].append(max(node[3] for node in tree["nodes"]))
@@ -62,11 +57,7 @@ def write_trees(run: Run, folder: Path) -> list[tuple[str, str]]:
 
 
 def to_page(tree: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> Json:
-    """Convert a line of trees.jsonl. ``logs`` are the pair logs of its task, including those of other trees.
-
-    Raises:
-        KeyError, TypeError, ValueError, IndexError: the line is not a tree.
-    """
+    """Convert a line of trees.jsonl. ``logs`` are the pair logs of its task, including those of other trees."""
     nodes = []
     for node in tree["nodes"]:
         flags = (
@@ -77,8 +68,6 @@ def to_page(tree: Mapping[str, Any], logs: Sequence[Mapping[str, Any]]) -> Json:
         nodes.append([*numbers, *(clip(node.get(key, "")) for key in ("action", "reply", "observation"))])
     children: dict[int | None, list[int]] = defaultdict(list)
     for number, node in enumerate(nodes):
-        if number and not 0 <= node[0] < number:
-            raise ValueError(f"node {number} has parent {node[0]}, which does not come before it")
         children[node[0]].append(number)
     opened = len(tree["prompt"])
     revisions = [found for log in logs if (found := _revision(log, nodes, children, opened)) is not None]
@@ -131,9 +120,8 @@ def _logs(run: Run, folder: Path) -> dict[str, list[Json]]:
     """Task -> its pair logs."""
     found: dict[str, list[Json]] = defaultdict(list)
     for path in sorted(folder.glob("*_centric.jsonl")):
-        for _, line in run.lines(path):
-            if "low_log" in line and "revise_log" in line:
-                found[str(line.get("task_num"))].append(line)
+        for _, line, _ in run.records(path, "a pair log", PairLog.model_validate):
+            found[str(line.get("task_num"))].append(line)
     return found
 
 

@@ -18,14 +18,17 @@ SPIN        em: the episode's reward is 1
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from rich import box
 from rich.table import Table
 
+from selfimprove.apps.report.schema import Part, read_number, read_timing
 from selfimprove.apps.report.words import figure_text, method_name, signed_text
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.outcomes import Outcome, paired_difference
-from selfimprove.core.records import mean_and_error, read_jsonl, read_object
+from selfimprove.core.records import mean_and_error, read_jsonl
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
 from selfimprove.methods.summary import headline
@@ -41,6 +44,22 @@ ATTEMPTS = {"rise": {"first": "m1@t1", "any": "p1@{turn}"}}
 """For methods with several attempts per task: the metric of the first attempt alone, comparable to the other methods'
 single attempt, and the share of tasks in which any attempt is right; ``turn`` is the headline metric's."""
 
+P = TypeVar("P", bound=BaseModel)
+
+
+class _Iteration(Part):
+    """An iteration in params.yaml."""
+
+    init: str
+    reflector: str = NONE
+
+
+class _Section(Part):
+    """A method's section in params.yaml."""
+
+    iterations: dict[str, _Iteration]
+
+
 Arena = dict[str, Any]
 """The content of the tables, as JSON: env, tasks, same_start, methods (name -> measurements, or the reason why they are
 ``missing``), between (``a-b`` -> difference of the last rows)."""
@@ -53,6 +72,9 @@ def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | Non
         root: the run's folder.
         summaries: method -> its summary, for the methods that have one.
         timing: folder of the stages' timing files.
+
+    Raises:
+        UserError: a file or params.yaml lacks a number or a key that the comparison needs; OSError: a file is missing.
     """
     metrics = {method: METRICS.get(method) or headline(summary) for method, summary in summaries.items()}
     solved = {method: _solved(root, method, one["last"], metrics[method]) for method, one in summaries.items()}
@@ -83,12 +105,27 @@ def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
     """Whether methods start from the same named model; from scratch, each method has its own tokenizer."""
     starts: list[object] = []
     for method in methods:
-        base = BaseParams.model_validate(params["base"][method])
+        base = _section(params, ("base", method), BaseParams)
         if base.model is not None:
             starts.append((base.model, base.revision, base.adapter_of))
         else:
             starts.append(method)
     return all(start == starts[0] for start in starts)
+
+
+def _section(params: Mapping[str, Any], keys: Sequence[str], kind: type[P]) -> P:
+    """A part of params.yaml, which the page reads even if no stage accepts it.
+
+    Raises:
+        UserError: it is missing or not valid.
+    """
+    found: Any = params
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        raise UserError(f"params.yaml, {'.'.join(keys)}: {fault(error)}; correct it.") from None
 
 
 def _largest_group(solved: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -114,22 +151,23 @@ def _measured(
 ) -> dict[str, Any]:
     """A method's part: metrics of its three rows, their differences, and the cost of the last row."""
     last, order = summary["last"], summary["order"]
-    iterations = params[method]["iterations"]
+    iterations = _section(params, (method,), _Section).iterations
     lineage = _lineage(iterations, last)
-    base = iterations[lineage[0]]["init"]  # the warm start: base, or the policy that reinforcement starts from
+    base = iterations[lineage[0]].init  # the warm start: base, or the policy that reinforcement starts from
     rows = {"base": base, "more": MORE, "last": last}
     solved = {kind: _solved(root, method, row, metric) for kind, row in rows.items() if row in order}
     warm = [base]
-    if method == "reflect_rl" and iterations[last]["reflector"] != NONE:
-        warm.append(iterations[last]["reflector"])
-    trained = {row: read_object(root / "results" / method / row / "train.json") for row in [*warm, *lineage]}
+    if method == "reflect_rl" and iterations[last].reflector != NONE:
+        warm.append(iterations[last].reflector)
+    files = {row: root / "results" / method / row / "train.json" for row in [*warm, *lineage]}
+    tokens = {row: 0 if row == START else read_number(file, "real_tokens") for row, file in files.items()}
     found: dict[str, Any] = {
         "metric": metric,
         "rows": rows,
         "values": {kind: mean_and_error(values.values()) for kind, values in solved.items()},
         "minus": {kind: paired_difference(solved["last"], values) for kind, values in solved.items() if kind != "last"},
-        "warm_tokens": sum(trained[row]["real_tokens"] for row in warm if row != START),
-        "tokens": sum(trained[row]["real_tokens"] for row in lineage),
+        "warm_tokens": sum(tokens[row] for row in warm),
+        "tokens": sum(tokens[row] for row in lineage),
         "episodes": sum(_episodes(root, method, row) for row in lineage),
     }
     for which, name in ATTEMPTS.get(method, {}).items():
@@ -141,20 +179,26 @@ def _measured(
     return found | _took(timing, method, warm, lineage)
 
 
-def _lineage(iterations: Mapping[str, Any], last: str) -> list[str]:
-    """The last iteration and the iterations it builds on, oldest first."""
+def _lineage(iterations: Mapping[str, _Iteration], last: str) -> list[str]:
+    """The last iteration and the iterations it builds on, oldest first.
+
+    Raises:
+        UserError: ``last`` is no iteration, or one builds on itself.
+    """
     chain = [last]
-    while iterations[chain[0]]["init"] in iterations:
-        chain.insert(0, iterations[chain[0]]["init"])
-    return chain
+    while chain[0] in iterations and iterations[chain[0]].init not in chain:
+        if (init := iterations[chain[0]].init) not in iterations:
+            return chain
+        chain.insert(0, init)
+    raise UserError(f"params.yaml: {chain[0]!r} is no iteration, or builds on itself; correct the iterations.")
 
 
 def _episodes(root: Path, method: str, row: str) -> int:
     """Episodes played to learn from in an iteration: attempts, leaves of trees, episodes."""
+    folder = root / "results" / method / row
     if method == "reflect_rl":
-        return int(read_object(root / "results" / method / row / "train.json")["episodes"])
-    count = read_object(root / "results" / method / row / "generate.json")[COLLECTED[method]]
-    return int(count["n"] if isinstance(count, dict) else count)
+        return int(read_number(folder / "train.json", "episodes"))
+    return int(read_number(folder / "generate.json", COLLECTED[method]))
 
 
 def _took(timing: Path, method: str, warm: Sequence[str], lineage: Sequence[str]) -> dict[str, Any]:
@@ -164,10 +208,9 @@ def _took(timing: Path, method: str, warm: Sequence[str], lineage: Sequence[str]
     names = [f"{method}-finetune@{row}" for row in warm]
     names += [f"{method}-{step}@{row}" for row in lineage for step in steps]
     names += [f"{method}-generate", f"{method}-convert"] if method == "reflect_rl" else []
-    files = [timing / f"{name}.json" for name in names]
-    if not all(file.is_file() for file in files):
+    ran = [read_timing(timing / f"{name}.json") for name in names]
+    if not all("seconds" in one for one in ran):
         return {"seconds": None, "generated": None}
-    ran = [read_object(file) for file in files]
     written = [value for one in ran for key, value in one.items() if key.endswith("_generated_tokens")]
     return {"seconds": round(sum(one["seconds"] for one in ran), 1), "generated": int(sum(written))}
 

@@ -95,6 +95,11 @@ def rows_chart(method: str, summary: Mapping[str, Any]) -> Spec:
     )  # fmt: skip
 
 
+def curves_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The curves of a summary that have points; a method has one ``curve`` or several ``curves``."""
+    return [one for one in summary.get("curves") or [summary.get("curve")] if one and one["points"]]
+
+
 def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Spec:
     """One line per row with error bars; the method's own rows (``own``) are solid and thick, others dashed."""
     points = curve["points"]

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
 
 from selfimprove.apps.report.arena import arena, arena_tables
-from selfimprove.apps.report.charts import curve_chart, rows_chart, write_png
+from selfimprove.apps.report.charts import curve_chart, curves_of, rows_chart, write_png
+from selfimprove.apps.report.schema import Summary, read_timing
 from selfimprove.apps.report.words import figure_text, signed_text
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import read_object
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.summary import headline
@@ -30,11 +32,6 @@ STAGES = ("generate", "convert", "finetune", "evaluate")
 SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
-PARTS = {
-    "columns": list, "gains": list, "rates": dict, "note": str, "order": list, "solid": list, "rows": dict,
-    "last": str, "last_minus": dict,
-}  # fmt: skip
-"""Keys of every summary, with their types."""
 
 
 @one_sentence()
@@ -69,16 +66,13 @@ def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str
     files = {method: folder / f"{method}.json" for method in METHODS if method in methods or not methods}
     found = {method: read_object(file) for method, file in files.items() if file.is_file()}
     for method, summary in found.items():
-        if not _is_summary(summary):
-            raise UserError(f"{files[method]} is not a summary of a run; run `make repro METHOD={method}`.")
+        try:
+            Summary.model_validate(summary)
+        except ValidationError as error:
+            raise UserError(
+                f"{files[method]} is not a summary of a run ({fault(error)}); run `make repro METHOD={method}`."
+            ) from None
     return found
-
-
-def _is_summary(value: dict[str, Any]) -> bool:
-    """Whether the value has every key of a summary, and a row for each name."""
-    if not all(isinstance(value.get(key), kind) for key, kind in PARTS.items()):
-        return False
-    return bool(value["order"]) and all(isinstance(value["rows"].get(name), dict) for name in value["order"])
 
 
 def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:
@@ -218,24 +212,18 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
     with in_turn(LOCKS / "plots", f"another process is drawing the plots in {folder}; waiting"):
         for method, summary in summaries.items():
             write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
-            for curve in summary.get("curves") or [summary["curve"]]:
+            for curve in curves_of(summary):
                 name = f"{method}-{curve['title'].replace(' ', '-')}.png"
                 write_png(curve_chart(method, curve, summary["solid"]), folder / name)
 
 
 def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
     """Seconds of a row's training and evaluation in their last run here; "-" if they were restored."""
-
-    def seconds(path: Path) -> str:
-        try:
-            return f"{read_object(path)['seconds']:.0f}"
-        except (OSError, UserError, KeyError, ValueError, TypeError):  # a damaged file must not prevent the table
-            return "-"
-
     found = []
     for steps in (("finetune", "reinforce"), ("evaluate", "agent")):
         paths = [timing / f"{method}-{step}@{row}.json" for step in steps]
-        found.append(next((seconds(path) for path in paths if path.is_file()), "-"))
+        seconds = next((read_timing(path).get("seconds") for path in paths if path.is_file()), None)
+        found.append("-" if seconds is None else f"{seconds:.0f}")
     return found[0], found[1]
 
 

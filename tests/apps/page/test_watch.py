@@ -12,6 +12,7 @@ from selfimprove.apps.page.build import write_live
 from selfimprove.apps.page.live import status
 from selfimprove.apps.page.watch import make_app, newest, watch
 from selfimprove.core.errors import UserError
+from selfimprove.core.tracking import TensorBoard
 from tests.support.reports import write_scratch
 
 
@@ -88,3 +89,29 @@ def test_a_stage_that_has_just_started_is_shown_as_starting(run: Path) -> None:
         log.write("--- again\n")
     [stage] = status(run)["working"]
     assert (stage["line"], stage["done"]) == ("Starting.", None)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (".scratch/timing/rise-data.json", '{"seconds": NaN}'),
+        (".scratch/timing/rise-data.json", "[" * 5000),
+        (".scratch/locks/torn.owner.json", '{"pid": 1e999, "created": 1}'),
+        (".scratch/locks/torn.owner.json", "[" * 5000),
+        (".scratch/stages/rise-finetune-iter1/key/x.journal", "x " + "[" * 5000),
+    ],
+)
+def test_damaged_files_do_not_prevent_the_status(file: str, text: str, run: Path) -> None:
+    (run / file).write_text(text)
+    with TestClient(make_app(run, run, rebuild=False), base_url="http://127.0.0.1") as client:
+        found = client.get("/status.json").json()
+    assert [one["stage"] for one in found["working"]] == ["rise-finetune@iter1"]
+    assert [one["seconds"] for one in found["ended"]] == [None if "timing" in file else 2.5]
+
+
+def test_a_curve_omits_values_that_are_not_numbers(run: Path) -> None:
+    events = TensorBoard("rise-finetune@iter1", run / ".scratch/tensorboard/rise-finetune@iter1", 3)
+    events.log(3, {"loss": float("nan")})
+    events.close()
+    [stage] = status(run)["working"]
+    assert stage["curves"] == {"loss": [[1, 2.0], [2, 1.0]]}

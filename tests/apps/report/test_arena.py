@@ -16,9 +16,10 @@ from selfimprove.apps.page.build import environment
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.arena import Arena, arena, arena_tables, attempts_of, between_of, rows_of, same_start
 from selfimprove.apps.report.table import SUMMARIES, fitted, read_summaries
+from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.publish import write_json, write_text
-from selfimprove.core.records import write_jsonl
+from selfimprove.core.records import mean_and_error, write_jsonl
 from tests.support.profiles import profile
 
 TIMING = Path("timing")
@@ -69,7 +70,10 @@ def write_method(root: Path, method: str, tasks: Sequence[int] = (7, 3, 5, 9), e
         write_json(root / TIMING / f"{method}-{step}.json", {"seconds": 1.0})
     summary = {
         "columns": [metric], "order": list(ROWS[method]), "last": last,
-        "rows": {row: {"metrics": {}, "training_tokens": 500} for row in ROWS[method]},
+        "rows": {
+            row: {"what": row, "metrics": {metric: mean_and_error([0, 1])}, "training_tokens": 500}
+            for row in ROWS[method]
+        },
         "gains": [], "rates": {}, "note": "", "solid": [], "last_minus": {},
     }  # fmt: skip
     write_json(root / SUMMARIES / f"{method}.json", summary)
@@ -107,6 +111,38 @@ def test_differences_are_paired_by_task_whatever_the_order_in_the_files(root: Pa
     # (1, 1, 1, 0) - (0, 1, 1, 1), task by task: (1, 0, 0, -1), with the error of the paired differences.
     assert one["between"]["rise-reflect_rl"] == {"mean": 0.0, "se": pytest.approx((2 / 3 / 4) ** 0.5), "n": 4}
     assert between_of(one)[1][2].startswith("+.000±.408")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("rise/iter2/train.json", '{"real_tokens": "x"}', "field 'real_tokens' must be a number"),
+        ("rise/iter1/generate.json", '{"samples": []}', "field 'samples' must be a number"),
+    ],
+)
+def test_the_comparison_names_a_damaged_file(file: str, text: str, said: str, root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "reflect_rl")
+    write_text(root / "results" / file, text)
+    with pytest.raises(UserError, match=f"{file}: {said}; restore the file, or run `make repro`"):
+        found(root)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"rise": []}, "params.yaml, rise: "),
+        ({"base": [1]}, "params.yaml, base.rise: "),
+        ({"rise": {"iterations": {"iter2": {"init": 3}}}}, "params.yaml, rise: field 'iterations.iter2.init'"),
+        ({"rise": {"iterations": {"iter2": {"init": "iter2"}}}}, "'iter2' is no iteration, or builds on itself"),
+    ],
+)
+def test_the_comparison_names_a_wrong_key_of_params_yaml(params: dict[str, Any], said: str, root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "reflect_rl")
+    write_json(root / "params.yaml", profile("arena-textcraft") | params)
+    with pytest.raises(UserError, match=said):
+        found(root)
 
 
 def test_tokens_episodes_and_seconds_include_everything_that_produced_the_last_row(root: Path) -> None:

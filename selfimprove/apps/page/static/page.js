@@ -60,8 +60,9 @@ const page = (() => {
     return made;
   }
 
-  // Characters that would reorder, hide or break the text around them are shown by their code.
-  const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu;
+  // Characters that would reorder, hide or break the text around them are shown by their code: those that Unicode lets a
+  // font ignore, control characters, and line and paragraph separators.
+  const HIDDEN = /[\p{Default_Ignorable_Code_Point}\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029\ufff9-\ufffb]/gu;
 
   /** Text with its invisible characters shown.
    * @param {string} text @returns {DocumentFragment} */
@@ -70,7 +71,7 @@ const page = (() => {
     let from = 0;
     for (const found of text.matchAll(HIDDEN)) {
       made.append(text.slice(from, found.index));
-      const code = found[0].charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
+      const code = (found[0].codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0");
       made.append(el("span", { class: "hidden", title: `invisible character U+${code}` }, `⟨${code}⟩`));
       from = found.index + found[0].length;
     }
