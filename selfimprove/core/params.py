@@ -17,7 +17,7 @@ CHOICE = "env:"
 
 
 def _variable(name: str) -> str:
-    """Raises: ValueError: a name of no variable, or of an unusual one: probably the key itself, which is not repeated."""
+    """Raises: ValueError: it is not like a variable's name, and probably the key itself, which is not repeated."""
     if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
         raise ValueError(
             "must be the name of an environment variable, in capital letters; export the key in it, and never write "

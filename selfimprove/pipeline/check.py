@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML
 
 from selfimprove.core.chat import NAMED_TEMPLATES
 from selfimprove.core.cli import one_sentence
@@ -127,11 +126,11 @@ def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterat
 def _graph(file: Path, _changed: int) -> Mapping[str, Any]:
     """The stages of a dvc.yaml, cached for all points of a grid. Raises: UserError: they are not mappings."""
     stages = read_yaml(file).get("stages")
-    listed = stages.values() if isinstance(stages, Mapping) else [None]
-    bodies = [one.get("do", one) if isinstance(one, Mapping) else None for one in listed]
-    if not all(isinstance(one, Mapping) and isinstance(one.get("params", []), list) for one in bodies):
-        raise UserError(f"{file.name}: a stage is damaged; correct it, or run `git restore {file.name}`.")
-    return stages
+    if isinstance(stages, Mapping):
+        bodies = [one.get("do", one) if isinstance(one, Mapping) else None for one in stages.values()]
+        if all(isinstance(one, Mapping) and isinstance(one.get("params", []), list) for one in bodies):
+            return stages
+    raise UserError(f"{file.name}: a stage is damaged; correct it, or run `git restore {file.name}`.")
 
 
 def _at(values: Any, key: str) -> Any:

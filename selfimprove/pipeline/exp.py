@@ -30,7 +30,9 @@ def check_settings(text: str) -> dict[str, Any]:
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UserError(f"SET: {twice[0]} occurs twice; give it one value, or use `make sweep` for several.")
     if "${" in text:
-        raise UserError("SET: ${…} is not a value, because results would depend on where it is filled in; write it out.")
+        raise UserError(
+            "SET: ${…} is not a value, because results would depend on where it is filled in; write it out."
+        )
     with TemporaryDirectory() as folder:
         copy = Path(shutil.copy(PARAMS_FILE, folder))
         absent = [word for word in text.split() if not _taken(copy, word)]

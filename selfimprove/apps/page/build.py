@@ -100,11 +100,14 @@ def _made(folder: Path) -> Path:
     """Create the folder of a page.
 
     Raises:
-        UserError: it is the root of a run, whose own ``data`` the page's would replace.
+        UserError: it is the root of a run, whose own ``data`` the page's would replace, or cannot be created.
     """
     if (folder / "dvc.yaml").exists() or (folder / "params.yaml").exists():
         raise UserError(f"--out {folder}: the page's data would replace the folder's own data/; name another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: no folder can be made there ({error.strerror}); name another.") from None
     return folder
 
 

@@ -100,6 +100,13 @@ def test_a_page_is_never_written_over_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "data/kept.txt").exists()
 
 
+def test_a_page_s_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in ("file", "file/below"):
+        with pytest.raises(UserError, match=r"no folder can be made there \(.*\); name another"):
+            build(tmp_path, tmp_path / place)
+
+
 def test_training_examples_carry_their_weights(run: Path, tmp_path: Path) -> None:
     build(run, tmp_path / "out")
     training = next(one for one in chunk(tmp_path / "out", "rise-index")["sets"] if one["phase"] == "training")
