@@ -20,6 +20,8 @@ from selfimprove.core.errors import UserError
 NAME = "segments"
 AMPERE = (8, 0)
 """The oldest GPUs, by compute capability, for which torch contains FlashAttention."""
+WIDEST = 256
+"""The widest heads that it supports."""
 
 
 def attend(
@@ -51,7 +53,7 @@ def attend(
     if query.is_cuda and cu_seq_lens_q is not None and dropout == 0.0:
         # Autocast covers sdpa, but not this function; rotary embeddings leave queries and keys in float32.
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-        if _fused(query, dtype):
+        if _fused(query, value, dtype):
             q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
             longest = max(segments)
             mixed = varlen_attn(
@@ -67,10 +69,12 @@ def attend(
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _fused(query: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether torch's FlashAttention supports this precision, head width and GPU."""
+def _fused(query: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch's FlashAttention supports this precision, these widths of heads, and this GPU."""
+    width = query.shape[-1]
+    supported = width % 8 == 0 and width <= WIDEST and width == value.shape[-1]
     half = dtype in (torch.bfloat16, torch.float16)
-    return half and query.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(query.device) >= AMPERE
+    return half and supported and torch.cuda.get_device_capability(query.device) >= AMPERE
 
 
 AttentionInterface.register(NAME, attend)

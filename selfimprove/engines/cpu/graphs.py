@@ -57,11 +57,13 @@ class Graphs:
             return call(rows, *inputs)
         key = (call.__name__, rows.width, *(one.shape for one in inputs))
         if key not in self._recordings:
+            stream = torch.cuda.current_stream()
             try:
                 self._recordings[key] = self._record(call, rows, inputs)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
+                torch.cuda.set_stream(stream)  # a recording that fails leaves torch on its own stream
                 torch.cuda.synchronize()
                 self.recordable = False
                 return call(rows, *inputs)

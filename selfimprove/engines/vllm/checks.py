@@ -20,6 +20,9 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_leng
 _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """RoPE types whose configs already count the extended positions (vllm/config/model.py, _get_and_verify_max_len)."""
 
+PASS_TOKENS = 8192
+"""Most tokens of a pass. vLLM's own value depends on the caller and the GPU: for its engine, 2,048."""
+
 
 def check_installed() -> None:
     """Raises:
@@ -67,6 +70,11 @@ def positions(config: Mapping[str, Any]) -> int | None:
     scaled = rope.get("rope_type", rope.get("type", "default")) not in _SCALED_ALREADY
     factor = (rope.get("factor") or 1.0) if scaled and "gemma3" not in str(config.get("model_type")) else 1.0
     return int(min(found) * factor)
+
+
+def pass_tokens(cfg: VllmEngineConfig) -> int:
+    """Tokens of the largest pass on a GPU: at least one of every sequence, and not more than all sequences hold."""
+    return min(max(PASS_TOKENS, cfg.context), cfg.max_sequences * cfg.context)
 
 
 def visible_gpus() -> list[str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.engines.base import EngineError, EngineStats
 from selfimprove.engines.config import VllmEngineConfig
+from selfimprove.engines.vllm.checks import pass_tokens
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -138,6 +139,11 @@ class VllmThread:
     def _build(self) -> LLMEngine:
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
+        import torch
+
+        if torch.backends.cuda.matmul.fp32_precision == "tf32":
+            # vLLM sets this process's precision. Keep that of a trainer that shares the process (rl.tf32).
+            os.environ.setdefault("VLLM_FLOAT32_MATMUL_PRECISION", "high")
         from vllm.platforms import current_platform
 
         arguments: dict[str, Any] = {}
@@ -147,9 +153,10 @@ class VllmThread:
             _let_llvmlite_be_scanned()
             # On a CPU, seeded sampling crashes with chunked prefill, and compiling costs more than it saves.
             arguments = {"enable_chunked_prefill": False, "enforce_eager": True, "block_size": 32}
-            arguments["max_num_batched_tokens"] = max(self._cfg.context, 4096)
+            arguments["max_num_batched_tokens"] = max(self._cfg.context, 4096, self._cfg.max_sequences)
         else:
             arguments = {"gpu_memory_utilization": self._cfg.gpu_memory, "enforce_eager": self._cfg.enforce_eager}
+            arguments["max_num_batched_tokens"] = pass_tokens(self._cfg)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from selfimprove.core.errors import UserError
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes
-from selfimprove.engines.vllm.checks import replica_count
+from selfimprove.engines.vllm.checks import pass_tokens, replica_count
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.work import Calls
@@ -16,9 +16,6 @@ COMPUTE, TRAFFIC = 0.40, 0.60
 VLLM_STEP, GRAPH_LAYER = 4e-3, 5e-5
 """Minimum seconds of a decoding step: vLLM's scheduling and sampling per step (assumed); for the transformers engine,
 per layer, with its CUDA graphs (measured with 30 layers on a rented H100: 1.3 ms)."""
-
-BATCHED_TOKENS = 8192
-"""Assumed tokens of one vLLM prefill pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
 
 PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
 """Bytes of a process besides its tensors: on a GPU, the CUDA context, library workspaces and fragmentation; in host
@@ -104,9 +101,9 @@ def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, 
             f"{shape.kv_heads} key heads; set a divisor."
         )
     weights = f.frozen_bytes(shape, cfg.dtype) / parallel
-    tokens = max(BATCHED_TOKENS, cfg.context)
     activations = (
-        f.inference_activations(shape, tokens, logits=cfg.max_sequences, bytes_each=f.BYTES[cfg.dtype]) / parallel
+        f.inference_activations(shape, pass_tokens(cfg), logits=cfg.max_sequences, bytes_each=f.BYTES[cfg.dtype])
+        / parallel
     )
     token = f.kv_bytes(shape, cfg.dtype) / min(parallel, shape.kv_heads)
     kv = cfg.gpu_memory * machine.memory - weights - activations - PROCESS_GPU
