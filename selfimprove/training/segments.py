@@ -37,18 +37,24 @@ def attend(
     cu_seq_lens_q: torch.Tensor | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each of ``segments`` (lengths that add up to the row's), in transformers' interface.
 
     ``query`` [1, heads, row, width]; ``key`` and ``value`` may have fewer heads; ``cu_seq_lens_q`` [segments + 1]
-    int32, the boundaries of the segments, is needed only on GPUs. Returns [1, row, heads, width].
+    int32, the boundaries of the segments, is needed only on GPUs. ``s_aux``: attention sinks. Returns [1, row, heads,
+    width].
 
     Raises:
         UserError: the architecture does not pass on ``segments``, or needs another kind of attention.
     """
-    if segments is None or softcap is not None or (sliding_window is not None and sliding_window < max(segments)):
-        raise UserError(f"train.attention: {NAME} does not support the attention of {type(module).__name__}; set sdpa.")
+    capped = softcap is not None or s_aux is not None  # sdpa would ignore both
+    if segments is None or capped or (sliding_window is not None and sliding_window < max(segments)):
+        raise UserError(
+            f"train.attention: {NAME} does not support the attention of {type(module).__name__}; set "
+            f"{'eager' if capped else 'sdpa'}."
+        )
     grouped = query.shape[1] != key.shape[1]
     if query.is_cuda and cu_seq_lens_q is not None and dropout == 0.0:
         # Autocast covers sdpa, but not this function; rotary embeddings leave queries and keys in float32.

@@ -109,8 +109,13 @@ def test_segments_attend_separately_with_fewer_key_heads_and_refuse_unsupported_
             2, 1
         )
         assert torch.allclose(out[:, start:stop], expected.transpose(1, 2), atol=1e-6)
-    for odd in ({"segments": None}, {"segments": [4, 5], "sliding_window": 4}, {"segments": [9], "softcap": 30.0}):
-        with pytest.raises(UserError, match="segments does not support the attention of Linear; set sdpa"):
+    for odd, other in (
+        ({"segments": None}, "sdpa"),
+        ({"segments": [4, 5], "sliding_window": 4}, "sdpa"),
+        ({"segments": [9], "softcap": 30.0}, "eager"),
+        ({"segments": [9], "s_aux": torch.zeros(4)}, "eager"),
+    ):
+        with pytest.raises(UserError, match=f"segments does not support the attention of Linear; set {other}"):
             attend(module, query, key, value, None, **odd)
 
 
