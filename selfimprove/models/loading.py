@@ -114,14 +114,21 @@ def check_vocabulary(folder: Path, model: Any, tokenizer_size: int) -> None:
         )
 
 
-def check_context(folder: Path, model: Any, context: int) -> None:
-    """Check that the slots' length is within the model's limits on positions.
+def check_attention(folder: Path, model: Any, context: int) -> None:
+    """Check that the engine's attention is the model's, and the slots' length within its limits on positions.
 
     Raises:
         UserError: it is not; the message contains the param and the limit.
     """
     config = model.config.get_text_config()
+    if caps_scores(config):
+        raise UserError(f"engine: transformers ignores the soft cap on attention scores of {folder}; use engine vllm.")
     for key in ("max_position_embeddings", "sliding_window"):
         limit = getattr(config, key, None)
         if isinstance(limit, int) and 0 < limit < context:
             raise UserError(f"context: {context} exceeds the limit of {folder} ({key} {limit}); lower context.")
+
+
+def caps_scores(config: Any) -> bool:
+    """Whether the model limits its attention scores, which the attention ``sdpa`` ignores (Gemma 2)."""
+    return getattr(config, "attn_logit_softcapping", None) is not None

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.models.adapters import take_adapter
-from selfimprove.models.loading import load_whole
+from selfimprove.models.loading import caps_scores, load_whole
 from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
 from selfimprove.training.config import FinetuneParams, LoraConfig
 
@@ -61,6 +61,7 @@ def peft_config(lora: LoraConfig) -> Any:
 def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
     """``load_model`` without adapters: the base model, quantised if configured, and the RoPE scaling factor."""
     config, factor = load_config(model_dir, params)
+    _check_attention(model_dir, config.get_text_config(), params)
     lora = params.lora
     extra: dict[str, Any] = {}
     if lora is not None and lora.quantize != "none":
@@ -84,6 +85,19 @@ def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | Non
 
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=params.gradient_checkpointing)
     return model, factor
+
+
+def _check_attention(folder: Path, config: Any, params: FinetuneParams) -> None:
+    """Raises: UserError: the attention would silently differ from the model's."""
+    if params.attention == "sdpa" and caps_scores(config):
+        raise UserError(f"train.attention: sdpa ignores the soft cap on attention scores of {folder}; set eager.")
+    window = getattr(config, "sliding_window", None)
+    if params.attention in ("sdpa", "eager") and isinstance(window, int) and 0 < window < params.max_length:
+        raise UserError(
+            f"train.max_length: {params.max_length} exceeds the sliding window of {folder} ({window}), which is not "
+            f"applied to rows of several conversations with {params.attention}; lower max_length, or set "
+            "train.attention: flash_attention_2."
+        )
 
 
 def placement(params: FinetuneParams) -> dict[str, Any]:

@@ -50,10 +50,11 @@ def attend(
         UserError: the architecture does not pass on ``segments``, or needs another kind of attention.
     """
     capped = softcap is not None or s_aux is not None  # sdpa would ignore both
-    if segments is None or capped or (sliding_window is not None and sliding_window < max(segments)):
+    narrow = segments is not None and sliding_window is not None and sliding_window < max(segments)
+    if segments is None or capped or narrow:
+        other = "eager" if capped else "flash_attention_2" if narrow else "sdpa"
         raise UserError(
-            f"train.attention: {NAME} does not support the attention of {type(module).__name__}; set "
-            f"{'eager' if capped else 'sdpa'}."
+            f"train.attention: {NAME} does not support the attention of {type(module).__name__}; set {other}."
         )
     grouped = query.shape[1] != key.shape[1]
     if query.is_cuda and cu_seq_lens_q is not None and dropout == 0.0:

@@ -111,7 +111,7 @@ def test_segments_attend_separately_with_fewer_key_heads_and_refuse_unsupported_
         assert torch.allclose(out[:, start:stop], expected.transpose(1, 2), atol=1e-6)
     for odd, other in (
         ({"segments": None}, "sdpa"),
-        ({"segments": [4, 5], "sliding_window": 4}, "sdpa"),
+        ({"segments": [4, 5], "sliding_window": 4}, "flash_attention_2"),
         ({"segments": [9], "softcap": 30.0}, "eager"),
         ({"segments": [9], "s_aux": torch.zeros(4)}, "eager"),
     ):

@@ -31,7 +31,7 @@ from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 from selfimprove.engines.cpu.decoder import Decoder
 from selfimprove.engines.cpu.prefill import Prompts
 from selfimprove.engines.cpu.samples import PendingRequest, Samples, indices
-from selfimprove.models.loading import check_context, check_vocabulary, load_causal_lm
+from selfimprove.models.loading import check_attention, check_vocabulary, load_causal_lm
 
 STILL = 8
 """An idle engine starts when a pass is full, or after this many event-loop turns without a new request."""
@@ -71,7 +71,7 @@ class TransformersEngine(Templated):
                     model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code
                 )
         check_vocabulary(model_dir, model, self.chat.vocab_size)
-        check_context(model_dir, model, cfg.context)
+        check_attention(model_dir, model, cfg.context)
         self.context = cfg.context
         slots, prefill_rows = batch_sizes(cfg, stored_parameters(model_dir))
         with self._gpu_memory():
