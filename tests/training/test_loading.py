@@ -49,7 +49,7 @@ def test_attention_that_differs_from_the_model_s_is_refused_in_training(
 
 
 def test_the_default_engine_refuses_a_model_with_a_soft_cap_on_attention_scores() -> None:
-    with pytest.raises(UserError, match="engine: transformers ignores the soft cap .* use engine vllm"):
+    with pytest.raises(UserError, match=r"engine: transformers ignores the soft cap .* use engine vllm"):
         check_attention(Path("gemma"), SimpleNamespace(config=Gemma2Config(**SIZES)), 64)
     uncapped = Gemma2Config(**SIZES, attn_logit_softcapping=None)
     check_attention(Path("gemma"), SimpleNamespace(config=uncapped), 64)
