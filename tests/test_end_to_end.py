@@ -44,6 +44,7 @@ def ran(output: str) -> set[str]:
 def edit(folder: Path, change: str, value: object) -> None:
     """Set one param, as a user would in an editor."""
     yaml = YAML()
+    yaml.representer.ignore_aliases = lambda *_: True
     path = folder / "params.yaml"
     params = yaml.load(path)
     node = params

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from transformers import Gemma2Config, LlamaConfig, MistralConfig
@@ -13,7 +14,7 @@ from selfimprove.models.loading import check_attention
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.loading import load_base
 
-SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 16}
+SIZES: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 16}
 
 
 @pytest.mark.parametrize(
