@@ -14,7 +14,9 @@ from selfimprove.models.loading import check_attention
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.loading import load_base
 
-SIZES: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 16}
+SIZES: dict[str, Any] = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 16,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
