@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from selfimprove.training import loading
 from selfimprove.training.config import FinetuneParams
@@ -20,7 +21,7 @@ def loaded(quantize: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         raise Loading(options.get("quantization_config"))
 
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(loading, "load_config", lambda *_: (None, None))
+    monkeypatch.setattr(loading, "load_config", lambda *_: (LlamaConfig(), None))
     monkeypatch.setattr(loading, "load_whole", load_whole)
     monkeypatch.setattr(loading, "placement", lambda _: {})  # it asks for the GPU
     params = {"device": "cuda", "dtype": "bfloat16", "lora": {"quantize": quantize}}
