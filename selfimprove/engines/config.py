@@ -97,7 +97,8 @@ class OpenAiEngineConfig(Section):
     model: str
     api_key_env: VariableName | None = Field(
         default="OPENAI_API_KEY",
-        description="environment variable that holds the API key; null: the endpoint requires no key",
+        description="environment variable, in capital letters, that holds the API key; null: the endpoint requires no "
+        "key",
     )
     api_key_file: str | None = Field(
         default=None, description="file with a line KEY: value, used if the environment variable is unset"

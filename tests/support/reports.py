@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -226,3 +229,12 @@ def write_scratch(root: Path) -> None:
     events.log(1, {"loss": 2.0})
     events.log(2, {"loss": 1.0})
     events.close()
+
+
+def chunk(out: Path, name: str) -> Any:
+    """What the page's script reads from a chunk."""
+    text = (out / "data" / f"{name}.js").read_text(encoding="ascii")
+    found = re.fullmatch(r'chunk\("([\w-]+)","([A-Za-z0-9+/=]*)"\);\n', text)
+    assert found is not None
+    assert found[1] == name
+    return json.loads(gzip.decompress(base64.b64decode(found[2])))

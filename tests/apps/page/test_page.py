@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import gzip
 import json
 import re
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from selfimprove.apps.page import scenes, tables
+from selfimprove.apps.page import tables
 from selfimprove.apps.page.__main__ import main
 from selfimprove.apps.page.build import build, write_live
 from selfimprove.apps.page.chunks import write_records
 from selfimprove.apps.page.episodes import CUT, clip, to_page
-from selfimprove.apps.page.graph import StageShown, trained_on
-from selfimprove.apps.page.library import Source, write_library
 from selfimprove.apps.page.run import Run
-from selfimprove.apps.page.scores import Scorer, Wanted
 from selfimprove.apps.report.words import row_name
-from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Attempt, Episode, Message, Turn, read_rows, write_rows
-from tests.support.reports import HOSTILE, make_tree, write_pairs, write_reinforcement, write_rise, write_trees
-from tests.support.tiny import make_tiny_model
-
-
-def chunk(out: Path, name: str) -> Any:
-    """What the page's script reads from a chunk."""
-    text = (out / "data" / f"{name}.js").read_text(encoding="ascii")
-    found = re.fullmatch(r'chunk\("([\w-]+)","([A-Za-z0-9+/=]*)"\);\n', text)
-    assert found is not None
-    assert found[1] == name
-    return json.loads(gzip.decompress(base64.b64decode(found[2])))
+from selfimprove.core.records import read_rows, write_rows
+from tests.support.reports import HOSTILE, chunk, make_tree, write_pairs, write_reinforcement, write_rise, write_trees
 
 
 class Reader(HTMLParser):
@@ -284,71 +266,6 @@ def test_rows_are_named_in_words() -> None:
     assert row_name("reflect_rl", "reflect_rl") == "Reflect-RL"
 
 
-def test_a_taxi_s_grid_is_read_from_its_text() -> None:
-    text = "Current State\n\n+---------+\n|P: | : : |\n|T: | : : |\n| : : : : |\n| | : | : |\n|D| : | : |\n+---------+"
-    assert scenes.Seen().text(text) == {"taxi": ["P: | : : ", "T: | : : ", " : : : : ", " | : | : ", "D| : | : "]}
-
-
-def test_a_kitchen_is_read_from_its_transcript() -> None:
-    text = (
-        "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a fridge 1, and a microwave "
-        "1."
-        "\n\nYour task is to: heat some plate and put it in cabinet.\nYou arrive at fridge 1. The fridge 1 is closed.\n"
-        "You open the fridge 1. The fridge 1 is open. In it, you see a plate 1, and a winebottle 1.\n"
-        "You pick up the plate 1 from the fridge 1.\nYou arrive at cabinet 2. On the cabinet 2, you see nothing."
-    )
-    room = scenes.kitchen(text)
-    assert room is not None
-    hot = scenes.kitchen(
-        f"{text}\nYou cool the plate 1 using the fridge 1.\nYou heat the plate 1 using the microwave 1."
-    )
-    assert hot is not None
-    assert hot["kitchen"]["holds"] == "plate 1 (hot)"
-    assert room["kitchen"] == {
-        "places": ["cabinet 2", "fridge 1", "microwave 1"], "at": "cabinet 2", "holds": "plate 1",
-        "in": {"fridge 1": ["winebottle 1"], "cabinet 2": []}, "open": ["fridge 1"],
-    }  # fmt: skip
-
-
-def test_the_kitchen_read_from_observations_equals_the_environment_s_state() -> None:
-    from selfimprove.envs.alfworld.kitchen import Kitchen
-    from selfimprove.envs.alfworld.kitchen_games import make_game
-    from selfimprove.envs.alfworld.kitchen_rules import IN_HAND
-
-    game = Kitchen()
-    for task in range(30):
-        drawn, rules = scenes.Seen(), make_game(0, task)
-        shown = drawn.text(game.reset(task))
-        for move in game.expert():
-            shown = drawn.step(move.action, game.step(move.action).observation)
-            assert shown is not None
-            room, scene = shown["kitchen"], game.snapshot().scene
-            assert room["places"] == list(rules.receptacles)
-            assert room["at"] == (rules.receptacles[scene.at] if scene.at >= 0 else "")
-            assert set(room["open"]) == {rules.receptacles[place] for place in scene.opened}
-            where = dict(zip(rules.things, scene.where, strict=True))
-            held = [thing for thing, place in where.items() if place == IN_HAND]
-            assert [room["holds"].partition(" (")[0]] == (held or [""])
-            for place, things in room["in"].items():
-                inside = {thing for thing, at in where.items() if at == rules.receptacles.index(place)}
-                assert {thing.partition(" (")[0] for thing in things} == inside
-    assert shown is not None
-
-
-def test_the_inventory_read_from_observations_equals_the_environment_s_state(tmp_path: Path) -> None:
-    from selfimprove.envs.registry import text_env
-
-    game = text_env(name="textcraft", seed=7).make()
-    for task in range(40):
-        game.reset(task)
-        carried = scenes.Inventory()
-        for move in game.expert():
-            answer = game.step(move.action)
-            shown = carried.step(move.action, answer.observation)["carries"]
-            held = {item.split(":")[-1].replace("_", " "): count for item, count in game.snapshot().inventory}
-            assert shown == held
-
-
 def test_a_reinforcement_log_is_shown_as_episodes(tmp_path: Path) -> None:
     write_reinforcement(tmp_path / "run")
     log = tmp_path / "run/results/reflect_rl/reflect_rl/log.jsonl"
@@ -465,122 +382,3 @@ def test_every_pair_is_on_the_page(tmp_path: Path) -> None:
         True,
         False,
     ]  # no positive trajectory has the start of the last one
-
-
-def finetune(method: str, row: str, file: str, before: str) -> StageShown:
-    """A stage that trains ``row`` on a file, starting from the model ``before``."""
-    return StageShown(
-        f"{method}-finetune@{row}", "", method, "finetune", row, [], [],
-        [f"data/{method}/{file}.jsonl", f"models/{method}/{before}"],
-        [{"path": f"models/{method}/{row}", "there": True}], [], "done",
-    )  # fmt: skip
-
-
-def test_a_file_of_examples_belongs_to_the_row_that_was_trained_on_it(tmp_path: Path) -> None:
-    """In Reflect-RL's SFT, reflections and actions train two models, each with its own log-probabilities."""
-    files = {"policy": "sft_policy", "reflector": "sft_reflection", "more_sft": "sft_policy"}
-    stages = [finetune("reflect_rl", row, f"base/train/{file}", "start") for row, file in files.items()]
-    train = tmp_path / "data/reflect_rl/base/train"
-    train.mkdir(parents=True)
-    for file in ("sft_policy", "sft_reflection", "sft_policy_positive"):
-        write_rows(train / f"{file}.jsonl", [TRAINED | {"id": file}])
-    for row in ("start", *files):
-        make_tiny_model(tmp_path / "models/reflect_rl" / row, seed=len(row))
-        (tmp_path / "results/reflect_rl" / row).mkdir(parents=True)
-    trained = trained_on(stages)
-    run = Run(tmp_path)
-    scorer = Scorer(run, stages, "auto")
-    found = write_library(run, "reflect_rl", tmp_path / "data", scorer.extend, trained)
-    assert [one["name"] for one in found.sets] == ["policy/training", "reflector/training"]
-    for place, row in enumerate(("policy", "reflector")):
-        [record] = chunk(tmp_path, f"{found.sets[place]['file']}-0")
-        _, _, ids, after, before = record["m"][1]["p"][0]
-        prompt = [Message(role="user", content="one")]
-        for values, model in ((after, row), (before, "start")):
-            wanted = log_probs(tmp_path / "models/reflect_rl" / model, prompt, ids)
-            assert values == pytest.approx(wanted, abs=2e-3)
-        assert after != before
-
-
-@pytest.fixture
-def scorers(tmp_path: Path) -> Callable[[Wanted], Scorer]:
-    """Factory of scorers for a run whose row iter1 was trained from base; both have a model."""
-    for row in ("base", "iter1"):
-        make_tiny_model(tmp_path / "models/rise" / row)
-        (tmp_path / "results/rise" / row).mkdir(parents=True)
-    stage = finetune("rise", "iter1", "iter1/train/examples", "base")
-    return lambda wanted: Scorer(Run(tmp_path), [stage], wanted)
-
-
-def log_probs(model: Path, prompt: Sequence[Message], ids: Sequence[int]) -> list[float]:
-    """Log-probabilities of ids after a prompt, which is encoded as for an engine."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    read = ChatFormat.load(model).encode(prompt, add_generation_prompt=True).ids
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([[*read, *ids]])).logits[0].log_softmax(-1)
-    return [float(logits[len(read) - 1 + place, token]) for place, token in enumerate(ids)]
-
-
-TRAINED = {
-    "id": "a",
-    "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", "weight": 1.0}],
-}
-
-
-def test_log_probabilities_equal_those_of_the_model(scorers: Callable[[Wanted], Scorer], tmp_path: Path) -> None:
-    record = to_page(TRAINED)
-    scorers("auto").extend("rise", Source("iter1", "training", tmp_path), 1, TRAINED, record)
-    [text, weight, ids, after, before] = record["m"][1]["p"][0]
-    model = tmp_path / "models/rise/iter1"
-    chat = ChatFormat.load(model)
-    assert (text, weight, ids) == (
-        "two",
-        1.0,
-        [*chat.content_ids(Message(role="assistant", content="two")), chat.end_id],
-    )
-    assert after == pytest.approx(log_probs(model, [Message(role="user", content="one")], ids), abs=2e-3)
-    assert before == pytest.approx(after)
-    assert record["m"][0]["p"] == [["one", 0, None]]
-    none = to_page(TRAINED)
-    scorers("no").extend("rise", Source("iter1", "training", tmp_path), 1, TRAINED, none)
-    assert len(none["m"][1]["p"][0]) == 3
-
-
-def test_an_episode_s_log_probabilities_are_conditioned_on_the_prompt_of_each_turn(
-    scorers: Callable[[Wanted], Scorer], tmp_path: Path
-) -> None:
-    said = [Attempt(text=f"try {turn}", reward=0.0, token_ids=[7, 8 + turn], finish="stop") for turn in range(3)]
-    turns = [
-        Turn(model="student", attempts=[one], chosen=0, observation=f"no, not {turn}", omitted=2 * (turn == 2))
-        for turn, one in enumerate(said)
-    ]
-    prompt = [Message(role="user", content="one")]
-    episode = Episode(
-        id="a", env="gsm8k", query="one", gold="1", prompt=prompt, turns=turns, status="unsolved", seed="1/a"
-    )
-    line = episode.model_dump(mode="json")
-    record = to_page(line)
-    scorers("auto").extend("rise", Source("iter1", "evaluation", tmp_path), 1, line, record)
-    later = [
-        message for one, turn in zip(said, turns, strict=True)
-        for message in (Message(role="assistant", content=one.text, token_ids=one.token_ids, finish="stop"),
-                        Message(role="user", content=turn.observation))
-    ]  # fmt: skip
-    for place, read in enumerate(([], later[:2], later[2:4])):  # the last turn's prompt omitted the first turn
-        part = record["m"][1 + 2 * place]["p"][0]
-        assert part[2][:2] == said[place].token_ids
-        wanted = log_probs(tmp_path / "models/rise/iter1", [*prompt, *read], part[2])
-        assert part[3] == pytest.approx(wanted, abs=2e-3)
-    assert [len(one["p"][0]) for one in record["m"]] == [3, 5, 3, 5, 3, 5, 3]
-
-
-@pytest.mark.parametrize(("wanted", "scored"), [("no", 0), ("auto", 24), ("yes", 24), ("all", 50)])
-def test_the_option_sets_how_many_records_of_a_file_have_log_probabilities(
-    wanted: Wanted, scored: int, scorers: Callable[[Wanted], Scorer], tmp_path: Path
-) -> None:
-    scorer, records = scorers(wanted), [to_page(TRAINED) for _ in range(50)]
-    for record in records:
-        scorer.extend("rise", Source("iter1", "training", tmp_path), len(records), TRAINED, record)
-    assert sum(len(record["m"][1]["p"][0]) > 3 for record in records) == scored

@@ -23,7 +23,7 @@ class SerpApiParams(Section):
 
     url: str = Field(default="https://serpapi.com/search.json", pattern=r"^https?://")
     api_key_env: VariableName = Field(
-        default="SERPAPI_API_KEY", description="environment variable that holds the API key"
+        default="SERPAPI_API_KEY", description="environment variable, in capital letters, that holds the API key"
     )
     timeout: float = Field(default=20.0, gt=0, description="timeout of one try in seconds")
     tries: int = Field(default=4, ge=1)
