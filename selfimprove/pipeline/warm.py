@@ -12,9 +12,10 @@ The helper has imported third-party packages and, of ours, only what reads ``run
 ``pipeline.params``, ``params``, ``errors``). It has computed nothing, which makes forking safe, and ends with the
 command. A child is killed when its stage's process is.
 
-CUDA cannot be initialised in a fork of a process that has queried it, and the imports query it if FlashAttention or
-vLLM is installed. Stages therefore run in their own processes if the params name a GPU or vLLM, and in the GPU
-environment (``ACCELERATOR=cuda``) no helper is started.
+CUDA cannot be initialised in a fork of a process that has queried it, and some packages query it when they are
+imported. The helper imports them with ``NVML_CHECK``, with which torch asks the driver's management library instead,
+and then tries a sum on the GPU in a fork, once. Only if that succeeds are stages forked whose params name a GPU; stages
+with vLLM always run in their own processes, since it starts processes of its own.
 """
 
 import gc
@@ -28,9 +29,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,10 @@ FOLDER = "warm-"
 """Prefix of the name of the helper's folder, followed by the process id."""
 SHORT = "/tmp"
 """Parent of that folder if TMPDIR is too long: a socket address holds about a hundred bytes."""
+NVML_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""With this environment, ``torch.cuda.is_available`` does not initialise CUDA."""
+TRIAL_SECONDS = 60
+"""A trial on the GPU that takes longer counts as failed."""
 
 
 def parents() -> list[list[float]]:
@@ -78,20 +84,26 @@ def _params() -> Any:
 
 def uses_gpu(params: Any) -> bool:
     """Whether params, or a part of them, contain ``device: cuda`` or ``engine: vllm`` at any depth."""
-    return any(part.get("device") == "cuda" or part.get("engine") == "vllm" for _, part in mappings(params))
+    return uses_vllm(params) or any(part.get("device") == "cuda" for _, part in mappings(params))
+
+
+def uses_vllm(params: Any) -> bool:
+    """Whether params, or a part of them, contain ``engine: vllm`` at any depth."""
+    return any(part.get("engine") == "vllm" for _, part in mappings(params))
 
 
 def main() -> None:
     """Run the command given as arguments, with a helper process alongside, and exit with the command's code."""
     os.environ.update(environment(wanted()))  # for the helper; a stage restarts itself to set them
-    if os.environ.get("ACCELERATOR") == "cuda":
-        sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
+    alone = {name: value for name, value in os.environ.items() if name != ADDRESS}
+    if uses_vllm(_params()):
+        sys.exit(_run(alone))
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _clean()
         folder = _listening(server)
     except OSError:  # no space or no permission: stages do their own imports
-        sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
+        sys.exit(_run(alone))
     address = server.getsockname()
     alive, held = os.pipe()
     helper = os.fork()
@@ -234,17 +246,20 @@ def _serve(server: socket.socket, alive: int) -> None:
         threads = load_section(read_yaml(Path("params.yaml")), "run", RunParams, "params.yaml").threads
         # Read when torch is imported; same values as in a stage that does its own imports.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+        os.environ.update(NVML_CHECK)
         _import()
     except Exception:
         os._exit(1)  # further requests are refused, and stages do their own imports
     # Python 3.12 warns of forks in a process with threads. The thread of this one only waits for the command's end.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    params = _params()
+    forks_reach_gpu = uses_gpu(params) and not uses_vllm(params) and tried_in_fork(_gpu_computes)
     while True:
         line, _ = server.accept()
         # Fork twice: the first child waits for the second with a thread, which a process that forks must not have.
         if os.fork() == 0:
             server.close()
-            _answer(line)
+            _answer(line, forks_reach_gpu)
         line.close()
         _reap()
 
@@ -265,7 +280,32 @@ def _import() -> None:
     gc.enable()
 
 
-def _answer(line: socket.socket) -> None:
+def tried_in_fork(trial: Callable[[], bool]) -> bool:
+    """Whether a trial succeeds in a fork of this process, within ``TRIAL_SECONDS`` and without an exception."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if trial() else 1)
+        except BaseException:
+            os._exit(1)
+    end = time.monotonic() + TRIAL_SECONDS
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(ASK_SECONDS / 10)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def _gpu_computes() -> bool:
+    import torch
+
+    return float(torch.ones(2, device="cuda").sum()) == 2
+
+
+def _answer(line: socket.socket, forks_reach_gpu: bool = False) -> None:
     """Fork the stage's process, wait for it and send its exit code; kill it if the connection closes first."""
     message, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     while not message.endswith(b"\n"):
@@ -283,7 +323,8 @@ def _answer(line: socket.socket) -> None:
         os.environ.update({STARTED: str(process.create_time()), PARENTS: json.dumps(above)})
     except psutil.Error:  # killed after the request
         os._exit(0)
-    if uses_gpu(_params()) or not chosen(wanted()):
+    params = _params()
+    if uses_vllm(params) or (uses_gpu(params) and not forks_reach_gpu) or not chosen(wanted()):
         line.sendall(BY_ITSELF)
         os._exit(0)
     child = os.fork()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -317,3 +319,15 @@ def test_zero2_resumes_from_its_checkpoint(
     assert losses(resumed) == pytest.approx(losses(whole), rel=BF16)
     assert all(math.isfinite(loss) for loss in losses(resumed))
     note("resumed training, ZeRO-2", identical=identical(folder / "model", folder / "whole"))
+
+
+# --- stage starts ----------------------------------------------------------------------------------------------------
+
+
+def test_stages_can_be_forked_from_the_helper_that_has_imported_torch_and_transformers() -> None:
+    program = (
+        "import os\nfrom selfimprove.pipeline import warm\nos.environ.update(warm.NVML_CHECK)\nwarm._import()\n"
+        "print(warm.tried_in_fork(warm._gpu_computes))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=280)
+    assert done.stdout.split() == ["True"], "the imports initialise CUDA, so every stage does its own"

@@ -31,10 +31,12 @@ def start(
     work: str,
     *arguments: str,
     kernels: str = "native",
+    engine: str = "transformers",
     helper: str = "from selfimprove.pipeline import warm",
 ) -> subprocess.Popen[str]:
     """Start the helper with a stage as its command; the stage requests that the helper run the program ``work``."""
     params = (ROOT / "profiles/default.yaml").read_text()
+    params = params.replace("engine: transformers", f"engine: {engine}", 1)
     (folder / "params.yaml").write_text(params.replace("kernels: native", f"kernels: {kernels}"))
     (folder / "stages").mkdir()
     shutil.copy2(ROOT / "stages/__init__.py", folder / "stages")
@@ -350,17 +352,39 @@ def probed(folder: Path, accelerator: str) -> tuple[dict[str, tuple[int, bool]],
     return {method: (int(pid), loaded == "True") for method, pid, loaded in rows}, asked
 
 
-def test_stages_that_use_a_gpu_or_vllm_are_not_forked_from_a_process_that_queried_cuda(tmp_path: Path) -> None:
-    ran, asked = probed(tmp_path, "cpu")
+@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+def test_stages_that_use_a_gpu_or_vllm_are_not_forked_if_a_fork_does_not_reach_the_gpu(
+    tmp_path: Path, accelerator: str
+) -> None:
+    ran, asked = probed(tmp_path, accelerator)
     assert {method: loaded for method, (_, loaded) in ran.items()} == {"rise": False, "spin": False, "agent_r": True}
     helper = set(asked) - {pid for pid, _ in ran.values()}
     assert helper  # the helper did query CUDA; otherwise, this test would prove nothing
 
 
-def test_in_the_gpu_environment_there_is_no_helper_that_could_query_cuda(tmp_path: Path) -> None:
-    ran, asked = probed(tmp_path, "cuda")
-    assert [loaded for _, loaded in ran.values()] == [False, False, False]
-    assert asked == []
+@pytest.mark.parametrize(
+    ("engine", "reached", "loaded"),
+    [
+        ("transformers, device: cuda", "True", "True"),
+        ("transformers, device: cuda", "False", "False"),
+        ("transformers, device: cuda", "1 / 0", "False"),
+        ("vllm", "True", "False"),
+    ],
+)
+def test_a_stage_that_uses_a_gpu_is_forked_only_if_a_fork_of_the_helper_has_reached_the_gpu(
+    tmp_path: Path, engine: str, reached: str, loaded: str
+) -> None:
+    work = f"import os, sys\nprint('torch' in sys.modules, os.environ.get('{next(iter(warm.NVML_CHECK))}'))\n"
+    trial = f"from selfimprove.pipeline import warm\nwarm._gpu_computes = lambda: {reached}"
+    said, _ = start(tmp_path, work, engine=engine, helper=trial).communicate(timeout=240)
+    assert said.split("\n")[0] == f"{loaded} None"
+
+
+def test_a_trial_that_hangs_counts_as_failed_and_its_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "TRIAL_SECONDS", 0.2)
+    before = psutil.Process().children()
+    assert not warm.tried_in_fork(lambda: not time.sleep(3600))
+    assert psutil.Process().children() == before
 
 
 def test_folders_of_killed_runs_are_removed_and_those_of_active_runs_are_kept(
