@@ -383,7 +383,12 @@ def test_a_stage_that_uses_a_gpu_is_forked_only_if_a_fork_of_the_helper_has_reac
 def test_a_trial_that_hangs_counts_as_failed_and_its_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "TRIAL_SECONDS", 0.2)
     before = psutil.Process().children()
-    assert not warm.tried_in_fork(lambda: not time.sleep(3600))
+
+    def hang() -> bool:
+        time.sleep(3600)
+        return True
+
+    assert not warm.tried_in_fork(hang)
     assert psutil.Process().children() == before
 
 
