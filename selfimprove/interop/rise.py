@@ -53,7 +53,7 @@ def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[s
     Its attempts have the role ``agent``, or ``assistant`` if one of the models ``api`` generated the last action.
 
     A turn on which the client failed appears only in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``); the
-    other lists end before it.
+    other lists end before it. ``dialogue`` is then the whole history, as what that turn's prompt left out is not kept.
     """
     turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
     failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()

@@ -108,6 +108,8 @@ _CARDINALS = frozenset(
 )
 # 18 boys and girls is a number with a unit; 18 and a half, 2 hours and fifteen minutes and 18 over x are not.
 _JOINTS = frozenset(["and", "or", "over"])
+# Words that look like a joint or an exponent but are none: 18 left over, 18 e-mails.
+_HARMLESS = re.compile(r"(?<=\bleft[ -])over\b|\be-(?=[a-z]{2})", re.I)
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")
 # After a slash: 60/h, 60 m/s have a unit; 18/t is a formula.
@@ -138,6 +140,7 @@ def extract_robust(attempt: str) -> str | None:
     box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",").replace("\\!,", ",")
     box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
     # \text is a unit or a remark and is removed, except as a divisor: 18/\text{5} is not 18.
+    box = _HARMLESS.sub("", box.replace("$^", "^"))
     box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", _STYLE.sub(" ", box))))
     box = _TEXT.sub(_unwrapped, _FORMATTED.sub(r"\1", box))
     box = _DEGREES.sub(" ", _CURRENCY.sub("", box)).strip().rstrip(_TRAILING)

@@ -234,6 +234,7 @@ def test_strict_mode_reads_what_the_originals_pattern_and_int_read(text: str) ->
         ("18/x", None),
         ("18-5", None),
         ("18 cm^2", "18"),
+        ("18\\text{ cm$^2$}", "18"),
         ("18 ft²", "18"),
         ("18\\text{ m}³", "18"),
         ("18n²", None),
