@@ -35,7 +35,7 @@ def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewa
     """
     rows = []
     for key, entry in trajectories.items():
-        if rewarded and not entry.get("reward"):
+        if rewarded and entry.get("reward") != 1:
             continue
         try:
             rows.append(alpaca_row(entry["traj"], mode))
@@ -75,11 +75,11 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
     A trainer applies its own chat format to the rows; a remaining wrapper would be doubled.
     """
-    text = joined(pair.prompt)
     flat = [message.content for message in pair.real[:1]] == [CUE]  # else chat turns, which have no wrapper
+    text = joined(pair.prompt, flat)
     prompt = {"role": "user", "content": asked_in(text) if flat else text}
     return {
-        side: [prompt, {"role": "assistant", "content": joined(messages)}]
+        side: [prompt, {"role": "assistant", "content": joined(messages, flat)}]
         for side, messages in (("real", pair.real), ("generated", pair.generated))
     }
 
@@ -90,12 +90,12 @@ def asked_in(prompt: str) -> str:
     return shots + rest.removesuffix(RESPONSE) if wrapper else prompt.removesuffix("\n")
 
 
-def joined(messages: Sequence[Message]) -> str:
-    """Messages as one text: parts of a growing text are concatenated, turns of a chat start on new lines."""
+def joined(messages: Sequence[Message], flat: bool) -> str:
+    """Messages as one text: parts of a growing text (``flat``) are concatenated, turns of a chat start on new lines."""
     text = ""
     for before, message in zip([None, *messages], messages, strict=False):
-        turn = before is not None and before.role != message.role
-        apart = turn and text and message.content and not (text[-1].isspace() or message.content[0].isspace())
+        turn = not flat and before is not None and before.role != message.role
+        apart = turn and text and message.content and not (text.endswith("\n") or message.content.startswith("\n"))
         text += f"\n{message.content}" if apart else message.content
     return text
 

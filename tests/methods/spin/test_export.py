@@ -103,6 +103,17 @@ def test_exported_pairs_have_the_bare_question_and_one_line_per_cue_in_every_for
     assert row["real"] == row["generated"]
 
 
+def test_chat_turns_start_on_new_lines_even_next_to_spaces() -> None:
+    question = QUESTION.model_copy(update={"question": " Who?"})
+    shots = "Q\nThought: y\nAction: finish[z]"
+    episode = played([" t\nAction: ", " u\nAction: finish[Tolma]"], form="chat", few_shot=shots, question=question)
+    expert = EXPERT.model_copy(update={"question": question})
+    (pair,), _ = spin_pairs([expert], [episode], ConvertParams(), "iter0")
+    asked, told = pair_row(pair)["generated"]
+    assert asked["content"] == f"{shots}\n Who?"
+    assert told["content"] == "Thought: t\nAction: \nObservation: No result.\nThought: u\nAction: finish[Tolma]"
+
+
 def test_exported_pairs_of_plain_spin_keep_the_exact_prompt() -> None:
     for text in ("How?\n", alpaca("Who?")):
         chat = QUESTION.model_copy(update={"question": text})

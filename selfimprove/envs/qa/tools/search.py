@@ -30,6 +30,8 @@ def cut_near(text: str, length: int = CUT) -> str:
     ends = [match.end() for match in _ENDS.finditer(text) if match.end() <= length]
     if ends and ends[-1] >= length // 2:
         return text[: ends[-1]]
+    if length <= 4:  # no room for a letter before the dots
+        return text[: max(0, length)]
     room = text[: length - 4]
     words = room.rsplit(" ", 1)[0]
     return f"{(words if len(words) >= length // 2 else room).rstrip(',;: ')} ..."

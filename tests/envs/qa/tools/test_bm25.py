@@ -105,7 +105,7 @@ def test_a_paragraph_is_cut_near_the_limit_at_a_sentence_or_else_at_a_word() -> 
     assert len(cut_near(long)) == 359
 
 
-@given(st.text(max_size=600), st.integers(20, 400))
+@given(st.text(max_size=600), st.integers(-3, 400))
 def test_a_cut_text_never_exceeds_the_limit_and_has_no_newline(text: str, length: int) -> None:
     cut = cut_near(text, length)
     assert len(cut) <= max(length, 0)
