@@ -21,6 +21,7 @@ from typing import Literal
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import explorable
+from selfimprove.envs.autoexplore.sandbox import shown
 from selfimprove.envs.autoexplore.tree import Entry, Kind, Tree
 from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
 
@@ -87,7 +88,7 @@ def filtered(folder: Path | str, name: str | None = None) -> tuple[Repo, list[st
     tree = Tree.scan(folder, keep)
     files = tuple(path for path in tree.files() if explorable(path.rpartition("/")[2], Entry("file")))
     counts = MappingProxyType(dict(sorted(dropped.items())))
-    return Repo(name or Path(tree.root).name or "root", tree, files, counts), unreadable
+    return Repo(name or shown(Path(tree.root).name) or "root", tree, files, counts), unreadable
 
 
 def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:

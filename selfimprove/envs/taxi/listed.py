@@ -42,6 +42,8 @@ _LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the 
 
 _MARKS = re.compile(r"[*`\"'()\[\]]")
 """Markup that chat models put around words: **Action:** (1)."""
+_BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z])[-:]\s*(?=[A-Za-z])")
+"""MOVE-SOUTH, Next move: south."""
 _DISTANCE = (
     r"(?: (?:a|an|one|two|three|four|another|steps?|cells?|squares?|rows?|columns?|further|more|straight|directly|down|"
     r"up|to|towards?|the|in|direction|of)){0,8}?"
@@ -51,15 +53,21 @@ _VERBS = (
     r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*|"
     rf"(?<!a )(?<!one )(?<!1 )step(?:ping)?|tak(?:e|ing) (?:a|one|another) step)(?:(?: \w+){{0,2}}?|{_DISTANCE})"
 )
+_BEST = r"(?:best|next|right|correct) (?:action|direction|move|step|way)(?: is| would be| should be)?(?: to)?(?: the)?"
 _NUMBER = (
-    r"(?:action|option|choice|label|choos(?:e|ing)|select(?:ing)?)(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
+    r"(?:action|answer|option|choice|label|choos(?:e|ing)|pick(?:ing)?|select(?:ing)?)"
+    r"(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
 )
 _TELLS = [
     re.compile(rf"\b(?:{words}|{_NUMBER}{number})\b", re.IGNORECASE)
     for number, words in enumerate(
         (
-            *(rf"{_VERBS} {compass}(?:ward|wards)?" for compass in ("south", "north", "east", "west")),
-            r"pick(?:s|ing|ed)?[ -]?(?:\w+ ){0,2}?up|pickup",
+            *(
+                rf"(?:{_VERBS}|{_BEST}|tak(?:e|ing)) {compass}(?:ward|wards)?|{compass} is the (?:best|right|way)"
+                for compass in ("south", "north", "east", "west")
+            ),
+            r"pick(?:s|ing|ed)?[ -]?(?:\w+ ){0,2}?up|pickup|collect(?:ing)? (?:the passenger|them)|"
+            r"tak(?:e|ing) (?:the passenger|them) aboard",
             r"drop(?:s|ping|ped)?[ -]?(?:\w+ ){0,2}?off|dropoff",
         )
     )
@@ -167,8 +175,8 @@ class EnumeratedTaxi:
     def reveals(self, text: str) -> bool:
         """See ``EnumeratedEnv``: by the action's words or its number; the target's position may be revealed."""
         way = self._game.oracle()
-        plain = " ".join(_MARKS.sub("", text).split())
-        return bool(way) and bool(_TELLS[way[0]].search(plain))
+        plain = _BETWEEN_WORDS.sub(" ", " ".join(_MARKS.sub("", text).split()))
+        return bool(way) and (plain.rstrip(".") == str(way[0]) or bool(_TELLS[way[0]].search(plain)))
 
     def snapshot(self) -> LevelSnapshot:
         """Only numbers and strings; hashable."""

@@ -344,6 +344,16 @@ def test_a_first_step_episode_that_identifies_the_target_succeeds(make_folder: A
     assert (step.done, step.info["cost"], step.info["success"]) == (True, 1.0 - env.max_turns, True)
 
 
+def test_first_step_of_a_task_without_a_path_rewards_the_first_command_towards_the_target(
+    make_folder: Any, make_task: Any
+) -> None:
+    repo = Repo.open(make_folder("r", {"a.md": "text of a file\n"}))
+    task = make_task("a.md", root="r").model_copy(update={"optimal_path": []})
+    env = AutoExplore([task], {"r": repo}, first_step=True)
+    env.reset(0)
+    assert env.step("cat a.md").info["cost"] == -100.0 - env.max_turns
+
+
 def test_names_that_would_imitate_the_state_are_not_listed(
     make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
 ) -> None:

@@ -108,6 +108,14 @@ def test_this_machines_installed_packages_can_be_explored() -> None:
     assert 5 <= len(repo.files) <= 300
 
 
+def test_a_folder_whose_name_is_not_unicode_gets_a_printable_name(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    (folder / "a.py").write_text(TEXT)
+    (tmp_path / "link").symlink_to(folder)
+    assert Repo.open(tmp_path / "link").name == r"n\udcff"
+
+
 def test_nothing_to_explore_is_a_user_error(
     make_folder: Callable[[str, dict[str, str]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

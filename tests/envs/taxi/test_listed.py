@@ -19,6 +19,17 @@ from selfimprove.envs.taxi.listed import EnumeratedTaxi
         ("Drive a cell further in the direction of the north.", True),
         ("Step north, or take a step to the north.", True),
         ("Choose label 1.", True),
+        ("The next move: north", True),
+        ("MOVE-NORTH", True),
+        ("Take north.", True),
+        ("North is the way to go.", True),
+        ("The right direction is north.", True),
+        ("The answer is 1", True),
+        ("Pick 1.", True),
+        ("1", True),
+        ("10", False),
+        ("It takes one row north to the passenger.", False),
+        ("North is the passenger.", False),
         ("The passenger is one step north of the taxi.", False),
         ("The last step moved the taxi away. One row north waits the passenger.", False),
         ("Action: 12", False),
@@ -30,6 +41,20 @@ from selfimprove.envs.taxi.listed import EnumeratedTaxi
 def test_a_revealed_action_is_recognised_however_a_chat_model_formats_it(text: str, told: bool) -> None:
     env = EnumeratedTaxi()
     env.reset(61)  # the passenger is one row north: action 1
+    assert env.reveals(text) is told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Collect the passenger.", True),
+        ("Now take them aboard", True),
+        ("The passenger waits right here.", False),
+    ],
+)
+def test_a_revealed_pickup_is_recognised_in_other_words(text: str, told: bool) -> None:
+    env = EnumeratedTaxi()
+    env.reset(0)  # the taxi stands at the passenger
     assert env.reveals(text) is told
 
 
