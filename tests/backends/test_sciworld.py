@@ -27,6 +27,7 @@ from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, 
 from selfimprove.envs.sciworld.games import GAMES, TASKS, TaskVariation
 from selfimprove.envs.sciworld.jvm import JvmPool
 from selfimprove.envs.sciworld.world import SciWorldParams
+from selfimprove.methods.agent_r.judge import judge_step, starting
 from tests.backends.java_processes import java_of
 from tests.envs.contract import check_acted, check_labelled
 from tests.envs.remote.agentgym_servers import our_server
@@ -34,6 +35,7 @@ from tests.envs.remote.agentgym_servers import our_server
 pytestmark = pytest.mark.backend
 
 ROOT = Path(__file__).resolve().parents[2]
+AHEAD = 3386  # begins in the room of the goal, with 8 points
 SHORT = 3245  # find-non-living-thing: nine actions
 LIVING = GAMES.index(TaskVariation("identify-life-stages-2", 5))  # animals that move and age, listed in no fixed order
 CIRCUIT = GAMES.index(TaskVariation("power-component", 3))  # the package's intermediate scores differ between two runs
@@ -52,6 +54,15 @@ def pool() -> Iterator[JvmPool]:
 def none_left() -> Iterator[None]:
     yield
     assert java_of(os.getpid()) == []
+
+
+def test_points_of_the_beginning_are_no_progress_of_the_first_step(pool: JvmPool) -> None:
+    env = SciWorld(pool)
+    for game, reward in ((SHORT, 0.0), (AHEAD, 0.08)):
+        env.reset(game)
+        assert env.begun_with == reward
+        begun = starting(env)
+        assert [judge_step(env, begun, action)[2].verdict for action in ("inventory", "wait1")] == ["bad", "bad"]
 
 
 def test_scienceworld_satisfies_the_environment_contract(pool: JvmPool) -> None:

@@ -20,13 +20,14 @@ def _sciworld_reset(held: Open, asked: Begin) -> dict[str, Any]:
     first = begin(held, task_id)
     description = env.simulator.description()
     task, variation = game(task_id)
+    score = round(100 * env.begun_with)
     held.detail = {
         "task_name": task,
         "var_num": variation,
         "task_description": description,
         "observation": first.removeprefix(f"{description}\n"),
-        "reward": 0,
-        "score": 0,
+        "reward": score,
+        "score": score,
         "deleted": False,
         "done": False,
     }

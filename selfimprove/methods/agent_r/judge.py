@@ -149,6 +149,11 @@ def standing(env: AgentEnv, *, reward: float = 0.0, over: bool = False) -> Stand
     return Standing(snapshot, left, False, reward)
 
 
+def starting(env: AgentEnv) -> Standing:
+    """The state after ``reset``, with the points that ScienceWorld gives for it in some games."""
+    return standing(env, reward=getattr(env, "begun_with", 0.0))
+
+
 def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, Did, Judgement]:
     """Act in ``before``: the next state, the step as shown in the log, and its judgement. ``wait`` changes nothing.
 
@@ -219,7 +224,7 @@ class ScriptedJudge:
     @staticmethod
     def _start(env: AgentEnv, tree: Tree) -> Standing:
         env.reset(tree.task_id)
-        at = standing(env)
+        at = starting(env)
         for reply in tree.prompt[OPENING::2]:
             at, _, _ = judge_step(env, at, parse_action(reply.content))
         return at
@@ -255,7 +260,7 @@ def judge_examples(
 def _walk(env: AgentEnv, task_id: int, dice: Random, style: Style) -> list[tuple[list[Message], Judgement]]:
     """One walk through a task: the prompts and judgements of its steps."""
     task = env.reset(task_id)
-    at, history, judged = standing(env), list[Did](), []
+    at, history, judged = starting(env), list[Did](), []
     while not at.over and len(history) < LONGEST:
         action = _next_action(env, at, history, dice)
         if action is None:

@@ -22,13 +22,16 @@ from tests.envs.remote.agentgym_servers import our_server
 
 
 class Laboratory:
-    """A miniature ScienceWorld with what our server requires: a score in percent and a fatal mistake."""
+    """A miniature ScienceWorld with what our server requires: a score in percent and a fatal mistake.
+
+    Task 5 begins with 8 points, as ScienceWorld's games in the room of the goal do.
+    """
 
     name = "sciworld"
     instruction = "Melt the ice."
 
     def __init__(self) -> None:
-        self.task, self.score, self.moves, self.closed = 0, 0, 0, False
+        self.task, self.score, self.moves, self.begun_with, self.closed = 0, 0, 0, 0.0, False
         self.simulator = SimpleNamespace(
             description=lambda: f"Your task is to melt ice.\nVariation {self.task}.",
             templates=lambda: ["focus on OBJ", "heat OBJ"],
@@ -46,7 +49,8 @@ class Laboratory:
     def reset(self, task_id: int) -> str:
         if task_id not in self.task_ids():
             raise UserError(f"sciworld has no task {task_id}; choose another.")
-        self.task, self.score, self.moves = task_id, 0, 0
+        self.task, self.score, self.moves = task_id, 8 if task_id == 5 else 0, 0
+        self.begun_with = self.score / 100
         return f"{self.simulator.description()}\n{self.simulator.look()}"
 
     def step(self, action: str) -> Step:

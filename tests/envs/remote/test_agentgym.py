@@ -124,6 +124,10 @@ def test_the_sciworld_server_implements_agentgyms_protocol() -> None:
             "deleted": False,
             "done": False,
         }
+        ahead = server.post("/reset", id=0, data_idx=5)
+        assert (ahead["score"], ahead["reward"]) == (8, 8), "the points of the beginning count once"
+        assert server.post("/step", id=0, action="look")["reward"] == 0
+        server.post("/reset", id=0, data_idx=9)
         step = server.post("/step", id=0, action="focus on ice")
         assert step == {"observation": "You do it: focus on ice", "reward": 33, "score": 33, "done": False}
         assert server.get("/look", id=0) == "A table, after 1 moves."
