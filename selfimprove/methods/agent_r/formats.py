@@ -11,7 +11,7 @@ The original's converter drops ``loss``, so that bad steps would be trained on. 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import Example, Message, Record, Role
@@ -188,7 +188,7 @@ class _Log(Record):
 
 
 class _Chat(Record):
-    messages: list[_Said]
+    messages: list[_Said] = Field(min_length=1)
 
 
 class _Turn(Record):
@@ -199,4 +199,4 @@ class _Turn(Record):
 
 
 class _Conversation(Record):
-    conversation: list[_Turn]
+    conversation: list[_Turn] = Field(min_length=1)

@@ -185,6 +185,8 @@ def test_errors_in_malformed_rows_name_the_field() -> None:
         (from_log, {**ROW, "revise_log": [{"role": "agent", "content": ""}]}, r"field 'revise_log\.0\.role'"),
         (from_xtuner, {"conversation": [{"input": "a", "output": "b"}]}, r"field 'conversation\.0\.output_with_loss'"),
         (from_openai, {"messages": [{"role": "user"}]}, r"field 'messages\.0\.content'"),
+        (from_xtuner, {"conversation": []}, r"field 'conversation'"),
+        (from_openai, {"messages": []}, r"field 'messages'"),
     ):
         with pytest.raises(UserError, match=said):
             read(row, "l")
