@@ -12,7 +12,7 @@ from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import World
 from selfimprove.methods.agent_r.params import EvaluateParams, SearchParams
 from selfimprove.methods.agent_r.prompts import opening, trim
-from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action, stored_reply
+from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, given_reply, parse_action, stored_reply
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
     for reply in given:
         if states[-1].done:
             break
-        states.append(await act(world, states[-1], reply))
+        states.append(await act(world, states[-1], given_reply(reply)))
     return opening(world.instruction, observation), states
 
 

@@ -44,6 +44,21 @@ def stored_reply(reply: str) -> str:
     return reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()
 
 
+def given_reply(reply: str, action: str | None = None) -> str:
+    """The stored reply such that parsing it again gives ``action`` (None: the reply's own), so that it can be replayed.
+
+    Storing removes the number of ``Action 1:``, and a later ``Action:``, invented by the model, would then count. The
+    text after the action is then cut. Unchanged if no cut gives that action: an environment may execute another one.
+    """
+    wanted, stored = parse_action(reply) if action is None else action, stored_reply(reply)
+    if parse_action(stored) != wanted:
+        for marker in re.finditer(_MARKERS[-1], stored):
+            cut = stored[: marker.end()] + stored[marker.end() :].partition("\n")[0]
+            if parse_action(cut) == wanted:
+                return cut
+    return stored
+
+
 def clean_observation(text: str) -> str:
     """The observation on one line, with every newline and tab replaced by a space."""
     return text.replace("\n", " ").replace("\t", " ")

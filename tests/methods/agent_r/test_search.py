@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import dump_line
+from selfimprove.interop.agent_r import to_json
 from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.search import backup, best_children, uct
 from selfimprove.methods.agent_r.tree import Node, Tree
@@ -238,6 +239,12 @@ def test_a_search_with_prior_replies_continues_from_them() -> None:
     assert list(actor.asked[0].messages) == tree.prompt
     assert all(node.reward >= 0.5 or node.disaster for node in tree.nodes)
     assert tree.id != grow(FAR).id
+
+
+def test_a_tree_tells_of_its_prior_replies_the_actions_that_were_executed() -> None:
+    tree = grow(FAR, prior=["Thought 1: East.\nAction 1: right\nObservation 1: ...\nAction: take key"])
+    assert [m.content for m in tree.prompt[4:]] == ["Thought: East.\nAction: right", "You are in room 1 of 5."]
+    assert to_json(tree)["recent_actions"] == [["right", "You are in room 1 of 5."]]
 
 
 def test_prior_replies_that_end_the_episode_leave_nothing_to_search() -> None:
