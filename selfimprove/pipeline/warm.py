@@ -13,13 +13,15 @@ The helper has imported third-party packages and, of ours, only what reads ``run
 command. A child is killed when its stage's process is.
 
 CUDA cannot be initialised in a fork of a process that has queried it, and some packages query it when they are
-imported. The helper imports them with ``NVML_CHECK``, with which torch asks the driver's management library instead,
-and then tries a sum on the GPU in a fork, once. Only if that succeeds are stages forked whose params name a GPU; stages
-with vLLM always run in their own processes, since it starts processes of its own.
+imported. The helper imports without them (``QUERY_CUDA``) and with ``NVML_CHECK``, with which torch asks the driver's
+management library instead. If CUDA has been queried all the same, no stage is forked. Stages whose params name a GPU are
+forked only if a fork has computed a sum on it, which is tried once. Stages with vLLM always run in their own processes,
+since it starts processes of its own.
 """
 
 import gc
 import json
+import math
 import os
 import runpy
 import shutil
@@ -58,6 +60,8 @@ SHORT = "/tmp"
 """Parent of that folder if TMPDIR is too long: a socket address holds about a hundred bytes."""
 NVML_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """With this environment, ``torch.cuda.is_available`` does not initialise CUDA."""
+QUERY_CUDA = ("bitsandbytes",)
+"""Packages that initialise CUDA when they are imported; hidden from the helper's imports, and loaded by the stages."""
 TRIAL_SECONDS = 60
 """A trial on the GPU that takes longer counts as failed."""
 
@@ -247,24 +251,28 @@ def _serve(server: socket.socket, alive: int) -> None:
         # Read when torch is imported; same values as in a stage that does its own imports.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         os.environ.update(NVML_CHECK)
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # as in the stages, which set it after the import
         _import()
     except Exception:
         os._exit(1)  # further requests are refused, and stages do their own imports
     # Python 3.12 warns of forks in a process with threads. The thread of this one only waits for the command's end.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     params = _params()
-    forks_reach_gpu = uses_gpu(params) and not uses_vllm(params) and tried_in_fork(_gpu_computes)
+    usable = tried_in_fork(_cuda_unused)
+    forks_reach_gpu = usable and uses_gpu(params) and not uses_vllm(params) and tried_in_fork(_gpu_computes)
     while True:
         line, _ = server.accept()
         # Fork twice: the first child waits for the second with a thread, which a process that forks must not have.
         if os.fork() == 0:
             server.close()
-            _answer(line, forks_reach_gpu)
+            _answer(line, usable, forks_reach_gpu)
         line.close()
         _reap()
 
 
 def _import() -> None:
+    hidden = {name: None for name in QUERY_CUDA if name not in sys.modules}
+    sys.modules.update(hidden)  # type: ignore[arg-type]
     gc.disable()  # collections during the imports would scan the new objects repeatedly
     import accelerate  # noqa: F401
     import pydantic.json_schema  # noqa: F401
@@ -276,6 +284,8 @@ def _import() -> None:
     import transformers.trainer  # noqa: F401
     import typer  # noqa: F401
 
+    for name in hidden:
+        del sys.modules[name]
     gc.freeze()  # collections in the children would touch, and so copy, shared pages
     gc.enable()
 
@@ -284,6 +294,11 @@ def tried_in_fork(trial: Callable[[], bool]) -> bool:
     """Whether a trial succeeds in a fork of this process, within ``TRIAL_SECONDS`` and without an exception."""
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(math.ceil(TRIAL_SECONDS))  # ends it even if this process, which waits for it, has ended
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nowhere, number)
         try:
             os._exit(0 if trial() else 1)
         except BaseException:
@@ -294,9 +309,15 @@ def tried_in_fork(trial: Callable[[], bool]) -> bool:
         if ended:
             return status == 0
         time.sleep(ASK_SECONDS / 10)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    os.kill(child, signal.SIGKILL)  # not waited for: a driver may hold it
     return False
+
+
+def _cuda_unused() -> bool:
+    """In a fork: whether the process that it was forked from has not queried CUDA."""
+    import torch
+
+    return not torch.cuda._is_in_bad_fork()
 
 
 def _gpu_computes() -> bool:
@@ -305,7 +326,7 @@ def _gpu_computes() -> bool:
     return float(torch.ones(2, device="cuda").sum()) == 2
 
 
-def _answer(line: socket.socket, forks_reach_gpu: bool = False) -> None:
+def _answer(line: socket.socket, usable: bool, forks_reach_gpu: bool) -> None:
     """Fork the stage's process, wait for it and send its exit code; kill it if the connection closes first."""
     message, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     while not message.endswith(b"\n"):
@@ -324,7 +345,8 @@ def _answer(line: socket.socket, forks_reach_gpu: bool = False) -> None:
     except psutil.Error:  # killed after the request
         os._exit(0)
     params = _params()
-    if uses_vllm(params) or (uses_gpu(params) and not forks_reach_gpu) or not chosen(wanted()):
+    refused = not usable or uses_vllm(params) or (uses_gpu(params) and not forks_reach_gpu)
+    if refused or not chosen(wanted()):
         line.sendall(BY_ITSELF)
         os._exit(0)
     child = os.fork()

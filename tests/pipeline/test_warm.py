@@ -380,6 +380,30 @@ def test_a_stage_that_uses_a_gpu_is_forked_only_if_a_fork_of_the_helper_has_reac
     assert said.split("\n")[0] == f"{loaded} None"
 
 
+def test_no_stage_is_forked_from_a_helper_that_has_queried_cuda(tmp_path: Path) -> None:
+    work = "import sys\nprint('torch' in sys.modules)\n"
+    queried = "from selfimprove.pipeline import warm\nwarm._cuda_unused = lambda: False"
+    said, _ = start(tmp_path, work, helper=queried).communicate(timeout=240)
+    assert said.split("\n")[0] == "False"
+
+
+def test_the_helper_leaves_packages_that_initialise_cuda_to_the_stages(tmp_path: Path) -> None:
+    for name in warm.QUERY_CUDA:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("print('initialised')\n")
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        (tmp_path / f"{name}-1.0.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    program = (
+        "from selfimprove.pipeline import warm\nwarm._import()\nprint('imported')\n"
+        + "\n".join(f"import {name}" for name in warm.QUERY_CUDA)
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=240
+    )
+    assert done.stdout.split() == ["imported", *["initialised"] * len(warm.QUERY_CUDA)]
+
+
 def test_a_trial_that_hangs_counts_as_failed_and_its_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "TRIAL_SECONDS", 0.2)
     before = psutil.Process().children()
@@ -389,7 +413,8 @@ def test_a_trial_that_hangs_counts_as_failed_and_its_process_is_ended(monkeypatc
         return True
 
     assert not warm.tried_in_fork(hang)
-    assert psutil.Process().children() == before
+    (trial,) = set(psutil.Process().children()) - set(before)
+    assert trial.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_folders_of_killed_runs_are_removed_and_those_of_active_runs_are_kept(
@@ -406,6 +431,6 @@ def test_folders_of_killed_runs_are_removed_and_those_of_active_runs_are_kept(
 def test_a_caller_killed_before_it_sends_its_request_leaves_no_waiting_process() -> None:
     program = (
         "import socket; from selfimprove.pipeline.warm import _answer\n"
-        "ours, theirs = socket.socketpair(); theirs.close(); _answer(ours)"
+        "ours, theirs = socket.socketpair(); theirs.close(); _answer(ours, True, False)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
