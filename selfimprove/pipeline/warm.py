@@ -14,9 +14,9 @@ command. A child is killed when its stage's process is.
 
 CUDA cannot be initialised in a fork of a process that has queried it, and some packages query it when they are
 imported. The helper imports without them (``QUERY_CUDA``) and with ``NVML_CHECK``, with which torch asks the driver's
-management library instead. If CUDA has been queried all the same, no stage is forked. Stages whose params name a GPU are
-forked only if a fork has computed a sum on it, which is tried once. Stages with vLLM always run in their own processes,
-since it starts processes of its own.
+management library instead. If CUDA has been queried all the same, no stage is forked. Stages whose params name a GPU
+are forked only if a fork has computed a sum on it, which is tried once. Stages with vLLM always run in their own
+processes, since it starts processes of its own.
 """
 
 import gc
