@@ -393,9 +393,8 @@ def test_the_helper_leaves_packages_that_initialise_cuda_to_the_stages(tmp_path:
         (tmp_path / name / "__init__.py").write_text("print('initialised')\n")
         (tmp_path / f"{name}-1.0.dist-info").mkdir()
         (tmp_path / f"{name}-1.0.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    program = (
-        "from selfimprove.pipeline import warm\nwarm._import()\nprint('imported')\n"
-        + "\n".join(f"import {name}" for name in warm.QUERY_CUDA)
+    program = "from selfimprove.pipeline import warm\nwarm._import()\nprint('imported')\n" + "\n".join(
+        f"import {name}" for name in warm.QUERY_CUDA
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(
