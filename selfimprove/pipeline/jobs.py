@@ -13,9 +13,9 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.overlay import mappings
 from selfimprove.core.yaml import read_yaml
 from selfimprove.models.base import SHIPPED
+from selfimprove.pipeline.forks import uses_gpu
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
-from selfimprove.pipeline.warm import uses_gpu
 
 PARAMS_FILE = Path("params.yaml")
 CGROUP = Path("/sys/fs/cgroup")

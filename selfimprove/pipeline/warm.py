@@ -12,16 +12,11 @@ The helper has imported third-party packages and, of ours, only what reads ``run
 ``pipeline.params``, ``params``, ``errors``). It has computed nothing, which makes forking safe, and ends with the
 command. A child is killed when its stage's process is.
 
-CUDA cannot be initialised in a fork of a process that has queried it, and some packages query it when they are
-imported. The helper imports without them (``QUERY_CUDA``) and with ``NVML_CHECK``, with which torch asks the driver's
-management library instead. If CUDA has been queried all the same, no stage is forked. Stages whose params name a GPU
-are forked only if a fork has computed a sum on it, which is tried once. Stages with vLLM always run in their own
-processes, since it starts processes of its own.
+Which stages can be forked on a machine with a GPU: ``pipeline.forks``.
 """
 
 import gc
 import json
-import math
 import os
 import runpy
 import shutil
@@ -31,10 +26,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,8 +36,16 @@ from typing import Any
 import psutil
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.overlay import mappings
 from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.forks import (
+    NVML_CHECK,
+    QUERY_CUDA,
+    cuda_unused,
+    gpu_computes,
+    tried_in_fork,
+    uses_gpu,
+    uses_vllm,
+)
 from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, RUNS, TERMINATE
 from selfimprove.pipeline.kernels import chosen, environment, wanted
 from selfimprove.pipeline.params import RunParams, load_section
@@ -58,12 +60,6 @@ FOLDER = "warm-"
 """Prefix of the name of the helper's folder, followed by the process id."""
 SHORT = "/tmp"
 """Parent of that folder if TMPDIR is too long: a socket address holds about a hundred bytes."""
-NVML_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""With this environment, ``torch.cuda.is_available`` does not initialise CUDA."""
-QUERY_CUDA = ("bitsandbytes",)
-"""Packages that initialise CUDA when they are imported; hidden from the helper's imports, and loaded by the stages."""
-TRIAL_SECONDS = 60
-"""A trial on the GPU that takes longer counts as failed."""
 
 
 def parents() -> list[list[float]]:
@@ -84,16 +80,6 @@ def _params() -> Any:
         return read_yaml(Path("params.yaml"))
     except UserError:
         return None
-
-
-def uses_gpu(params: Any) -> bool:
-    """Whether params, or a part of them, contain ``device: cuda`` or ``engine: vllm`` at any depth."""
-    return uses_vllm(params) or any(part.get("device") == "cuda" for _, part in mappings(params))
-
-
-def uses_vllm(params: Any) -> bool:
-    """Whether params, or a part of them, contain ``engine: vllm`` at any depth."""
-    return any(part.get("engine") == "vllm" for _, part in mappings(params))
 
 
 def main() -> None:
@@ -258,8 +244,8 @@ def _serve(server: socket.socket, alive: int) -> None:
     # Python 3.12 warns of forks in a process with threads. The thread of this one only waits for the command's end.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     params = _params()
-    usable = tried_in_fork(_cuda_unused)
-    forks_reach_gpu = usable and uses_gpu(params) and not uses_vllm(params) and tried_in_fork(_gpu_computes)
+    usable = tried_in_fork(cuda_unused)
+    forks_reach_gpu = usable and uses_gpu(params) and not uses_vllm(params) and tried_in_fork(gpu_computes)
     while True:
         line, _ = server.accept()
         # Fork twice: the first child waits for the second with a thread, which a process that forks must not have.
@@ -288,42 +274,6 @@ def _import() -> None:
         del sys.modules[name]
     gc.freeze()  # collections in the children would touch, and so copy, shared pages
     gc.enable()
-
-
-def tried_in_fork(trial: Callable[[], bool]) -> bool:
-    """Whether a trial succeeds in a fork of this process, within ``TRIAL_SECONDS`` and without an exception."""
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(math.ceil(TRIAL_SECONDS))  # ends it even if this process, which waits for it, has ended
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nowhere, number)
-        try:
-            os._exit(0 if trial() else 1)
-        except BaseException:
-            os._exit(1)
-    end = time.monotonic() + TRIAL_SECONDS
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(ASK_SECONDS / 10)
-    os.kill(child, signal.SIGKILL)  # not waited for: a driver may hold it
-    return False
-
-
-def _cuda_unused() -> bool:
-    """In a fork: whether the process that it was forked from has not queried CUDA."""
-    import torch
-
-    return not torch.cuda._is_in_bad_fork()
-
-
-def _gpu_computes() -> bool:
-    import torch
-
-    return float(torch.ones(2, device="cuda").sum()) == 2
 
 
 def _answer(line: socket.socket, usable: bool, forks_reach_gpu: bool) -> None:

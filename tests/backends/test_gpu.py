@@ -326,8 +326,8 @@ def test_zero2_resumes_from_its_checkpoint(
 
 def test_stages_can_be_forked_from_the_helper_that_has_imported_torch_and_transformers() -> None:
     program = (
-        "import os\nfrom selfimprove.pipeline import warm\nos.environ.update(warm.NVML_CHECK)\nwarm._import()\n"
-        "print(warm.tried_in_fork(warm._gpu_computes))"
+        "import os\nfrom selfimprove.pipeline import forks, warm\nos.environ.update(forks.NVML_CHECK)\nwarm._import()\n"
+        "print(forks.tried_in_fork(forks.gpu_computes))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=280)
     assert done.stdout.split() == ["True"], "the imports initialise CUDA, so every stage does its own"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,34 +18,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.pipeline import forward, warm
-from tests.pipeline.workbench import copy_code
+from tests.pipeline.warm_helper import start
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, copy_repo, environment
 
 pytestmark = pytest.mark.slow
-
-
-def start(
-    folder: Path,
-    work: str,
-    *arguments: str,
-    kernels: str = "native",
-    engine: str = "transformers",
-    helper: str = "from selfimprove.pipeline import warm",
-) -> subprocess.Popen[str]:
-    """Start the helper with a stage as its command; the stage requests that the helper run the program ``work``."""
-    params = (ROOT / "profiles/default.yaml").read_text()
-    params = params.replace("engine: transformers", f"engine: {engine}", 1)
-    (folder / "params.yaml").write_text(params.replace("kernels: native", f"kernels: {kernels}"))
-    (folder / "stages").mkdir()
-    shutil.copy2(ROOT / "stages/__init__.py", folder / "stages")
-    (folder / "stages/work.py").write_text(work)
-    stage = [sys.executable, "-m", "stages.work", *arguments]
-    command = [sys.executable, "-c", f"{helper}\nwarm.main()", *stage]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLOUR": "green", "ACCELERATOR": "cpu"}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
 
 
 def test_a_stage_in_the_helper_keeps_its_arguments_environment_folder_output_and_exit_code(tmp_path: Path) -> None:
@@ -263,157 +239,6 @@ def test_without_a_helper_a_stage_continues_in_its_own_process(monkeypatch: pyte
     forward.forward()
     monkeypatch.setenv(forward.ADDRESS, str(tmp_path / "nobody"))
     forward.forward()
-
-
-# An empty package named like FlashAttention's: if it is installed, importing transformers queries CUDA for a GPU.
-FLASH_ATTENTION = {
-    "flash_attn/__init__.py": "__version__ = '2.8.3'\n",
-    "flash_attn-2.8.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
-    "flash_attn-2.8.3.dist-info/top_level.txt": "flash_attn\n",
-}
-# Run by Python at startup: every call of torch.cuda.is_available then logs the process id.
-COUNTING = """
-import importlib.machinery, os, sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name != "torch.cuda":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        execute = spec.loader.exec_module
-
-        def counted(module):
-            execute(module)
-            asked = module.is_available
-
-            def is_available():
-                with open(os.environ["CUDA_LOG"], "a") as log:
-                    log.write(f"{os.getpid()}\\n")
-                return asked()
-
-            module.is_available = is_available
-
-        spec.loader.exec_module = counted
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
-STAGE = """
-import os, sys
-from selfimprove.core.params import Section
-from selfimprove.pipeline.stage import stage
-
-class Anything(Section, extra="allow"):
-    pass
-
-METHOD = sys.argv[1]
-
-@stage("probe", METHOD, Anything)
-def main(stage):
-    print(METHOD, os.getpid(), "torch" in sys.modules, flush=True)
-
-if __name__ == "__main__":
-    main()
-"""
-PARAMS = {
-    "rise": "{rows: {iter1: {train: {lr: 0.1, device: cuda}}}}",
-    "spin": "{engines: [{engine: openai}, {engine: vllm}]}",
-    "agent_r": "{sft: {device: cpu}, engines: {actor: {engine: transformers}}}",
-}
-
-
-def probed(folder: Path, accelerator: str) -> tuple[dict[str, tuple[int, bool]], list[int]]:
-    """Run a stage with the params of three methods in turn.
-
-    Returns, by method, the stage's process id and whether torch was imported, and the ids of processes that queried
-    CUDA.
-    """
-    copy_code(folder)
-    for name, text in {**FLASH_ATTENTION, "sitecustomize.py": COUNTING}.items():
-        (folder / "site" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "site" / name).write_text(text)
-    (folder / "stages/probe.py").write_text(STAGE)
-    for name in (*PARAMS, "params"):
-        own = f"{name}: {PARAMS[name]}" if name in PARAMS else ""
-        (folder / f"{name}.yaml").write_text(f"run: {{seed: 0, threads: 1}}\n{own}\n")
-    (folder / "asked").touch()
-    each = "for one in rise spin agent_r; do cp $one.yaml params.yaml && $PYTHON -m stages.probe $one || exit; done"
-    environment = {
-        **os.environ, "PYTHONPATH": str(folder / "site"), "PYTHON": sys.executable, "ACCELERATOR": accelerator,
-        "CUDA_LOG": str(folder / "asked"),
-    }  # fmt: skip
-    environment.pop(forward.ADDRESS, None)
-    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "bash", "-c", each]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    asked = [int(line) for line in (folder / "asked").read_text().split()]
-    return {method: (int(pid), loaded == "True") for method, pid, loaded in rows}, asked
-
-
-@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
-def test_stages_that_use_a_gpu_or_vllm_are_not_forked_if_a_fork_does_not_reach_the_gpu(
-    tmp_path: Path, accelerator: str
-) -> None:
-    ran, asked = probed(tmp_path, accelerator)
-    assert {method: loaded for method, (_, loaded) in ran.items()} == {"rise": False, "spin": False, "agent_r": True}
-    helper = set(asked) - {pid for pid, _ in ran.values()}
-    assert helper  # the helper did query CUDA; otherwise, this test would prove nothing
-
-
-@pytest.mark.parametrize(
-    ("engine", "reached", "loaded"),
-    [
-        ("transformers, device: cuda", "True", "True"),
-        ("transformers, device: cuda", "False", "False"),
-        ("transformers, device: cuda", "1 / 0", "False"),
-        ("vllm", "True", "False"),
-    ],
-)
-def test_a_stage_that_uses_a_gpu_is_forked_only_if_a_fork_of_the_helper_has_reached_the_gpu(
-    tmp_path: Path, engine: str, reached: str, loaded: str
-) -> None:
-    work = f"import os, sys\nprint('torch' in sys.modules, os.environ.get('{next(iter(warm.NVML_CHECK))}'))\n"
-    trial = f"from selfimprove.pipeline import warm\nwarm._gpu_computes = lambda: {reached}"
-    said, _ = start(tmp_path, work, engine=engine, helper=trial).communicate(timeout=240)
-    assert said.split("\n")[0] == f"{loaded} None"
-
-
-def test_no_stage_is_forked_from_a_helper_that_has_queried_cuda(tmp_path: Path) -> None:
-    work = "import sys\nprint('torch' in sys.modules)\n"
-    queried = "from selfimprove.pipeline import warm\nwarm._cuda_unused = lambda: False"
-    said, _ = start(tmp_path, work, helper=queried).communicate(timeout=240)
-    assert said.split("\n")[0] == "False"
-
-
-def test_the_helper_leaves_packages_that_initialise_cuda_to_the_stages(tmp_path: Path) -> None:
-    for name in warm.QUERY_CUDA:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("print('initialised')\n")
-        (tmp_path / f"{name}-1.0.dist-info").mkdir()
-        (tmp_path / f"{name}-1.0.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    program = "from selfimprove.pipeline import warm\nwarm._import()\nprint('imported')\n" + "\n".join(
-        f"import {name}" for name in warm.QUERY_CUDA
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=240
-    )
-    assert done.stdout.split() == ["imported", *["initialised"] * len(warm.QUERY_CUDA)]
-
-
-def test_a_trial_that_hangs_counts_as_failed_and_its_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "TRIAL_SECONDS", 0.2)
-    before = psutil.Process().children()
-
-    def hang() -> bool:
-        time.sleep(3600)
-        return True
-
-    assert not warm.tried_in_fork(hang)
-    (trial,) = set(psutil.Process().children()) - set(before)
-    assert trial.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_folders_of_killed_runs_are_removed_and_those_of_active_runs_are_kept(

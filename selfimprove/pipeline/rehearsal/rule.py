@@ -12,9 +12,9 @@ from typing import Any, Literal
 from selfimprove.core.overlay import mappings
 from selfimprove.methods.rows import NONE
 from selfimprove.models.base import SHIPPED
+from selfimprove.pipeline.forks import uses_gpu
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.rehearsal.keys import matches, value_at
-from selfimprove.pipeline.warm import uses_gpu
 
 Params = dict[str, Any]
 Kind = Literal["size", "device", "model", "service", "data", "left out"]
