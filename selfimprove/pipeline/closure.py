@@ -55,6 +55,7 @@ PLUMBING = frozenset(
         "selfimprove/engines/progress.py",
         "selfimprove/pipeline/closure.py",
         "selfimprove/pipeline/dvc_files.py",
+        "selfimprove/pipeline/forks.py",
         "selfimprove/pipeline/forward.py",
         "selfimprove/pipeline/installed.py",
         "selfimprove/pipeline/lock.py",

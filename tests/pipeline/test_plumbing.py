@@ -45,6 +45,7 @@ NOTHING: dict[str, str] = {
         def manifest(script, root=Path()): return ""
     """,
     "selfimprove/pipeline/dvc_files.py": "def keep(): pass",
+    "selfimprove/pipeline/forks.py": "",
     "selfimprove/pipeline/forward.py": "def forward(): pass",
     "selfimprove/pipeline/installed.py": 'def installed(): return ""',
     "selfimprove/pipeline/lock.py": """
