@@ -46,9 +46,11 @@ def test_params_use_a_gpu_if_any_part_of_them_does(params: Any, gpu: bool, vllm:
     ],
 )
 def test_a_stage_that_uses_a_gpu_is_forked_only_if_a_fork_of_the_helper_has_reached_the_gpu(
-    tmp_path: Path, engine: str, trial: str, forked: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: str, trial: str, forked: bool
 ) -> None:
-    work = f"{LOADED}import os\nprint(os.environ.get('{next(iter(NVML_CHECK))}'))\n"
+    (name,) = NVML_CHECK
+    monkeypatch.delenv(name, raising=False)  # accelerate sets it in a process that trains
+    work = f"{LOADED}import os\nprint(os.environ.get('{name}'))\n"
     helper = f"from selfimprove.pipeline import warm\nwarm.gpu_computes = {trial}"
     said, _ = start(tmp_path, work, engine=engine, helper=helper).communicate(timeout=240)
     assert said.split("\n")[:2] == [str(forked), "None"]
