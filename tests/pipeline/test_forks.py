@@ -49,7 +49,7 @@ def test_a_stage_that_uses_a_gpu_is_forked_only_if_a_fork_of_the_helper_has_reac
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: str, trial: str, forked: bool
 ) -> None:
     (name,) = NVML_CHECK
-    monkeypatch.delenv(name, raising=False)  # accelerate sets it in a process that trains
+    monkeypatch.delenv(name, raising=False)  # importing DeepSpeed sets it
     work = f"{LOADED}import os\nprint(os.environ.get('{name}'))\n"
     helper = f"from selfimprove.pipeline import warm\nwarm.gpu_computes = {trial}"
     said, _ = start(tmp_path, work, engine=engine, helper=helper).communicate(timeout=240)
