@@ -14,7 +14,7 @@ import pytest
 import selfimprove.envs.taxi.listed as taxi_module
 from selfimprove.envs.interface import EnumeratedEnv, Last
 from selfimprove.envs.labels import oracle_label
-from selfimprove.envs.taxi.grid import ACTIONS, best_action, distances, moves, place, starts
+from selfimprove.envs.taxi.grid import ACTIONS, distances, moves, place
 from selfimprove.envs.taxi.listed import EnumeratedTaxi, obstacles
 from tests.envs.labelled_worlds import all_three, explore
 
@@ -57,33 +57,6 @@ def test_the_teacher_of_taxi_never_reveals_the_action() -> None:
         assert text.count(". ") == (0 if last is None else 1)
         said.add(text)
     assert len(said) > 300  # varied
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("You should move north now.", True),
-        ("It would be best to go further north.", True),
-        ("Action 1 is right.", True),
-        ("Action: 1", True),
-        ("The best action is 1.", True),
-        ("action number 1", True),
-        ("Choose option 1", True),
-        ("Proceed north.", True),
-        ("Move\nnorth", True),
-        ("move  north", True),
-        ("Action 10", False),
-        ("Driving north helps.", True),
-        ("The passenger is one row north.", False),
-        ("Moving west was wrong.", False),
-        ("The north is free, the passenger waits there.", False),
-    ],
-)
-def test_reveals_recognises_texts_that_name_the_best_action(text: str, told: bool) -> None:
-    env = EnumeratedTaxi()
-    env.reset(61)  # the passenger is one row north
-    assert ACTIONS[best_action(starts()[61])] == "move north"
-    assert env.reveals(text) is told
 
 
 def test_the_reflections_of_taxi_determine_a_best_move() -> None:

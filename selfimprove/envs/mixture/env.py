@@ -51,6 +51,11 @@ class Mixture:
         part = self._parts[self._now]
         return opened(part, part.reset(task))
 
+    @property
+    def begun_with(self) -> float:
+        """The environment's, if it has one (ScienceWorld)."""
+        return float(getattr(self._parts[self._now], "begun_with", 0.0))
+
     def step(self, action: str) -> Step:
         """See ``AgentEnv``."""
         return self._parts[self._now].step(action)

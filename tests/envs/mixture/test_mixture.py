@@ -13,17 +13,19 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.envs.interface import AgentEnv, Mixes, name_of
-from selfimprove.envs.mixture.env import INSTRUCTION, opened
+from selfimprove.envs.mixture.env import INSTRUCTION, Mixture, opened
 from selfimprove.envs.mixture.world import MixtureParams
 from selfimprove.envs.params import EnvParams
 from selfimprove.envs.registry import INNER
 from selfimprove.envs.splits import Shared, apportioned, draw_splits
+from selfimprove.methods.agent_r.judge import starting
 from selfimprove.methods.agent_r.judge_prompt import task_line
 from selfimprove.methods.summary import by_environment
 from selfimprove.pipeline.closure import manifests
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from tests.envs.contract import check_acted
+from tests.envs.remote.agentgym_worlds import Laboratory, textcraft
 from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,6 +86,13 @@ def test_the_mixtures_world_gives_the_same_observations_as_its_environment() -> 
     env = made()
     for task in (6, 7):
         assert asyncio.run(first(task)) == f"{env.reset(task)}\n{env.step('inventory').observation}"
+
+
+def test_the_judge_starts_from_the_points_with_which_an_environment_begins() -> None:
+    env = Mixture("both", [textcraft(), Laboratory()], [1.0, 1.0])
+    for task, reward in ((2 * 5, 0.0), (2 * 5 + 1, 0.08)):  # task 5 of each environment
+        env.reset(task)
+        assert starting(env).reward == reward
 
 
 def test_splits_and_their_leading_parts_have_the_configured_shares() -> None:

@@ -64,6 +64,15 @@ def test_all_or_only_the_rewarded_trajectories_are_exported_as_alpaca_rows(
     assert [row["output"].rsplit("\n", 1)[1] for row in rewarded] == ["Action: finish[Tolma]"] * 2
 
 
+def test_a_part_of_the_reward_is_not_the_reward(files: dict[str, Path], tmp_path: Path) -> None:
+    entries = json.loads(files["right"].read_text())
+    for entry, reward in zip(entries.values(), (0.5, 1.0, 0), strict=True):
+        entry["reward"] = reward
+    (tmp_path / "part.json").write_text(json.dumps(entries))
+    run("alpaca", tmp_path / "part.json", tmp_path / "rows.json", "--mode", "self_play", "--rewarded")
+    assert len(json.loads((tmp_path / "rows.json").read_text())) == 1
+
+
 def test_files_are_formatted_like_the_released_ones(files: dict[str, Path], tmp_path: Path) -> None:
     run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
     for path, indent in ((files["right"], 2), (tmp_path / "a.json", 4)):
