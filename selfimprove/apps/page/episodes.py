@@ -9,7 +9,8 @@ A record of the page::
 
 ``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` run number or curriculum level. A message's parts ``p`` are
 [text, weight in training, token ids], followed by the tokens' log-probabilities after and before training if they were
-computed. ``v`` is a scene (``scenes.py``).
+computed. ``v`` is a scene (``scenes.py``). ``n``, ``x`` and ``z`` count turns, invalid actions and misread maps: a
+reflection with ``misread`` gives another place than the taxi's map (``envs/taxi/places.py``).
 """
 
 import re
@@ -21,6 +22,7 @@ from selfimprove.apps.page import scenes
 from selfimprove.apps.page.lines import check_line
 from selfimprove.apps.page.run import Run
 from selfimprove.envs.plans import RULE
+from selfimprove.envs.taxi.places import misreads
 
 Json = dict[str, Any]
 
@@ -108,14 +110,14 @@ def _rounds(record: Mapping[str, Any]) -> Json:
 
 def _steps(record: Mapping[str, Any]) -> Json:
     """Reflect-RL: ``episode.RLEpisode`` and the teacher's trajectories."""
-    messages, invalid = _walked(record["steps"])
+    messages, counts = _walked(record["steps"])
     cost = record.get("cost", sum(step.get("cost", 0.0) for step in record["steps"]))
     level = record.get("level", "")
     run = " ".join(str(part) for part in (level, record.get("info"), record.get("episode")) if part not in (None, ""))
     task = f"{record['env']}-{record['task_id']}"
     return _record(
-        record, messages, task=task, reward=None if cost is None else -cost, invalid=invalid,
-        turns=len(record["steps"]), run=run, text=f"{record['env']} {record['task_id']}", gold="", kind=record["env"],
+        record, messages, task=task, reward=None if cost is None else -cost, **counts, run=run,
+        text=f"{record['env']} {record['task_id']}", gold="", kind=record["env"],
     )  # fmt: skip
 
 
@@ -126,34 +128,38 @@ def _logged(iteration: Mapping[str, Any]) -> Iterator[Json]:
         for step in steps:
             listed = re.search(rf"^Action {re.escape(step['label'])}: (.+)$", step["prompt"], re.MULTILINE)
             step["command"] = listed[1] if listed else ""
-        messages, invalid = _walked(steps)
+        messages, counts = _walked(steps)
         name = f"iteration {iteration['iter']}"
         yield _record(
             {"id": f"{name}, episode {entry['batch'] + 1}", "status": "logged"}, messages, task=name,
-            reward=-sum(step["cost"] for step in steps), invalid=invalid, turns=len(steps), run=iteration["level"],
+            reward=-sum(step["cost"] for step in steps), **counts, run=iteration["level"],
             text=f"success {iteration['succ']:.2f} over the iteration" if iteration["succ"] is not None else "",
         )  # fmt: skip
 
 
-def _walked(steps: Sequence[Mapping[str, Any]]) -> tuple[list[Json], int]:
-    """Messages of Reflect-RL's steps, and the number of invalid actions."""
+def _walked(steps: Sequence[Mapping[str, Any]]) -> tuple[list[Json], dict[str, int]]:
+    """Messages of Reflect-RL's steps, and the numbers of turns, invalid actions and misread maps."""
     messages: list[Json] = []
-    invalid = 0
+    counts = {"turns": len(steps), "invalid": 0, "misread": 0}
     for step in steps:
         state = step["prompt"] if "prompt" in step else step["pre"] + step["post"]
         shown: Json = {"r": "environment", "p": [[clip(state), 0, None]]}
         messages.append(shown | _scene(scenes.Seen().text(state)))
         if step.get("reflection"):
-            messages.append({"r": "reflector", "p": [[clip(step["reflection"]), 0, None]]})
+            reflected: Json = {"r": "reflector", "p": [[clip(step["reflection"]), 0, None]]}
+            if misreads(scenes.last_grid(state), step["reflection"]):
+                counts["misread"] += 1
+                reflected["misread"] = True
+            messages.append(reflected)
         valid = step.get("valid", True)
-        invalid += not valid
+        counts["invalid"] += not valid
         command = step.get("command")
         said: Json = {"r": "assistant", "p": [[clip(step["label"]), 0, None]]}
         said |= {"answer": clip(command)} if command else {}
         said |= {} if valid else {"ok": False}
         said |= {key: step[key] for key in ("cost", "togo", "logprob", "entropy") if step.get(key) is not None}
         messages.append(said)
-    return messages, invalid
+    return messages, counts
 
 
 def _example(record: Mapping[str, Any], number: int) -> Json:
@@ -177,7 +183,8 @@ def _example(record: Mapping[str, Any], number: int) -> Json:
 def _record(record: Mapping[str, Any], messages: list[Json], **rest: Any) -> Json:
     found: Json = {
         "i": record["id"], "t": rest.pop("task"), "s": record.get("status", "unsolved"), "r": rest.pop("reward"),
-        "u": rest.pop("run"), "n": rest.pop("turns"), "x": rest.pop("invalid"), "m": messages,
+        "u": rest.pop("run"), "n": rest.pop("turns"), "x": rest.pop("invalid"),
+        "z": rest.pop("misread", 0), "m": messages,
         "q": clip(rest.pop("text")),
     }  # fmt: skip
     found |= {"e": clip(str(record["error"]))} if record.get("error") else {}

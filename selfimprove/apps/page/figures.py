@@ -72,6 +72,7 @@ def _distributions(method: str, library: Library) -> Drawn:
         ("result", "s", "Episode outcomes"),
         ("turns", "n", "Turns per episode"),
         ("invalid actions", "x", "Invalid actions per episode"),
+        ("misread maps", "z", "Reflections per episode that misread the map"),
         ("reward", "r", "Reward per episode"),
         ("tokens", "w", "Tokens generated per episode"),
     ]

@@ -80,7 +80,7 @@ def write_library(
     """Write a method's episodes and their index to ``folder``; returns the index. For ``trained``, see ``sources``."""
     library = Library(method)
     for number, source in enumerate(sources(run, method, trained or {})):
-        columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l", "p")}
+        columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "z", "u", "l", "p")}
         letters: list[str] = []
 
         def records(source: Source = source, columns: Any = columns, letters: Any = letters) -> Any:
@@ -97,6 +97,7 @@ def write_library(
                 columns["r"].append(None if record["r"] is None else round(1000 * record["r"]))
                 columns["n"].append(record["n"])
                 columns["x"].append(record["x"])
+                columns["z"].append(record["z"])
                 columns["u"].append(library.runs.setdefault(record["u"], len(library.runs)))
                 columns["l"].append(line)
                 columns["p"].append(int(any(len(part) > 3 for said in record["m"] for part in said["p"])))

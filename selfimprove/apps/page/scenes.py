@@ -6,7 +6,7 @@ Scenes are parsed from the episode's text, so they work for every record, and no
 import re
 from typing import Any
 
-_GRID = re.compile(r"\+-{9}\+\n((?:\|[^\n]{9}\|\n){5})\+-{9}\+")
+_GRID = re.compile(r"\+-{9}\+\n(?:\|[^\n]{9}\|\n){5}\+-{9}\+")
 _GET = re.compile(r"get (\d+) (.+)")
 _CRAFT = re.compile(r"craft .+? using (.+)")
 _COUNTED = re.compile(r"\s*(\d+) (.+?)\s*$")
@@ -28,8 +28,13 @@ _OPENING = "Looking quickly around you"
 
 def taxi(text: str) -> dict[str, Any] | None:
     """The last grid of a text, five lines of nine characters: ``{"taxi": ["P: | : : ", …]}``."""
-    found = _GRID.findall(text)
-    return {"taxi": [line[1:-1] for line in found[-1].splitlines()]} if found else None
+    lines = last_grid(text).splitlines()[1:-1]
+    return {"taxi": [line[1:-1] for line in lines]} if lines else None
+
+
+def last_grid(text: str) -> str:
+    """The last taxi map in a text, seven lines; "" if there is none."""
+    return next(reversed(_GRID.findall(text)), "")
 
 
 def kitchen(text: str) -> dict[str, Any] | None:

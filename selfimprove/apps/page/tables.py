@@ -115,7 +115,8 @@ def _plain(table: Table, method: str, summary: Mapping[str, Any]) -> Plain:
     found.own = [row[0] in own_rows(method, summary) for row in found.rows]
     found.title = re.sub(r"\w+", lambda word: _word(method, word[0], summary), found.title)
     found.head = [(_in_words(method, text, summary).replace(": ", ":\n"), number) for text, number in found.head]
-    found.notes = [_worded(method, note, summary) for note in found.notes]
+    described = [note for note in found.notes if not note.endswith(": ")]  # a row of an unfinished run is not
+    found.notes = [_worded(method, note, summary) for note in described]
     for row in found.rows:
         row[0] = row_name(method, row[0])
     return found

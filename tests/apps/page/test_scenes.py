@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from selfimprove.apps.page import scenes
+from selfimprove.apps.page.episodes import to_page
+from selfimprove.envs.taxi.listed import EnumeratedTaxi
 
 
 def test_a_taxi_s_grid_is_read_from_its_text() -> None:
@@ -70,3 +74,16 @@ def test_the_inventory_read_from_observations_equals_the_environment_s_state(tmp
             shown = carried.step(move.action, answer.observation)["carries"]
             held = {item.split(":")[-1].replace("_", " "): count for item, count in game.snapshot().inventory}
             assert shown == held
+
+
+@pytest.mark.parametrize("with_history", [False, True])
+def test_a_reflection_that_misreads_the_taxi_s_map_is_marked_and_counted(with_history: bool) -> None:
+    env = EnumeratedTaxi(with_history=with_history)
+    steps = []
+    env.reset(61)
+    for said in ("The passenger is one row north.", "The passenger is one row north.", "That was a detour."):
+        steps.append({"prompt": env.state().pre, "reflection": said, "label": "1", "cost": 0.05})
+        env.step("1")
+    shown = to_page({"id": "61", "env": "taxi", "task_id": 61, "status": "unsolved", "seed": "17/61", "steps": steps})
+    assert [said.get("misread", False) for said in shown["m"] if said["r"] == "reflector"] == [False, True, False]
+    assert (shown["n"], shown["x"], shown["z"]) == (3, 0, 1)

@@ -27,6 +27,7 @@ const dialogue = (() => {
     if (said.tool) tell(`tool ${said.tool}`);
     else if (said.answer !== undefined) tell(said.answer === said.p[0]?.[0] ? "" : `→ ${said.answer}`);
     if (said.ok === false) tell("invalid", "bad");
+    if (said.misread) tell("misreads the map", "bad");
     if (said.cut) tell("truncated at the token limit", "bad");
     if (said.togo !== undefined) tell(`cost to go ${signed(said.togo)}`);
     if (said.logprob !== undefined) tell(`log p ${signed(said.logprob)}`);

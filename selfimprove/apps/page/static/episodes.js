@@ -8,7 +8,7 @@
   const NAMES = /** @type {Record<string, string>} */ ({ s: "solved", u: "not solved", b: "blocked" });
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
 
-  /** @typedef {{name: string, row: string, phase: string, label: string, file: string, path: string, size: number, starts: number[], s: string, t: any, r: any, n: any, x: any, u: any, p: any, l?: any}} Set */
+  /** @typedef {{name: string, row: string, phase: string, label: string, file: string, path: string, size: number, starts: number[], s: string, t: any, r: any, n: any, x: any, z: any, u: any, p: any, l?: any}} Set */
   /** @typedef {{method: string, name: string, runs: string[], tasks: [string, string, string][], sets: Set[]}} Index */
 
   /** @type {Index | null} */
@@ -71,7 +71,7 @@
       count += 1;
     }
     const kept = passed.slice(0, count);
-    const order = /** @type {"r" | "n" | "x" | "p" | ""} */ (select("order").value);
+    const order = /** @type {"r" | "n" | "x" | "z" | "p" | ""} */ (select("order").value);
     if (order) kept.sort((a, b) => (cell(set[order], b) ?? -Infinity) - (cell(set[order], a) ?? -Infinity) || a - b);
     return kept;
   }
@@ -140,6 +140,7 @@
     if (judged(set)) facts.append(el("span", { class: `badge ${one.s === "solved" ? "good" : one.s === "blocked" ? "bad" : ""}` }, one.s === "unsolved" ? "not solved" : one.s));
     if (one.r !== null) facts.append(el("span", {}, `reward ${dialogue.signed(one.r)}`));
     facts.append(el("span", {}, `${one.n} turn${one.n === 1 ? "" : "s"}`));
+    if (one.z) facts.append(el("span", { class: "badge bad" }, `${one.z} reflection${one.z === 1 ? "" : "s"} misread${one.z === 1 ? "s" : ""} the map`));
     if (one.u) facts.append(el("span", {}, one.u));
     if (one.src) facts.append(el("span", {}, visible(`source: ${one.src}`)));
     facts.append(el("span", { class: "mono" }, `${set.path}, line ${line(set, place)}`));
