@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.hardware import GB, GPUS, Asked, Hardware, parse_gpus
 from selfimprove.pipeline.plan.inference import GRAPH_LAYER, engine_seconds, loaded_engine
@@ -103,6 +104,8 @@ def test_a_small_model_trains_and_decodes_as_fast_as_its_kernels_are_launched() 
     }
     assert seconds["all"] == pytest.approx(10 * 30 * LAUNCH_LAYER)
     assert seconds["adapters"] == pytest.approx(2 * 4 / 3 * seconds["all"])
+    learner = RLParams(device="cuda", tf32=True, micro_batch_tokens=8192, row_tokens=1024)
+    assert training_seconds(Training("x", learner, 81_920, 1024, 10), shape, machine) == pytest.approx(seconds["all"])
     wide = Training("x", params.model_copy(update={"micro_batch_tokens": 81_920}), 81_920, 1024, 1)
     assert training_seconds(wide, shape, machine) < seconds["all"] / 5
     engine = TransformersEngineConfig(engine="transformers", device="cuda", dtype="bfloat16", slots=256)
