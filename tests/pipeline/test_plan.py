@@ -106,7 +106,9 @@ def test_a_small_model_trains_and_decodes_as_fast_as_its_kernels_are_launched() 
     assert seconds["adapters"] == pytest.approx(2 * 4 / 3 * seconds["all"])
     learner = RLParams(device="cuda", tf32=True, micro_batch_tokens=8192, row_tokens=1024)
     assert training_seconds(Training("x", learner, 81_920, 1024, 10), shape, machine) == pytest.approx(seconds["all"])
-    wide = Training("x", params.model_copy(update={"micro_batch_tokens": 81_920}), 81_920, 1024, 1)
+    single = Training("x", params.model_copy(update={"batch_size": 1}), 81_920, 1024, 80)
+    assert training_seconds(single, shape, machine) == pytest.approx(8 * seconds["all"])  # a step, a pass
+    wide = Training("x", params.model_copy(update={"micro_batch_tokens": 81_920, "batch_size": 80}), 81_920, 1024, 1)
     assert training_seconds(wide, shape, machine) < seconds["all"] / 5
     engine = TransformersEngineConfig(engine="transformers", device="cuda", dtype="bfloat16", slots=256)
     call = Calls("x", 256, 256 * 30, 30, 64, 256 * 64, 256)

@@ -1,7 +1,7 @@
 """Whether a reflection on DangerousTaxi misreads the map: it names another target than the map, or another place of it.
 
-A reflection model that misreads the map is a common reason for failed rides, and reinforcement learning of the policy
-cannot repair it. The page therefore marks such reflections. With this map ::
+A reflection model that misreads the map can be the reason for failed rides (docs/experiments.md), and reinforcement
+learning does not train it. The page therefore marks such reflections. With this map ::
 
     | : | : :X|
     | : | : : |          X is the taxi with the passenger aboard; it hides the destination.

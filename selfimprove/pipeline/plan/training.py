@@ -145,12 +145,16 @@ def frozen_weights(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
 
 
 def largest_batch(work: Training) -> int:
-    """Tokens in a process's largest pass: ``micro_batch_tokens``, or one wider row (``training/packing.py``)."""
+    """Tokens in a process's largest pass: ``micro_batch_tokens``, or one wider row (``training/packing.py``), but at most
+    those of a step's examples."""
     params = work.params
     pair = 2 if isinstance(params, PairParams) else 1  # a pair shares one row
     if isinstance(params, FinetuneParams) and params.backend == "xtuner":
         return work.longest
-    return max(min(params.micro_batch_tokens, work.tokens), min(params.row_tokens, work.tokens), pair * work.longest)
+    most = work.tokens
+    if isinstance(params, FinetuneParams):
+        most = min(most, params.batch_size * pair * work.longest)
+    return max(min(params.micro_batch_tokens, most), min(params.row_tokens, most), pair * work.longest)
 
 
 def predicted_tokens(work: Training, tokens: int) -> int:
