@@ -145,8 +145,8 @@ def frozen_weights(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
 
 
 def largest_batch(work: Training) -> int:
-    """Tokens in a process's largest pass: ``micro_batch_tokens``, or one wider row (``training/packing.py``), but at most
-    those of a step's examples."""
+    """Tokens in a process's largest pass: ``micro_batch_tokens``, or one wider row (``training/packing.py``), but at
+    most those of a step's examples."""
     params = work.params
     pair = 2 if isinstance(params, PairParams) else 1  # a pair shares one row
     if isinstance(params, FinetuneParams) and params.backend == "xtuner":
