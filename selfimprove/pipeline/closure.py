@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,12 +177,12 @@ class _Sources:
                 self._file.write_text(f"{_sealed(text)}\n{text}", encoding="utf-8")
 
 
-def _files_of(module: str) -> Iterator[Path]:
+@cache
+def _files_of(module: str) -> tuple[Path, ...]:
     """The files that Python may run for ``import a.b``: the module's own and its packages' (they need not exist)."""
     parts = module.split(".")
-    yield Path(*parts).with_suffix(".py")
-    for end in range(1, len(parts) + 1):
-        yield Path(*parts[:end], "__init__.py")
+    packages = (Path(*parts[:end], "__init__.py") for end in range(1, len(parts) + 1))
+    return (Path(*parts).with_suffix(".py"), *packages)
 
 
 def _played(script: Path, root: Path) -> Iterator[Path]:

@@ -41,7 +41,9 @@ def main() -> None:
     import torch
     import transformers.models.llama.modeling_llama
     import transformers.trainer  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+    get_checkpoint_conversion_mapping("llama")  # compiles hundreds of patterns at the first call
     torch.set_num_threads(1)
     _import_what_stages_do()
     gc.freeze()  # a collection in a fork would scan all objects and so copy their memory

@@ -18,8 +18,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.pipeline.closure import KNOWN
 from selfimprove.pipeline.profiles import merge
 from tests.support.profiles import profile
+from tests.support.repo_copy import analyse
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("selfimprove", "stages", "requirements/runtime.lock", "data/sources.yaml")
@@ -181,6 +183,8 @@ class Workbench:
     def copy(self, target: Path, overlay: Mapping[str, Any] | None = None) -> Path:
         """Copy the folder for a test, with ``overlay`` merged into the params."""
         shutil.copytree(self.folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+        (target / KNOWN).parent.mkdir()
+        shutil.copyfile(self.folder / KNOWN, target / KNOWN)
         if overlay:
             write_params(target, self._overlay, overlay)
         return target
@@ -195,6 +199,7 @@ def copy_code(folder: Path) -> Path:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(source, target)
+    analyse(folder)
     return folder
 
 
