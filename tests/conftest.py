@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,10 @@ from tests.pipeline.workbench import Forks, Workbench, copy_code
 pytest_plugins = ["tests.support.examples"]
 
 LONGEST = "test_end_to_end.py"
+
+# Containers often forbid bytecode; then each of hundreds of processes would compile our modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 gc.disable()  # collections during imports would traverse all imported objects repeatedly
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from selfimprove.pipeline.dvc_files import DVC
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
 
@@ -208,18 +209,18 @@ def test_editing_docstrings_or_the_progress_display_reruns_nothing_and_a_summary
     assert ran(run(repo, "dvc", "repro").stdout) == set()
     with (repo / "selfimprove/methods/reflect_rl/summary.py").open("a") as file:  # type: ignore[assignment]
         file.write("EDITED = 1\n")  # type: ignore[attr-defined]
-    assert ran(run(repo, "dvc", "repro").stdout) == {"reflect_rl-report"}
+    assert ran(run(repo, *DVC, "repro").stdout) == {"reflect_rl-report"}
     run(repo, "git", "checkout", "--quiet", "selfimprove")
-    assert ran(run(repo, "dvc", "repro").stdout) == set()  # from the run cache
+    assert ran(run(repo, *DVC, "repro").stdout) == set()  # from the run cache
 
 
 def test_another_version_of_a_package_reruns_stages_but_an_optional_package_does_not(repo: Path) -> None:
     before = hashes(repo)
     for package, rerun in (("bitsandbytes-0.50.2", set()), ("numpy-9.9.9", {"rise-data"})):
         (repo / f".site-{package}/{package}.dist-info").mkdir(parents=True)
-        done = run(repo, "dvc", "repro", "rise-data", PYTHONPATH=str(repo / f".site-{package}"))
+        done = run(repo, *DVC, "repro", "rise-data", PYTHONPATH=str(repo / f".site-{package}"))
         assert ran(done.stdout) == rerun
-    assert ran(run(repo, "dvc", "repro", "rise-data").stdout) == set()  # from the run cache
+    assert ran(run(repo, *DVC, "repro", "rise-data").stdout) == set()  # from the run cache
     assert hashes(repo) == before
 
 
@@ -264,7 +265,7 @@ def changed(repo: Path) -> Changed:
     done = run(repo, *WARM, "dvc", "repro")
     new = hashes(repo)
     (repo / "params.yaml").write_text(text)
-    again = ran(run(repo, "dvc", "repro").stdout)
+    again = ran(run(repo, *DVC, "repro").stdout)
     return Changed(old, params, done, new, again, hashes(repo))
 
 

@@ -63,14 +63,14 @@ def test_custom_problems_become_the_splits_and_the_demonstrations(forks: Forks, 
     assert "How many nuts are in 3 boxes?" in written
 
 
-def test_a_custom_model_becomes_the_base_without_the_small_model_s_settings(root: Path) -> None:
+def test_a_custom_model_becomes_the_base_without_the_small_model_s_settings(forks: Forks, root: Path) -> None:
     _, own, *_ = blocks("yaml")
     make_tiny_model(root / "my-model", hidden=32)
     params = use(root, own.replace("my/model", "my-model"))
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
     (root / "data/rise").mkdir(parents=True, exist_ok=True)
     (root / "data/rise/texts.jsonl").write_text('{"text": "unread"}\n')
-    run(root, "python", "-m", "stages.base", "rise")
+    stage(forks, root, "base", "rise")
     weights = "model.safetensors"
     assert (root / "models/rise/start" / weights).read_bytes() == (root / "my-model" / weights).read_bytes()
     params["base"]["rise"]["model"] = "somebody/large"
@@ -169,8 +169,8 @@ def _laid_over(below: Any, above: Any) -> Any:
     return {key: _laid_over(below.get(key), above[key]) if key in above else below[key] for key in {**below, **above}}
 
 
-def stage(forks: Forks, root: Path, name: str) -> None:
-    ran = forks.run(root, name)
+def stage(forks: Forks, root: Path, name: str, item: str = "") -> None:
+    ran = forks.run(root, name, item)
     assert ran.code == 0, ran.stderr
 
 

@@ -173,6 +173,7 @@ def test_a_confirmed_push_uploads_an_adapter_with_its_public_base_and_no_secret(
     assert not [name for name, content in hub.files.items() if TOKEN.encode() in content]
 
 
+@pytest.mark.slow
 def test_an_adapter_of_an_unpublished_base_is_pushed_as_full_weights(checkout: Path, hub: Hub) -> None:
     done = push(checkout, "models/rise/iter2", "--to", "owner/name", "--confirm", "--public", hub=hub)
     assert done.returncode == 0, done.stderr
@@ -212,6 +213,7 @@ def test_a_push_that_is_invalid_or_refused_gives_one_sentence(
     assert not hub.files
 
 
+@pytest.mark.slow
 def test_markdown_in_the_name_of_a_base_does_not_become_a_link(checkout: Path) -> None:
     write_params(checkout, {"base": {"rise": {"model": "x](http://evil)/<b>", "revision": COMMIT}}})
     assert push(checkout, "models/rise/iter1", "--to", "owner/name").returncode == 0

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.pipeline.workbench import copy_code, write_params
 
 STAGES = ("data", "generate", "convert")
@@ -23,6 +25,7 @@ def examples(folder: Path, about: str) -> str:
     return (folder / "data/reflect_rl/base/train/sft_policy.jsonl").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_examples_use_the_current_description_of_the_environment(tmp_path: Path) -> None:
     folder = copy_code(tmp_path)
     assert "A frozen lake." in examples(folder, "A frozen lake.")

@@ -115,6 +115,7 @@ def until(condition: Callable[[], object], seconds: float = 240) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_concurrent_run_is_refused_but_an_orphaned_run_is_awaited_and_its_outputs_are_used(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes]
 ) -> None:

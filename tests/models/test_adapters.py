@@ -114,6 +114,7 @@ def test_an_engine_gives_the_same_answers_from_an_adapter_and_its_full_weights(w
     assert answer(row)[1] != answer(world / "models" / "base")[1]
 
 
+@pytest.mark.slow
 def test_two_processes_that_need_the_same_weights_share_one_merged_copy(own: Path) -> None:
     (own.parent / ".scratch").mkdir()
     command = [sys.executable, "-m", "selfimprove.models.merge", "models/iter1"]
@@ -129,6 +130,7 @@ def test_two_processes_that_need_the_same_weights_share_one_merged_copy(own: Pat
     assert [one for one in store.iterdir() if one.is_dir()] == [Path(told[0])]
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_merge_are_not_used_and_are_removed(own: Path) -> None:
     part = (merging.STORE / content_key(own / "iter1")).with_suffix(".part")
     part.mkdir(parents=True)

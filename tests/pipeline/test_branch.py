@@ -66,6 +66,7 @@ def test_a_branch_or_detached_head_chosen_by_the_user_is_left_unchanged(begins: 
     assert git("rev-parse", "--abbrev-ref", "HEAD") == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("committed")
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM])
 def test_the_next_command_repairs_the_detached_head_of_an_experiment_killed_with_its_group(way: signal.Signals) -> None:

@@ -96,6 +96,7 @@ def test_a_stage_depends_only_on_the_environment_set_in_the_params(tmp_path: Pat
     for tree in ("selfimprove", "stages"):
         (tmp_path / tree).symlink_to(ROOT / tree)
     (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+    (tmp_path / KNOWN).parent.mkdir()  # each file is analysed once
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/worlds.py").write_text("import mine.words\n")
     (tmp_path / "mine/words.py").write_text("")

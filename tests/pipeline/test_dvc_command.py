@@ -87,6 +87,7 @@ def pipeline(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_runs_with_and_without_the_shortcuts_record_the_same_bytes_and_understand_each_other(tmp_path: Path) -> None:
     ours, theirs = pipeline(tmp_path / "ours"), pipeline(tmp_path / "theirs")
     for value in ("1.5e-3", "2"):

@@ -109,6 +109,7 @@ def test_unknown_keys_and_invalid_values_are_all_reported_and_nothing_starts(tmp
     assert not (repo / ".scratch/sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_second_concurrent_sweep_and_a_sweep_without_a_commit_are_refused(tmp_path: Path) -> None:
     repo = copy_repo(tmp_path / "repo")
     command = [sys.executable, "-m", "selfimprove.pipeline.sweep", "run.seed=17"]

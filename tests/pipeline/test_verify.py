@@ -71,6 +71,7 @@ def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_a_remed
     assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_file_that_dvc_checks_out_as_up_to_date_is_reported_and_the_suggested_steps_repair_it(
     repo: Path,
 ) -> None:

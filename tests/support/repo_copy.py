@@ -88,8 +88,7 @@ def environment() -> dict[str, str]:
     """The environment of ``make``: the virtual environment first on the path, no telemetry, stable hashes."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1", "COLUMNS": "200"}
-    # Containers often forbid bytecode; then each of a copy's stages would compile our modules again.
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | own
+    return os.environ | own
 
 
 def run(

@@ -104,6 +104,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
+@pytest.mark.slow
 def test_with_the_kernel_nothing_changes_and_nothing_is_printed(
     kernels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_without_the_package_rows_are_planned_for_segments(
     assert folders[0] == folders[1]  # the same run from here on: each can resume from the other's checkpoint
 
 
+@pytest.mark.slow
 def test_packed_rows_have_the_loss_of_separate_examples_and_a_faulty_kernel_is_detected(
     kernels: Path, tiny: Path, tmp_path: Path, dialogues: Callable[[int], list[Example]]
 ) -> None:

@@ -138,6 +138,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     }
 
 
+@pytest.mark.slow
 def test_a_worker_s_error_message_reaches_the_user(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     launcher = {"kind": "torchrun", "processes": 1}
     cfg = params(**launcher).model_copy(update={"tf32": True})
@@ -361,6 +362,7 @@ print(load("tiny", [sys.argv[2]]).__name__)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 @pytest.mark.timeout(240)
 def test_a_run_killed_while_torch_compiles_does_not_block_the_next_one(tmp_path: Path) -> None:

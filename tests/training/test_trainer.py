@@ -254,6 +254,7 @@ def test_gradient_checkpointing_computes_each_layer_a_second_time(
     assert passes[True] == 2 * passes[False] > 0
 
 
+@pytest.mark.slow
 def test_lora_changes_its_targets_by_at_most_its_rank(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     params = tuned(lora=LoraConfig(rank=4, alpha=8, dropout=0.1).model_dump(), lr=1e-2, epochs=4)
     report = run(tiny, dialogues(16), tmp_path, params)

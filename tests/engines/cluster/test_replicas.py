@@ -88,6 +88,7 @@ def test_two_replicas_give_the_tokens_of_one_engine_with_all_slots(folder: Path,
     ]
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_gives_the_bits_of_forked_workers(folder: Path, engine: ReplicatedEngine) -> None:
     requests = [ask(i) for i in range(10)]
 
@@ -276,6 +277,7 @@ def test_invalid_replicas_are_refused_when_params_are_loaded(changes: dict[str, 
     assert "rise.student" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_factory_creates_replicas_in_a_fresh_process(folder: Path) -> None:
     code = (
         "import asyncio, sys\nfrom pathlib import Path\n"

@@ -176,6 +176,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder
 
 
+@pytest.mark.slow
 def test_ten_thousand_commands_in_hostile_trees_stay_inside(ground: Path) -> None:
     ran = {"commands": 0, "successes": 0, "files read": 0}
 

@@ -238,6 +238,7 @@ def test_a_stage_does_not_depend_on_the_servers_modules(server: OpenEnvServer) -
     assert modules_of("agent_r", server.name) == [OpenEnvParams.__module__]
 
 
+@pytest.mark.slow
 def test_a_method_learns_from_a_file_of_experts_with_free_text_actions(
     forks: Forks, tmp_path: Path, server: OpenEnvServer
 ) -> None:

@@ -128,7 +128,7 @@ def test_a_token_budget_ends_a_run_after_the_iteration_that_exhausts_it(folder: 
     [
         {"algorithm": "ppo", "critic": {"kind": "mlp", "every": 2}},
         {"critic": {"shared": True}, "gradient_accumulation_steps": 3},
-        {"lora": {"rank": 2, "alpha": 4}},
+        pytest.param({"lora": {"rank": 2, "alpha": 4}}, marks=pytest.mark.slow),
         {"shrink_head": False, "entropy_coef": 0.1, "replay_buffer": 0},
     ],
 )

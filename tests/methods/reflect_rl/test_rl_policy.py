@@ -144,6 +144,7 @@ def test_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.
         load(tiny)
 
 
+@pytest.mark.slow
 def test_only_adapters_are_trained_and_the_written_model_has_the_same_probabilities(tiny: Path, tmp_path: Path) -> None:
     policy, some = load(tiny, lora={"rank": 4, "alpha": 8}), decisions(8)
     assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)

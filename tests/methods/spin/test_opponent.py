@@ -77,6 +77,7 @@ def test_an_adapter_that_does_not_name_its_base_is_refused(tiny: Path, duels: Ma
         run(model, duels(4), tmp_path / "out", params())
 
 
+@pytest.mark.slow
 def test_without_its_new_adapter_the_next_iterations_model_is_the_previous_one_merged(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:

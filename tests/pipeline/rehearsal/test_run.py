@@ -36,6 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_failed_stage_is_reported_with_its_last_output_and_the_next_call_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
