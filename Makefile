@@ -146,11 +146,11 @@ dag: $(READY) ## list a method's stages in order, with their dependencies (METHO
 
 PYTEST := OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends
 
-test: $(READY) ## run lint, type checks and the light tests, in 10 to 20 minutes on two cores
+test: $(READY) ## run lint, type checks and the light tests, in 10 to 15 minutes on two cores
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) -m "not slow" $(ARGS) tests
 
-test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (15 to 30 minutes on two cores)
+test-slow: $(READY) ## run the other tests: whole pipelines, kills, training in several processes (20 to 30 minutes on two cores)
 	@$(PYTEST) -m slow $(ARGS) tests
 
 # The tests that most changes break first. ARGS=tests/methods/spin adds a folder.

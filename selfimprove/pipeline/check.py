@@ -46,6 +46,8 @@ from selfimprove.pipeline.small_defaults import small_settings
 PARAMS_FILE = Path("params.yaml")
 SAY = "--say"
 """Option of ``make check``: report success as well; before a run, only faults are printed."""
+PARAMS_ONLY = "params"
+"""In place of a method: check only params.yaml."""
 GRAPH_FILE = Path("dvc.yaml")
 RESULTS = Path("results/summary")
 _EACH = re.compile(r"\$\{([\w.]+)\}")
@@ -58,13 +60,16 @@ GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 @one_sentence()
 def main() -> None:
-    """Arguments: the methods about to run (none: all), or ``params`` to check only params.yaml; ``--say``: see ``SAY``.
+    """Arguments: the methods about to run (none: all), or ``PARAMS_ONLY``; ``--say``: see ``SAY``.
 
     Exits with code 2 and one sentence per fault.
     """
     asked = [word for word in sys.argv[1:] if word != SAY]
     methods = [method for method in METHODS if method in asked or not asked]
     try:
+        for word in asked:
+            if word not in METHODS and word != PARAMS_ONLY:
+                raise UserError(f"there is no method {word!r}; choose {', '.join(METHODS)}, or {PARAMS_ONLY}.")
         faults = list(params_faults(read_yaml(PARAMS_FILE)))
         if not faults:
             sections = read_yaml(PARAMS_FILE)

@@ -63,6 +63,13 @@ def test_make_check_confirms_valid_params_and_other_targets_print_nothing(
     assert capsys.readouterr().out == (said and f"params.yaml: all 8 sections are valid, and {said}.\n")
 
 
+def test_a_method_that_does_not_exist_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["check", "rise", "rice"])
+    assert ends_with(capsys) == ["there is no method 'rice'; choose rise, agent_r, reflect_rl, spin, or params."]
+
+
 def test_make_check_is_the_only_target_that_requests_the_confirmation() -> None:
     lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pipeline.check" in line]
     assert [line.strip() for line in lines if check.SAY in line] == [
