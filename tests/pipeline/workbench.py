@@ -183,7 +183,7 @@ class Workbench:
     def copy(self, target: Path, overlay: Mapping[str, Any] | None = None) -> Path:
         """Copy the folder for a test, with ``overlay`` merged into the params."""
         shutil.copytree(self.folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "__pycache__"))
-        (target / KNOWN).parent.mkdir()
+        (target / KNOWN).parent.mkdir(exist_ok=True)
         shutil.copyfile(self.folder / KNOWN, target / KNOWN)
         if overlay:
             write_params(target, self._overlay, overlay)
