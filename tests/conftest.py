@@ -53,6 +53,21 @@ def merged_models_of_tests_lie_apart(tmp_path_factory: pytest.TempPathFactory) -
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def objects_of_earlier_files_are_not_traversed() -> Iterator[None]:
+    """Exempt what a file's tests leave in memory, such as caches: each training collects garbage several times."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Undo a test's change of torch's threads: more of them than cores make small operations ten times as slow."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """A process that imports torch and everything else once per session (about ten seconds) and forks stages."""
