@@ -146,7 +146,7 @@ dag: $(READY) ## list a method's stages in order, with their dependencies (METHO
 
 PYTEST := OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends
 
-test: $(READY) ## run lint, type checks and the light tests, in 10 to 15 minutes on two cores
+test: $(READY) ## run lint, type checks and the light tests, in about 12 minutes on two cores
 	@$(MAKE) --no-print-directory lint
 	@$(PYTEST) -m "not slow" $(ARGS) tests
 
