@@ -171,7 +171,7 @@ class Answers(ABC):
             if not isinstance(question, str) or not isinstance(answer, str):
                 raise UserError(f"{where}, line {line}: question and answer must be strings; fix or delete the line.")
             own = question if row.get("id") is None else str(row["id"])
-            problem = Problem(ids.of({"id": own}, question), question, answer, answer)
+            problem = Problem(ids.of(question, own), question, answer, answer)
             if self.grade(self.demonstration(problem), problem).reward != 1:
                 raise UserError(
                     f"{where}, line {line}: {self.name} extracts {self.extract(self.demonstration(problem))!r} from "

@@ -56,6 +56,8 @@ def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[s
     other lists end before it. ``dialogue`` is then the whole history, as what that turn's prompt left out is not kept.
     """
     turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
+    # Not only of chosen attempts: a parallel run chooses its first one, whatever its reward.
+    rewards = [attempt.reward for turn in turns for attempt in turn.attempts if attempt.reward is not None]
     failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()
     role = "assistant" if turns and turns[-1].model in api else "agent"
     begun = [{"role": role if m.role == "assistant" else "user", "content": m.content} for m in episode.prompt]
@@ -68,7 +70,7 @@ def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[s
         "task_id": index,
         "query": episode.query,
         "answer": episode.gold,
-        "max_reward": max(episode.rewards, default=None),
+        "max_reward": max(rewards, default=None),
         "turn_history": {
             "best_actions": [turn.attempt.text for turn in turns],
             "actions": {str(t): [attempt.text for attempt in turn.attempts] for t, turn in enumerate(turns)}
@@ -182,7 +184,7 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
     blocked = blocked or any(None in rewards for rewards in (history.best_rewards, *history.rewards.values()))
     solved = any(turn.attempt.reward == 1 for turn in turns)
     return Episode(
-        id=entry.id or ids.setdefault(name, Ids(name)).of({}, entry.query),
+        id=entry.id or ids.setdefault(name, Ids(name)).of(entry.query),
         env=name,
         query=entry.query,
         gold=entry.answer,

@@ -81,7 +81,7 @@ def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
             **identity(params, kernels),
             "params": params_digest(params, [method]),
             "results": _shown(summary),
-            "outputs": {path: md5 for path, md5 in outputs.items() if _of(path) == method},
+            "outputs": {path: md5 for path, md5 in sorted(outputs.items()) if _of(path) == method},
         }
         for method, summary in found.items()
     ]

@@ -108,9 +108,10 @@ _CARDINALS = frozenset(
 )
 # 18 boys and girls is a number with a unit; 18 and a half, 2 hours and fifteen minutes and 18 over x are not.
 _JOINTS = frozenset(["and", "or", "over"])
-# Words that look like a joint or an exponent but are none: 18 left over, 18 e-mails.
-_HARMLESS = re.compile(r"(?<=\bleft[ -])over\b|\be-(?=[a-z]{2})", re.I)
+# Words that look like a joint, an exponent or a variable but are none: 18 left over, 18 e-mails, 18 x-rays.
+_HARMLESS = re.compile(r"(?<=\bleft[ -])over\b|\b[ex]-(?=[a-z]{2})", re.I)
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
+# 18M is neither: as 18 million.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")
 # After a slash: 60/h, 60 m/s have a unit; 18/t is a formula.
 _PER_LETTERS = frozenset("hmsgl")
@@ -158,7 +159,7 @@ def extract_robust(attempt: str) -> str | None:
         return None
     if match[3] and len(words[0]) == 1 and words[0] not in _PER_LETTERS:
         return None
-    if len(match[4]) == 1 and match[4].isascii() and match[4].lower() not in _UNIT_LETTERS:
+    if len(match[4]) == 1 and match[4].isascii() and (match[4].lower() not in _UNIT_LETTERS or match[4] == "M"):
         return None
     if any(unicodedata.numeric(letter, None) is not None for letter in match[4]):  # 18\u00bd, 5\u00b2, 5\u767e
         return None

@@ -21,10 +21,9 @@ class Ids:
         self._prefix = prefix
         self._seen: set[str] = set()
 
-    def of(self, row: Mapping[str, Any], question: str) -> str:
-        """The row's ``id`` if it has one, else an id derived from the question; made unique by a suffix."""
-        own = row.get("id")
-        base = own if isinstance(own, str) and own else f"{self._prefix}-{key_bits(self._prefix, question):016x}"
+    def of(self, question: str, own: str | None = None) -> str:
+        """The row's own id if it has one, else an id derived from the question; made unique by a suffix."""
+        base = own or f"{self._prefix}-{key_bits(self._prefix, question):016x}"
         candidates = chain([base], (f"{base}-{number}" for number in count(2)))
         found = next(name for name in candidates if name not in self._seen)
         self._seen.add(found)
@@ -46,7 +45,8 @@ def problems_of(
         lacking: what a solution without a gold answer lacks, for the message.
 
     Raises:
-        UserError: a field is missing or not text, or a solution has no gold answer.
+        UserError: a field is missing or not text, an id is neither text nor an integer, or a solution has no gold
+            answer.
     """
     ids, problems = Ids(name), []
     for line, row in rows:
@@ -55,5 +55,8 @@ def problems_of(
         gold = parse_gold(solution)
         if gold is None:
             raise UserError(f"{place}: {lacking}; fix or delete the line.")
-        problems.append(Problem(ids.of(row, question), question, solution, gold))
+        own = row.get("id")
+        if own is not None and (isinstance(own, bool) or not isinstance(own, str | int)):
+            raise UserError(f"{place}: field 'id' must be text or an integer; fix or delete it.")
+        problems.append(Problem(ids.of(question, None if own is None else str(own)), question, solution, gold))
     return problems

@@ -111,6 +111,8 @@ def test_gold_numbers_are_parsed_with_commas_signs_and_units_but_not_as_expressi
         ("5, 6", None, None),
         ("5 and 6", None, None),
         ("2 million", None, None),
+        (r"\$2M", None, None),
+        ("2 m", None, "2"),
         ("3 + 4", None, None),
         ("3 x 4", None, None),
         ("twelve", None, None),
@@ -342,6 +344,11 @@ def test_ids_come_from_content_and_survive_reordering() -> None:
     assert [p.id for p in twice] == [forwards["q1"], forwards["q1"] + "-2", "own"]
     own = Gsm8k().load([(i, {"id": name, **rows[0][1]}) for i, name in enumerate(["x", "x-2", "x"])], Path("f"))
     assert [p.id for p in own] == ["x", "x-2", "x-3"]
+    numbered = Gsm8k().load([(i, {"id": number, **rows[0][1]}) for i, number in enumerate([7, 0, 7])], Path("f"))
+    assert [p.id for p in numbered] == ["7", "0", "7-2"]
+    for wrong in (True, 1.5, ["x"]):
+        with pytest.raises(UserError, match="f, line 3: field 'id' must be text or an integer"):
+            Gsm8k().load([(3, {"id": wrong, **rows[0][1]})], Path("f"))
 
 
 def test_make_env_selects_the_extraction_mode_and_refuses_unknown_names_and_options() -> None:

@@ -116,6 +116,7 @@ def test_all_first_attempts_of_a_parallel_run_are_logged_with_negative_feedback(
     history = to_log([one])["0"]["turn_history"]
     assert history["observations"] == {"0": [feedback(0, one.query)] * 3}
     assert history["best_observations"] == [feedback(0, one.query)]
+    assert to_log([one])["0"]["max_reward"] == 1
 
 
 def original(*episodes: Any) -> Any:
