@@ -188,7 +188,7 @@ def export_pairs(
 def score(
     source: Annotated[Path, typer.Argument(help="a trajectory file")],
     requested: Annotated[
-        int | None, typer.Option(min=1, help="number of requested tasks; default: those in the file")
+        int | None, typer.Option(min=1, max=10**7, help="number of requested tasks; default: those in the file")
     ] = None,
 ) -> None:
     """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""

@@ -100,11 +100,13 @@ def generate_command(
     data_frac: Annotated[int, typer.Option(min=0, help="index of the fraction")] = 0,
     frac_len: Annotated[int, typer.Option(min=0, help="number of rows in a fraction; 0: the whole set")] = 0,
     split: Annotated[Split, typer.Option()] = "train",
-    batch_size: Annotated[int, typer.Option(min=1, help="number of answers decoded concurrently")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, max=8192, help="number of answers decoded concurrently")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    context: Annotated[int, typer.Option(min=16, help="maximum number of tokens in prompt and answer together")] = 2048,
-    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    context: Annotated[
+        int, typer.Option(min=16, max=10**7, help="maximum number of tokens in prompt and answer together")
+    ] = 2048,
+    temperature: Annotated[float, typer.Option(min=0, max=100)] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1)] = 1.0,
     chat_template: Annotated[str, typer.Option(help="chat template; must be the one used in training")] = "zephyr",
     device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
     threads: Annotated[int, typer.Option(min=1)] = 2,

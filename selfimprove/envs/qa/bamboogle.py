@@ -14,6 +14,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question, content_id, pick_split, read_table
 
 FILES = {"test": "bamboogle_test.csv"}
+COLUMNS = ("Question", "Answer")
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -24,7 +25,7 @@ def load(split: str, folder: Path) -> list[Question]:
     """
     path = pick_split("bamboogle", split, FILES, folder)
     questions = []
-    for place, cells in read_table(path, header=True):
+    for place, cells in read_table(path, header=COLUMNS):
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
             raise UserError(f"{place}: expected a question and an answer; fix or delete the line.")
         question, answer = cells

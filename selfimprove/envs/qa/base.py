@@ -76,18 +76,24 @@ def pick_split(task: str, split: str, files: Mapping[str, str], folder: Path) ->
     return path
 
 
-def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
-    """(place, cells) of a CSV file.
+def read_table(path: Path, *, header: Sequence[str] = ()) -> Iterator[tuple[str, list[str]]]:
+    """(place, cells) of a CSV file, without its header.
+
+    Args:
+        header: the names of the columns, which the first line must contain; empty: the file has no header.
 
     Raises:
-        UserError: the file is missing or is not UTF-8 CSV.
+        UserError: the file is missing, is not UTF-8 CSV, or begins with another line than the header.
     """
     only_regular(path)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        # Spreadsheets write a byte order mark, which is not a part of the first cell.
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            for number, cells in enumerate(reader):
-                if cells and not (header and number == 0):
+            if header and next(reader, None) != list(header):
+                raise UserError(f"{path}: the first line must be the header {','.join(header)}; add it.")
+            for cells in reader:
+                if cells:
                     yield f"{path}, line {reader.line_num}", cells
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; fix the path in params.yaml.") from None

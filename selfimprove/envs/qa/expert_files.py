@@ -96,14 +96,15 @@ def read_experts(
         try:
             expert, repair = _expert(row, task)
             repaired.update([repair] if repair else [])
-            if expert.question.question in seen:
+            asked = folded(expert.question.question)
+            if asked in seen:
                 raise _Dropped("duplicate question")
             if searching and len(expert.rounds) == 1:
                 raise _Dropped("no search")
         except _Dropped as reason:
             places.setdefault(str(reason), []).append(number)
             continue
-        seen.add(expert.question.question)
+        seen.add(asked)
         experts.append(expert)
     audit = ExpertAudit(
         file=path.name,

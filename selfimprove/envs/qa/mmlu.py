@@ -37,8 +37,8 @@ def load(split: str, folder: Path) -> list[Question]:
         raise UserError(f"{folder / SPLITS[split]} contains no *.csv; unpack MMLU's data there.")
     questions = []
     for path in files:
-        for place, cells in read_table(path, header=False):
-            if len(cells) != 6 or cells[5].strip() not in [*LETTERS]:
+        for place, cells in read_table(path):
+            if len(cells) != 6 or cells[5].strip() not in [*LETTERS] or not all(cell.strip() for cell in cells):
                 raise UserError(f"{place}: expected a question, four options and a letter; fix or delete the line.")
             options = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, cells[1:5], strict=True))
             text = f"Question: {cells[0]}\n{options}"

@@ -25,7 +25,7 @@ def compared(answer: str, gold: str) -> tuple[str, str]:
     """The two texts to compare: normalised or, if normalisation leaves nothing of either, only lower-cased."""
     pred, gt = normalise(answer), normalise(gold)
     if not pred and not gt:
-        return answer.lower().strip(), gold.lower().strip()
+        return answer.lower(), gold.lower()
     return pred, gt
 
 

@@ -145,11 +145,13 @@ def gathered(folder: Path, count: int, split: Split) -> list[Row]:
     if missing:
         some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
         raise UserError(f"{folder}: {len(missing)} of {count} fractions are missing ({some}); generate them first.")
-    if (folder / fraction_name(count, split)).is_file():
-        raise UserError(
-            f"{folder}: contains {fraction_name(count, split)} too, so there are more than {count} fractions; raise "
-            "--num-fracs, or delete the files of an earlier split into fractions."
-        )
+    expected = {fraction_name(index, split) for index in range(count)}
+    for file in sorted(folder.glob("loser_*.jsonl")):
+        if file.name not in expected and file.stem.endswith("_test") == (split == "test"):
+            raise UserError(
+                f"{folder}: contains {file.name} too, so there are more than {count} fractions; raise --num-fracs, or "
+                "delete the files of an earlier split into fractions."
+            )
     rows = []
     for index in range(count):
         for place, row in read_rows_of(folder / fraction_name(index, split)):

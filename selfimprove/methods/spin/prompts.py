@@ -130,16 +130,19 @@ def few_shot_text(choice: str, task: str) -> str:
     """The worked episodes at the start of a prompt: none for ``off``, the task's own for ``default``, or a file.
 
     Raises:
-        UserError: the file is missing or not UTF-8 text.
+        UserError: the file is missing, empty or not UTF-8 text.
     """
     if choice == "off":
         return ""
     path = FEW_SHOT / f"{task}.txt" if choice == "default" else Path(choice)
     try:
-        return path.read_text(encoding="utf-8").rstrip()
-    except (OSError, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8-sig").rstrip()
+    except (OSError, ValueError):  # ValueError: not UTF-8, or a null byte in the path
         if choice == "default":
             raise UserError(f"spin.prompt.few_shot: {task} has no worked episodes; name a file, or set off.") from None
         raise UserError(
             f"spin.prompt.few_shot: {path} cannot be read as text; name another file, or set default or off."
         ) from None
+    if not text:
+        raise UserError(f"spin.prompt.few_shot: {path} is empty; name another file, or set default or off.")
+    return text

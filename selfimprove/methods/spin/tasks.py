@@ -211,9 +211,9 @@ def _hotpotqa(
         experts, audit = read_experts(file)
     if tasks.experts in ("scripted", "both"):
         search = LocalSearch(known.corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
-        asked = {expert.question.question for expert in experts}
+        asked = {folded(expert.question.question) for expert in experts}
         others = [read_question(row, "train300_context.jsonl") for row in known.train]
-        scripted, own = hotpotqa_experts([one for one in others if one.question not in asked], search)
+        scripted, own = hotpotqa_experts([one for one in others if folded(one.question) not in asked], search)
         experts, audit = experts + scripted, audit.joined(own) if audit else own
     assert audit is not None  # tasks.experts names at least one of the two
     experts = _first(experts, tasks.train, "train")

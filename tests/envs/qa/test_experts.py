@@ -107,6 +107,7 @@ def test_an_answer_that_spells_out_an_option_has_its_letter_as_gold(tmp_path: Pa
         (alpaca("q", "Thought: t\nAction: search[x]" + ENDED), "a round is no thought with one action"),
         (alpaca("q", GOOD.replace("search[Tolma]", "look up[Tolma]")), "a round is no thought with one action"),
         (alpaca("What is Tolma?", GOOD), "duplicate question"),
+        (alpaca("what is  Tolma? ", GOOD), "duplicate question"),
         ({"instruction": "q"}, "malformed row"),
         ({"instruction": None, "input": "", "output": GOOD}, "malformed row"),
         ({"messages": [{"role": "user"}]}, "malformed row"),

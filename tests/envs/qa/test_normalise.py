@@ -78,6 +78,7 @@ def test_if_both_sides_normalise_to_nothing_the_raw_texts_are_compared() -> None
     assert grade("A", "the").reward == 0  # both normalise to nothing, but differ
     assert grade("A", "the").f1 == 0
     assert grade("?", "!").reward == 0
+    assert grade("- ", "-").reward == grade("The ", "the").f1 == 0
     assert grade("the", "cat").reward == 0
 
 

@@ -153,8 +153,8 @@ def test_mmlu_files_are_sorted_and_options_lettered(tmp_path: Path) -> None:
     (tmp_path / "test" / "anatomy_test.csv").write_text("When?,1,2,3,4,A\nWhy?,1,2,3,4,E\n")
     with pytest.raises(UserError, match=r"anatomy_test\.csv, line 2: expected a question, four options and a letter"):
         load_questions("mmlu", "test", tmp_path)
-    for letters in ("AB", "ABCD", "BC", ""):
-        (tmp_path / "test" / "anatomy_test.csv").write_text(f"When?,1,2,3,4,{letters}\n")
+    for line in (*(f"When?,1,2,3,4,{letters}" for letters in ("AB", "ABCD", "BC", "")), ",1,2,3,4,A", "When?,1,,3,4,A"):
+        (tmp_path / "test" / "anatomy_test.csv").write_text(f"{line}\n")
         with pytest.raises(
             UserError, match=r"anatomy_test\.csv, line 1: expected a question, four options and a letter"
         ):
@@ -182,6 +182,18 @@ def test_bamboogle_reads_its_csv_and_is_scored_as_hotpotqa(tmp_path: Path) -> No
     (tmp_path / "bamboogle_test.csv").write_text("Question,Answer\nWhen?\n")
     with pytest.raises(UserError, match=r"bamboogle_test\.csv, line 2: expected a question and an answer"):
         load_questions("bamboogle", "test", tmp_path)
+    for content in ("", "When?,1789\nWho?,the Owl\n"):
+        (tmp_path / "bamboogle_test.csv").write_text(content)
+        with pytest.raises(UserError, match=r"bamboogle_test\.csv: the first line must be the header Question,Answer"):
+            load_questions("bamboogle", "test", tmp_path)
+
+
+def test_a_csv_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "law_test.csv").write_text('"Why, so?",1,2,3,4,A\n', encoding="utf-8-sig")
+    assert load_questions("mmlu", "test", tmp_path)[0].question.startswith("Question: Why, so?\n")
+    (tmp_path / "bamboogle_test.csv").write_text("Question,Answer\nWho?,the Owl\n", encoding="utf-8-sig")
+    assert load_questions("bamboogle", "test", tmp_path)[0].question == "Who?"
 
 
 def test_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:

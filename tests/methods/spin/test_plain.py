@@ -208,6 +208,9 @@ def test_requesting_a_fraction_beyond_the_last_is_reported_in_one_sentence(
     capsys.readouterr()
     said = fails(capsys, "generate", "--model", tmp_path, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path,
                  "--frac-len", 1, "--data-frac", 10)  # fmt: skip
+    for option, value in (("--batch-size", 8193), ("--context", 10**8), ("--top-p", 0), ("--temperature", "inf")):
+        assert option in fails(capsys, "generate", "--model", tmp_path, "--input-dir", tmp_path / "rows",
+                               "--output-dir", tmp_path, option, value)  # fmt: skip
     assert said.splitlines()[-1] == (
         "there is no fraction 10: 10 rows in fractions of 1 give the fractions 0 to 9; choose one of those."
     )
@@ -219,8 +222,14 @@ def test_gathering_requires_all_fractions_and_no_others(tmp_path: Path, capsys: 
     with pytest.raises(UserError, match=r"1 of 4 fractions are missing \(1\)"):
         gathered(tmp_path, 4, "train")
     write_rows_to(tmp_path / "loser_1.jsonl", [make_row("1", "real", "said")])
-    with pytest.raises(UserError, match=r"contains loser_3.jsonl too"):
-        gathered(tmp_path, 3, "train")
+    for count, other in ((3, 3), (2, 2), (1, 1)):
+        with pytest.raises(UserError, match=rf"contains loser_{other}.jsonl too"):
+            gathered(tmp_path, count, "train")
+    (tmp_path / "loser_1.jsonl").rename(tmp_path / "aside.jsonl")
+    with pytest.raises(UserError, match=r"contains loser_2.jsonl too"):
+        gathered(tmp_path, 1, "train")
+    (tmp_path / "aside.jsonl").rename(tmp_path / "loser_1.jsonl")
+    write_rows_to(tmp_path / "loser_7_test.jsonl", [make_row("7", "real", "said")])
     run("gather", "--num-fracs", 4, "--input-dir", tmp_path, "--output-dir", tmp_path / "all")
     rows = read_rows_of(tmp_path / "all" / "train_prefs-00000-of-00001.parquet")
     assert [row["real"][0]["content"] for _, row in rows] == ["0", "1", "2", "3"]

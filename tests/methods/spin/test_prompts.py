@@ -99,7 +99,19 @@ def test_few_shot_text_is_off_or_the_tasks_default_or_a_file(tmp_path: Path) -> 
         assert rounds[-1].startswith("finish[")
 
 
-@pytest.mark.parametrize(("choice", "words"), [("no/such.txt", "no/such.txt"), ("default", "has no worked episodes")])
+def test_a_few_shot_file_may_begin_with_a_byte_order_mark_but_must_not_be_empty(tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("Question: x\n", encoding="utf-8-sig")
+    assert few_shot_text(str(own), "hotpotqa") == "Question: x"
+    own.write_text(" \n")
+    with pytest.raises(UserError, match=r"own\.txt is empty; name another file"):
+        few_shot_text(str(own), "hotpotqa")
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [("no/such.txt", "no/such.txt"), ("a\0", "cannot be read as text"), ("default", "has no worked episodes")],
+)
 def test_a_missing_few_shot_file_or_default_is_rejected(choice: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         few_shot_text(choice, "chess")

@@ -8,7 +8,7 @@ refused.
 from pathlib import Path
 from threading import Lock
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.journal import Journal, begins_as_journal
 from selfimprove.core.records import only_regular
 from selfimprove.envs.qa.tools.search import Tool
@@ -60,5 +60,5 @@ def _opened(file: Path) -> Journal:
             raise UserError(f"tools.cache: {file} is not a cache of search results; name another file.")
         file.parent.mkdir(parents=True, exist_ok=True)
         return Journal(file)
-    except OSError as error:
-        raise UserError(f"tools.cache: {file} cannot be opened ({error.strerror}); name another file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise UserError(f"tools.cache: {file} cannot be opened ({first_line(error)}); name another file.") from None

@@ -18,6 +18,12 @@ from selfimprove.envs.qa.tools.search import Tool
 
 _READ_AT_MOST = 1 << 16  # the number of characters of a result that are processed before it is cut
 
+Outcome = tuple[Any, Exception | None]
+"""A tool's result, and the exception that it raised instead.
+
+A future with an exception would refuse ``StopIteration``, and a tool's own ``TimeoutError`` would count as a late call.
+"""
+
 MOST_STUCK = 64
 """The maximum number of late calls whose threads still run. At this limit, further calls count as late immediately."""
 
@@ -60,23 +66,23 @@ class Tools:
             return None
         try:
             if getattr(tool, "in_place", False):
-                answer: Any = tool(argument)
+                answer, error = _outcome(tool, argument)
             else:
                 async with self._slots:
-                    answer = await self._in_time(tool, argument)
+                    answer, error = await self._in_time(tool, argument)
         except TimeoutError:
             self.stats["late"] += 1
             return None
-        except UserError:
-            raise
-        except Exception as error:
+        if isinstance(error, UserError):
+            raise error
+        if error is not None:
             self.stats["failed"] += 1
             self.faults[type(error).__name__] += 1
             return None
         return self._clean(answer)
 
-    async def _in_time(self, tool: Tool, argument: str) -> Any:
-        """The tool's result. Threads cannot be killed, so at most ``MOST_STUCK`` are abandoned at any time.
+    async def _in_time(self, tool: Tool, argument: str) -> Outcome:
+        """The tool's outcome. Threads cannot be killed, so at most ``MOST_STUCK`` are abandoned at any time.
 
         Raises:
             TimeoutError: the call took too long, or too many earlier calls have not ended yet.
@@ -114,28 +120,32 @@ class Tools:
         return text
 
 
-def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Future[Any]]:
-    """Start a daemon thread for a call; returns the thread and a future of the tool's result.
+def _outcome(tool: Tool, argument: str) -> Outcome:
+    try:
+        return tool(argument), None
+    except Exception as error:
+        return None, error
+
+
+def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Future[Outcome]]:
+    """Start a daemon thread for a call; returns the thread and a future of the tool's outcome.
 
     A thread pool is joined when the process ends, so that one hanging call would keep the finished run from exiting.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
+    answer: asyncio.Future[Outcome] = loop.create_future()
 
-    def settle(result: Any, error: Exception | None) -> None:
+    def settle(outcome: Outcome) -> None:
         if not answer.done():
-            answer.set_exception(error) if error is not None else answer.set_result(result)
+            answer.set_result(outcome)
 
     def work() -> None:
-        result, failed = None, None
         try:
-            result = tool(argument)
-        except Exception as error:
-            failed = error
+            outcome = _outcome(tool, argument)
         except BaseException as error:  # sys.exit() in a tool ends only the call
-            failed = RuntimeError(type(error).__name__)
+            outcome = None, RuntimeError(type(error).__name__)
         try:
-            loop.call_soon_threadsafe(settle, result, failed)
+            loop.call_soon_threadsafe(settle, outcome)
         except RuntimeError:
             return  # the loop is closed: nothing waits for this result
 

@@ -137,6 +137,7 @@ def test_a_cache_path_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe")
     for name, said in (
         ("folder", "is a folder; name a file"),
+        ("a\0", "cannot be opened .embedded null byte.; name another file"),
         ("file/cache.jsonl", "cannot be opened"),
         ("pipe", "is a pipe or a device"),
     ):

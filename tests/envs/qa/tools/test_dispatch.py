@@ -60,12 +60,16 @@ def test_a_tools_exceptions_become_none_and_are_counted_by_type_without_their_me
     def broken(argument: Any) -> None:
         if argument == "exit":
             sys.exit(3)
+        if argument == "late":
+            raise TimeoutError
+        if argument == "nothing":
+            next(iter([]))
         raise ValueError(f"secret {argument}")
 
     made = tools(broken)
-    assert gather(made, ["a", "b", "exit"]) == [None, None, None]
-    assert made.stats == {"calls": 3, "failed": 3}
-    assert made.faults == {"ValueError": 2, "RuntimeError": 1}
+    assert gather(made, ["a", "b", "exit", "late", "nothing"]) == [None] * 5
+    assert made.stats == {"calls": 5, "failed": 5}
+    assert made.faults == {"ValueError": 2, "RuntimeError": 1, "TimeoutError": 1, "StopIteration": 1}
 
 
 def test_a_call_that_hangs_is_abandoned_and_others_continue() -> None:
