@@ -4,6 +4,7 @@ compared with a plain trainer; the default run.
 Prints a table for each part; the last line is one JSON document. Exits with 1 if a part is not ``valid``.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -20,9 +21,14 @@ METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 
 def main() -> None:
     """Run all parts, or those listed in ``BENCH=rollouts,training``; ``BENCH_THREADS`` sets the threads (default 2)."""
+    every = (*PARTS, "pipeline")
+    argparse.ArgumentParser(
+        prog="make bench",
+        description=f"BENCH: comma-separated parts, default {', '.join(every)}; also {', '.join(OPTIONAL)}. "
+        "BENCH_THREADS: number of threads, default 2.",
+    ).parse_args()
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    every = (*PARTS, "pipeline")
     asked = os.environ.get("BENCH", ",".join(every)).split(",")
     if unknown := sorted(set(asked) - {*every, *OPTIONAL}):
         known = ", ".join((*every, *OPTIONAL))
