@@ -154,6 +154,12 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             }
             for entry in row["log"]
         ]
+        fresh, replayed = row["loss"]
+        for value in (fresh, replayed, row["critic_loss"], row["cost"], row["succ"]):
+            if value is not None:
+                float(value + 0)  # a number, not a text of one
+        if type(row["iter"]) is not int or row["iter"] < 1:
+            raise ValueError(f"iter is {row['iter']!r}, not a count from 1")
         kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}
         made = {"iter": row["iter"] - 1, **kept, "log": log}
         json.dumps(made, allow_nan=False)  # 1e999 is parsed as infinity, which cannot be written
@@ -191,7 +197,13 @@ def export_tasks(
         name = next((name for name in SPLITS if name == split), None)
         if name is None:
             raise UserError(f"there is no split {split!r}; choose one of {', '.join(SPLITS)}.")
-        tasks = [tasks[task] for task in load_split(folder / f"{name}.jsonl", "autoexplore")]
+        ids = load_split(folder / f"{name}.jsonl", "autoexplore")
+        if wrong := [task for task in ids if not 0 <= task < len(tasks)]:
+            raise UserError(
+                f"{folder / name}.jsonl: there is no task {wrong[0]} among the {len(tasks)} of {TASKS_FILE}; restore "
+                "both files."
+            )
+        tasks = [tasks[task] for task in ids]
     with aside(target) as part:
         write_tasks(part, tasks)
 

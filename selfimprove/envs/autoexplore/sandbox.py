@@ -168,12 +168,12 @@ class Sandbox:
 
     def _walk(self, operand: str) -> tuple[str, Entry] | None:
         """Resolve a path part by part, as the operating system does; None if it does not exist."""
-        root, place = self.view.tree.root, self.cwd
+        place = self.cwd
         if operand.startswith("/"):
-            if operand != root and not operand.startswith(root.rstrip("/") + "/"):
+            below = self.view.tree.below_root(operand)
+            if below is None:
                 raise _Outside
-            operand, place = operand[len(root) :], ""
-            operand = operand or "."
+            operand, place = below or ".", ""
         if not operand:
             return None
         entry = Entry("dir")

@@ -154,16 +154,21 @@ def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = l
 
 
 def _cleaned(commands: Sequence[str], filename: str) -> list[str]:
-    """A path without ``ls``, with operands quoted as listed and ``id`` at the end; the optimal path if it is empty."""
+    """A path without ``ls``, with operands quoted as listed and ``id`` at the end.
+
+    It is the optimal path if none was given, or if nothing of it is left and the file is not at the root.
+    """
     cleaned, parts = [], filename.split("/")
     for command in commands:
         name, _, operand = command.strip().partition(" ")
         bare = operand if operand in parts else unquoted(operand.strip())
         if name and name != "ls":
             cleaned.append(f"{name} {quoted(bare)}" if operand else name)
-    if cleaned and not cleaned[-1].startswith("id "):
+    if not cleaned and ("/" in filename or not commands):
+        return optimal_path(filename)
+    if not cleaned or not cleaned[-1].startswith("id "):
         cleaned.append(f"id {quoted(filename.rpartition('/')[2])}")
-    return cleaned or optimal_path(filename)
+    return cleaned
 
 
 class Split(NamedTuple):

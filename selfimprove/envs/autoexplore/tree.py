@@ -43,6 +43,12 @@ Keep = Callable[[Path, str, Kind], bool]
 _NOTHING: Mapping[str, Entry] = MappingProxyType({})
 
 
+def _respelt(path: str) -> str:
+    """A pattern of an absolute path in which slashes may be repeated and followed by "./"."""
+    parts = "".join(r"/+(?:\./+)*" + re.escape(part) for part in path.split("/") if part)
+    return parts + r"(?=/|\Z)"
+
+
 def no_dot_entries(path: Path, name: str, kind: Kind) -> bool:
     """The entries that the original copies: all except names that begin with a dot."""
     return not name.startswith(".")
@@ -50,11 +56,16 @@ def no_dot_entries(path: Path, name: str, kind: Kind) -> bool:
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder's listing, taken once. ``folders``: path of each folder -> its entries, sorted by name."""
+    """A folder's listing, taken once. ``folders``: path of each folder -> its entries, sorted by name.
+
+    ``root`` is the folder's real path. It is also recognised and hidden as it was given, with its links.
+    """
 
     root: str
     folders: Mapping[str, Mapping[str, Entry]]
+    _spellings: tuple[str, ...] = field(repr=False, compare=False)
     _hide: re.Pattern[str] = field(repr=False, compare=False)
+    _prefix: re.Pattern[str] = field(repr=False, compare=False)
 
     @classmethod
     def scan(cls, root: Path | str, keep: Keep = no_dot_entries) -> Tree:
@@ -79,13 +90,25 @@ class Tree:
             if count > MAX_ENTRIES:
                 raise UserError(f"{root}: contains more than {MAX_ENTRIES:,} entries; name a smaller folder.")
             pending.extend((join(path, name), depth + 1) for name, entry in found.items() if entry.kind == "dir")
-        # The root's path, also after file://, but not as part of a longer name; text after a slash is kept.
-        hide = re.compile(r"(?<![\w.~-])(?<!(?<!/)/)" + re.escape(real.rstrip("/") or "\0") + r"(/|(?![\w.-]))")
-        return cls(real, MappingProxyType(folders), hide)
+        spellings = tuple(sorted({real.rstrip("/"), os.path.abspath(root).rstrip("/")}, key=len, reverse=True))
+        # The root's path, also after file:// or an option such as -I, but not as part of a longer name; text after a
+        # slash is kept, and so is the full stop that ends a sentence.
+        before = r"(?:(?<![\w.~-])(?<!(?<!/)/)|(?<=[\s\"'\[,]-[A-Za-z]))"
+        named = "|".join(re.escape(one) for one in spellings if one) or "\0"
+        hide = re.compile(rf"{before}(?:{named})(/|(?![\w-]|\.\w))")
+        prefix = re.compile("|".join(_respelt(one) for one in spellings))
+        return cls(real, MappingProxyType(folders), spellings, hide, prefix)
 
     def hide_root(self, text: str) -> str:
         """The text with paths below the root made relative, and the root itself replaced by a dot."""
-        return self._hide.sub(lambda match: "" if match[1] else ".", text) if self.root in text else text
+        if not any(one in text for one in self._spellings):
+            return text
+        return self._hide.sub(lambda match: "" if match[1] else ".", text)
+
+    def below_root(self, path: str) -> str | None:
+        """The part of an absolute path after the root's; None if it begins with another path."""
+        match = self._prefix.match(path)
+        return path[match.end() :] if match else None
 
     def files(self) -> list[str]:
         """Every regular file, sorted."""

@@ -79,23 +79,27 @@ def read_curve(path: Path) -> list[Point]:
     """The points of a run's curves.csv (step, success, cost, loss; an empty cell: not measured).
 
     Raises:
-        UserError: the file is missing, or a row has no step or a non-numeric cell.
+        UserError: the file is missing or not UTF-8 CSV, or a row has no step or a cell that is not a finite number.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; run the stage that trains it.")
-    points = []
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                cells = [float(text) if (text := row[name]) else None for name in ("step", *COLUMNS)]
-            except (KeyError, ValueError):
-                raise UserError(
-                    f"{path}, line {number}: step, success, cost or loss is missing or not a number; fix it."
-                ) from None
-            if cells[0] is None:
-                raise UserError(f"{path}, line {number}: no step; fix or delete the line.")
-            points.append(Point(cells[0], *cells[1:]))
-    return points
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_row_point(row, f"{path}, line {number}") for number, row in enumerate(csv.DictReader(file), 2)]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a CSV file ({error}); restore it.") from None
+
+
+def _row_point(row: Mapping[str, str], place: str) -> Point:
+    try:
+        cells = [float(text) if (text := row[name]) else None for name in ("step", *COLUMNS)]
+    except (KeyError, ValueError):
+        cells = [math.nan]
+    if not all(cell is None or math.isfinite(cell) for cell in cells):
+        raise UserError(f"{place}: step, success, cost or loss is missing or not a finite number; fix it.")
+    if cells[0] is None:
+        raise UserError(f"{place}: no step; fix or delete the line.")
+    return Point(cells[0], *cells[1:])
 
 
 def log_curve(log: Path) -> Iterator[dict[str, Any]]:

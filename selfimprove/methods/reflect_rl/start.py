@@ -7,13 +7,12 @@ The model folder of a policy names its environment and labels in ``environment.j
 Models trained from it inherit the file, so that a checkpoint of another environment is never used by mistake.
 """
 
-import json
 from pathlib import Path
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
-from selfimprove.core.records import Message
+from selfimprove.core.records import Message, read_object
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import Spelling, label_ids
 
@@ -29,20 +28,22 @@ def check_environment(folder: Path, env: EnumeratedEnv) -> None:
     """Refuse a policy of another environment or with other labels; one without ``environment.json`` passes.
 
     Raises:
-        UserError: names both.
+        UserError: names both; or the mark is malformed.
     """
     if not (folder / MARK).is_file():
         return
-    known = json.loads((folder / MARK).read_text(encoding="utf-8"))
-    if known.get("env") != env.name:
+    known = read_object(folder / MARK)
+    name, labels = known.get("env"), known.get("labels")
+    if not isinstance(name, str) or not isinstance(labels, list):
+        raise UserError(f"{folder / MARK} lacks env or labels; restore it, or retrain the model.")
+    if name != env.name:
         raise UserError(
-            f"{folder} was trained to act in {known.get('env')}, not in {env.name}; name another init, or fix "
-            "reflect_rl.env.name."
+            f"{folder} was trained to act in {name}, not in {env.name}; name another init, or fix reflect_rl.env.name."
         )
-    if known.get("labels") != list(env.labels):
+    if labels != list(env.labels):
         raise UserError(
-            f"{folder} was trained with {len(known.get('labels', []))} labels that differ from the {len(env.labels)} "
-            "of reflect_rl.env.labels; fix that, or retrain the model."
+            f"{folder} was trained with {len(labels)} labels that differ from the {len(env.labels)} of "
+            "reflect_rl.env.labels; fix that, or retrain the model."
         )
 
 

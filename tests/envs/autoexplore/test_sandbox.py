@@ -196,6 +196,19 @@ def test_file_names_are_taken_literally(box: Any) -> None:
     assert box.run(["head", "-n"]).text == "Success: The content of -n is:\ndash\n"
 
 
+def test_the_root_is_known_by_its_real_path_and_as_it_was_given_in_any_spelling(
+    make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
+) -> None:
+    folder, link = make_folder("root", {"a.py": "placeholder\n"}), tmp_path / "link"
+    link.symlink_to(folder)
+    (folder / "a.py").write_text(f"{link}/a.py {folder}/a.py\n")
+    box = sandbox(link)
+    for root in (link, folder, f"{folder.parent}/./root", f"//{folder.parent}//root/"):
+        assert box.run(["cat", f"{root}/a.py"]).text.endswith("is:\na.py a.py\n")
+    for other in (f"{link}s/a.py", f"{link}/../secret", f"{folder}/../link/a.py"):
+        assert "outside the repo" in box.run(["cat", other]).text
+
+
 def test_the_location_of_the_root_is_hidden(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"a.py": "placeholder\n", "b.py": "placeholder\n"})
     (folder / "a.py").write_text(
@@ -206,6 +219,9 @@ def test_the_location_of_the_root_is_hidden(make_folder: Callable[[str, dict[str
     assert (
         shown == f"open('b.py'); cd .; ls {folder}er; x{folder}/y; file://b.py\n"
     )  # longer paths that contain the root's are unchanged
+    (folder / "b.py").write_text(f'cc -I{folder}/include "-I{folder}" x-I{folder}; it is at {folder}. {folder}.bak\n')
+    shown = box.run(["cat", "b.py"]).text.split("\n", 1)[1]
+    assert shown == f'cc -Iinclude "-I." x-I{folder}; it is at .. {folder}.bak\n'
     assert box.run(["cat", f"{folder}/missing.py"]).text == "Error: cat: missing.py: No such file or directory"
     assert box.run(["cd", f"{folder}/a.py"]).text == "Error: [Errno 20] Not a directory: 'a.py'"
 

@@ -77,6 +77,10 @@ def test_exported_tasks_contain_their_trajectories(tmp_path: Path) -> None:
     }  # fmt: skip
     run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "all.json")
     assert len(read_tasks(tmp_path / "all.json")) == 2  # can be read back
+    for missing in (2, -1):
+        write_rows(tmp_path / "train.jsonl", [{"env": "autoexplore", "task_id": missing}])
+        with pytest.raises(UserError, match=rf"train\.jsonl: .*{missing}"):
+            run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--split", "train")
 
 
 def test_merged_trajectories_are_all_positive_or_consecutively_numbered_negatives(
@@ -249,6 +253,7 @@ def test_logs_are_exported_in_the_originals_format_and_invalid_rows_are_refused(
     wrong = [
         json.dumps(row).replace(json.dumps(math.log(0.25)), text) for text in ("1000", "0.5", "null", f"-1{0:0400}")
     ]
+    wrong += [json.dumps(row | other) for other in ({"cost": "abc"}, {"loss": "xy"}, {"iter": 0}, {"iter": 1.5})]
     for bad in ('{"iter": 1}', json.dumps(row | {"loss": "big"}).replace('"big"', "1e999"), *wrong):
         (tmp_path / "log.jsonl").write_text(bad + "\n")
         with pytest.raises(UserError, match=r"log\.jsonl, line 1: not a row of a log"):

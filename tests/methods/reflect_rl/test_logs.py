@@ -72,9 +72,14 @@ def test_curves_are_read_and_written_as_tables(tmp_path: Path) -> None:
     assert found == [Point(1, 0.5, -1, None), Point(2, 1, -2, 0.25)]
     rows = curve_rows({"a": smoothed(found, 1)})
     assert rows[0] == {"row": "a", "step": 1.0, "success": 0.5, "cost": -1.0, "loss": ""}
-    file.write_text("step,success,cost,loss\n1,many,-1,\n")
-    with pytest.raises(UserError, match=r"curves\.csv, line 2: step, success, cost or loss is missing"):
-        read_curve(file)
+    for cell in ("many", "nan", "1e999"):
+        file.write_text(f"step,success,cost,loss\n1,{cell},-1,\n")
+        with pytest.raises(UserError, match=r"curves\.csv, line 2: step, success, cost or loss is missing"):
+            read_curve(file)
+    for content in (b"step,success\xff\n1,1\n", b"step,success,cost,loss\n" + b"1" * 200_000 + b",1,1,1\n"):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"curves\.csv is not a CSV file"):
+            read_curve(file)
     with pytest.raises(UserError, match="does not exist"):
         read_curve(tmp_path / "none.csv")
 
