@@ -40,7 +40,7 @@ from selfimprove.core.records import (
 from selfimprove.methods.agent_r import formats
 from selfimprove.methods.agent_r.acting import task_of
 from selfimprove.methods.agent_r.metrics import eval_row
-from selfimprove.methods.agent_r.prompts import OPENING
+from selfimprove.methods.agent_r.prompts import OPENING, check_opening
 from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.search import uct
 from selfimprove.methods.agent_r.tree import Node, Tree, turn_messages
@@ -108,7 +108,7 @@ class _Entry(Record):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    visits: int = Field(ge=0)
+    visits: int = Field(ge=0, le=2**53)
     value: float
     obs: str
     llm_response: str
@@ -121,14 +121,12 @@ class _Entry(Record):
 
 
 class _Root(_Entry):
-    state: list[_Spoken] = Field(min_length=OPENING)
+    state: list[_Spoken]
 
     @field_validator("state")
     @classmethod
     def _conversation(cls, state: list[_Spoken]) -> list[_Spoken]:
-        roles = [message.role for message in state]
-        if len(roles) % 2 or roles[1:] != (["user", "assistant"] * len(roles))[: len(roles) - 1]:
-            raise ValueError("after the first message, user and assistant must alternate, ending with user")
+        check_opening([message.role for message in state])
         return state
 
 
@@ -156,6 +154,9 @@ def from_json(
         child, parent, place = stack.pop()
         entry = root if parent is None else _read(_Entry, child, where, place)
         index = len(nodes)
+        value, reward = entry.value / full_score, entry.env_score / full_score
+        if not (math.isfinite(value) and math.isfinite(reward)):
+            raise UserError(f"{where}: a value or env_score is too large to be divided by the full score; fix it.")
         if entry.env_score > full_score:
             raise UserError(
                 f"{where}: field 'env_score': {entry.env_score:g} exceeds the full score {full_score:g}; set "
@@ -170,8 +171,8 @@ def from_json(
                 observation=entry.obs,
                 depth=entry.depth,
                 visits=entry.visits,
-                value=entry.value / full_score,
-                reward=entry.env_score / full_score,
+                value=value,
+                reward=reward,
                 terminal=entry.is_terminal,
                 done=ended or entry.disaster,
                 disaster=entry.disaster,

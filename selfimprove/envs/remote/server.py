@@ -199,8 +199,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket for the server; port 0: any free port.
 
     Raises:
-        UserError: the port is taken or forbidden, or the address does not belong to this machine.
+        UserError: the host is empty, the port is taken or forbidden, or the address does not belong to this machine.
     """
+    if not host:  # an unset shell variable must not open the server to every network
+        raise UserError("the host is empty; name an address, such as 127.0.0.1, or 0.0.0.0 for all networks.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=1024)

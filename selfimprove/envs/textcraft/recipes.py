@@ -168,13 +168,19 @@ class RecipeBook:
                     return recipe
         return None
 
-    def reachable(self, name: str, above: frozenset[str] = frozenset()) -> list[Recipe]:
+    def reachable(self, name: str) -> list[Recipe]:
         """All recipes on the way to an item or tag, closest first, repeated once per path."""
-        if name in above:
-            return []
-        own = self.recipes.get(name) or self.by_tag.get(name) or []
-        deeper = [self.reachable(slot.name, above | {name}) for recipe in own for slot in recipe.inputs]
-        return [*own, *(recipe for recipes in deeper for recipe in recipes)]
+        found: list[Recipe] = []
+        pending: list[tuple[str, frozenset[str]]] = [(name, frozenset())]
+        while pending:
+            wanted, above = pending.pop()
+            if wanted in above:
+                continue
+            own = self.recipes.get(wanted) or self.by_tag.get(wanted) or []
+            found += own
+            slots = [slot.name for recipe in own for slot in recipe.inputs]
+            pending += [(slot, above | {wanted}) for slot in reversed(slots)]
+        return found
 
     @cached_property
     def _uses(self) -> dict[str, list[Recipe]]:

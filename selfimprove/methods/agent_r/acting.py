@@ -12,7 +12,7 @@ from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import World
 from selfimprove.methods.agent_r.params import EvaluateParams, SearchParams
 from selfimprove.methods.agent_r.prompts import opening, trim
-from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, given_reply, parse_action, stored_reply
+from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action, stored_reply
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
     return f"{name}-{key_bits('given', *given):016x}" if given else name
 
 
-_ID = re.compile(r".+?-(\d+)(-[0-9a-f]{16})?", re.DOTALL)
+_ID = re.compile(r".+?-(\d{1,18})(-[0-9a-f]{16})?", re.DOTALL)
 
 
 def task_of(name: str) -> tuple[int, bool]:
@@ -71,7 +71,7 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
     for reply in given:
         if states[-1].done:
             break
-        states.append(await act(world, states[-1], given_reply(reply)))
+        states.append(await act(world, states[-1], reply))
     return opening(world.instruction, observation), states
 
 
@@ -101,8 +101,8 @@ async def ask(
 async def act(world: World, here: EpisodeState, reply: str, action: str | None = None) -> EpisodeState:
     """The state after ``reply``; ``here`` is not modified.
 
-    ``action``: when a reply is executed again, the action it stood for before. A stored reply has lost the numbers of
-    its markers, so parsing it again may pick a different marker.
+    ``action``: when a reply is executed again, the action it stood for before. In an imported tree the stored reply may
+    have another, since the original removes the numbers of markers only.
 
     ``wait`` is answered here, without the environment; it only extends the dialogue. A negative score is a disaster: it
     counts as 0 and ends the episode (docs/agent-r.md, A4). If the environment executed another action than the

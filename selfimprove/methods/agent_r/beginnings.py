@@ -6,7 +6,6 @@ from pathlib import Path
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Episode, Record, read_jsonl
-from selfimprove.methods.agent_r.reply import given_reply
 
 
 class Beginning(Record):
@@ -51,7 +50,7 @@ def bad_beginning(episode: Episode, most: int) -> list[str]:
     """
     if episode.status != "unsolved":
         return []
-    replies = [given_reply(turn.attempt.text, turn.attempt.answer) for turn in episode.turns]
+    replies = [turn.attempt.text for turn in episode.turns]
     return replies[: min(most, len(replies) - 1)]
 
 

@@ -31,6 +31,18 @@ def opening(instruction: str, observation: str) -> list[Message]:
     ]
 
 
+def check_opening(roles: Sequence[str]) -> None:
+    """Refuse a conversation that no action can follow.
+
+    Raises:
+        ValueError: it is shorter than the opening, or user and assistant do not alternate after the first message.
+    """
+    if len(roles) < OPENING or len(roles) % 2:
+        raise ValueError(f"the conversation begins with {len(roles)} messages, not with an even number from {OPENING}")
+    if list(roles[1:]) != (["user", "assistant"] * len(roles))[: len(roles) - 1]:
+        raise ValueError("after the first message, user and assistant must alternate, ending with user")
+
+
 def trim(messages: Sequence[Message], engine: Engine, max_tokens: int, opening: int = OPENING) -> list[Message]:
     """Drop as few of the oldest (action, observation) pairs as needed to fit the engine's context.
 

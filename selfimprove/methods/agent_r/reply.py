@@ -39,22 +39,18 @@ def parse_action(reply: str) -> str:
 def stored_reply(reply: str) -> str:
     """The reply as stored in dialogues, trees and training data: stripped, with markers ``Thought:`` and ``Action:``.
 
-    The colon stays (the original loses that of ``Thought:`` in WebShop). The function is idempotent.
+    The colon stays (the original loses that of ``Thought:`` in WebShop). Without its number, ``Action 1:`` would lose
+    against a later ``Action:`` that the model invented; the text after the action is then cut, so that the stored reply
+    has the reply's action. The function is idempotent.
     """
-    return reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()
-
-
-def given_reply(reply: str, action: str | None = None) -> str:
-    """The stored reply such that parsing it again gives ``action`` (None: the reply's own), so that it can be replayed.
-
-    Storing removes the number of ``Action 1:``, and a later ``Action:``, invented by the model, would then count. The
-    text after the action is then cut. Unchanged if no cut gives that action: an environment may execute another one.
-    """
-    wanted, stored = parse_action(reply) if action is None else action, stored_reply(reply)
-    if parse_action(stored) != wanted:
+    action = parse_action(reply)
+    stored = reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()
+    if parse_action(stored) != action:
         for marker in re.finditer(_MARKERS[-1], stored):
-            cut = stored[: marker.end()] + stored[marker.end() :].partition("\n")[0]
-            if parse_action(cut) == wanted:
+            rest = stored[marker.end() :]
+            spaces = len(rest) - len(rest.lstrip())
+            cut = stored[: marker.end() + spaces] + rest[spaces:].partition("\n")[0].rstrip()
+            if parse_action(cut) == action:
                 return cut
     return stored
 

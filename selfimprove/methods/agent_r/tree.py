@@ -4,9 +4,12 @@ A node is a reply and its observation. A node's conversation is the tree's ``pro
 pairs on the path from the root (``Tree.conversation``). The original stores the whole conversation in every node.
 """
 
-from pydantic import Field, field_validator
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
 
 from selfimprove.core.records import Finish, Message, Record, Status
+from selfimprove.methods.agent_r.prompts import check_opening
 
 
 class Node(Record):
@@ -24,7 +27,7 @@ class Node(Record):
     token_ids: list[int] | None = None
     finish: Finish | None = None
     depth: int = 0
-    visits: int = Field(default=0, ge=0)
+    visits: int = Field(default=0, ge=0, le=2**53)
     value: float = 0.0
     reward: float = 0.0
     terminal: bool = False
@@ -50,6 +53,12 @@ class Tree(Record):
     duplicates: int = Field(default=0, description="samples dropped because a sibling has the same text")
     status: Status = "unsolved"
     error: str | None = None
+
+    @model_validator(mode="after")
+    def _conversation(self) -> Self:
+        if self.prompt or len(self.nodes) > 1:
+            check_opening([message.role for message in self.prompt])
+        return self
 
     @field_validator("nodes")
     @classmethod

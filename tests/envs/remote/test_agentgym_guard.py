@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.remote.guard import BoundedProtocol
+from selfimprove.envs.remote.server import listen
 from tests.envs.remote.agentgym_servers import our_server
 from tests.envs.remote.agentgym_worlds import textcraft
 
@@ -23,6 +25,11 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(BoundedProtocol, "most", 8)
     with our_server("textcraft", textcraft) as address:
         yield address
+
+
+def test_an_empty_host_does_not_open_the_server_to_every_network() -> None:
+    with pytest.raises(UserError, match="the host is empty; name an address"):
+        listen("", 0)
 
 
 def connected(url: str, sent: bytes) -> socket.socket:

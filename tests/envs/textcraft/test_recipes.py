@@ -114,6 +114,12 @@ def test_a_goal_may_need_a_tag_that_its_item_has_only_in_a_skipped_recipe() -> N
     assert [env.step(move.action).reward for move in env.expert()] == [0, 0, 0, 1]
 
 
+def test_recipes_may_form_a_chain_of_any_length() -> None:
+    book = RecipeBook({str(i): one(f"item{i + 1}", f"item{i}") for i in range(1500)}, "book")
+    assert len(book.reachable("minecraft:item1500")) == 1500
+    assert "Goal: craft item1500." in TextCraft(book).reset(1499)
+
+
 def test_a_group_may_have_the_name_of_its_item() -> None:
     book = RecipeBook({"a": one("ladder", "pole", group="ladder")}, "book")
     assert book.tags == set()

@@ -195,8 +195,9 @@ def test_terminal_leaves_within_the_depth_bound_were_ended_by_the_environment() 
         (original(value=math.nan), r"x\.json: field 'value'"),
         ([], r"x\.json: Input should be"),
         (original(entry(visits=-1)), r"x\.json: field 'children\.0\.visits'"),
-        (original(state=STATE + STATE[2:3]), r"x\.json: field 'state': after the first message"),
+        (original(state=STATE + STATE[2:3]), r"x\.json: field 'state': the conversation begins with 5 messages"),
         (original(state=[*STATE[:2], STATE[3], STATE[2]]), r"x\.json: field 'state': after the first message"),
+        (original(entry(visits=10**400)), r"x\.json: field 'children\.0\.visits'"),
         (original(entry(env_score=60)), r"x\.json: field 'env_score': 60 exceeds the full score.*--full-score"),
     ],
 )
@@ -214,6 +215,10 @@ def test_errors_in_a_malformed_tree_name_the_field(data: Any, named: str) -> Non
         ({"nodes": [{"children": [2]}, {"parent": 2}, {"parent": 0}]}, "field 'nodes': node 1 has parent 2"),
         ({"nodes": [{"children": [5]}]}, r"field 'nodes': node 0 has children \[5\], but is the parent of \[\]"),
         ({"nodes": [{"visits": -2}]}, r"field 'nodes\.0\.visits'"),
+        ({"nodes": [{"visits": 10**400}]}, r"field 'nodes\.0\.visits'"),
+        ({"prompt": STATE[:1]}, "the conversation begins with 1 messages"),
+        ({"prompt": [*STATE, STATE[2]]}, "the conversation begins with 5 messages"),
+        ({"prompt": [], "nodes": [{"children": [1]}, {"parent": 0}]}, "the conversation begins with 0 messages"),
     ],
 )
 def test_errors_in_a_malformed_stored_tree_name_file_line_and_field(tmp_path: Path, changes: Any, named: str) -> None:
@@ -221,6 +226,12 @@ def test_errors_in_a_malformed_stored_tree_name_file_line_and_field(tmp_path: Pa
     write_rows(tmp_path / "trees.jsonl", [row, {**row, **changes}])
     with pytest.raises(UserError, match=f"trees.jsonl, line 2: {named}"):
         read_jsonl(tmp_path / "trees.jsonl", Tree)
+
+
+@pytest.mark.parametrize("field", ["value", "env_score"])
+def test_a_score_that_overflows_when_divided_is_refused(field: str) -> None:
+    with pytest.raises(UserError, match=r"x\.json: .* too large to be divided by the full score"):
+        from_json(original(**{field: -1e308}), "x.json", env="textcraft", task_id=1, full_score=0.5)
 
 
 @pytest.mark.parametrize("full_score", [math.inf, math.nan, 0.0, -1.0])
@@ -329,6 +340,7 @@ def test_result_rows_take_the_task_and_the_kind_of_episode_from_the_episode_s_id
     for task, options in ((10461, []), (8, ["--revised"])):
         command("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
         assert [row["task_id"] for _, row in read_rows(tmp_path / "rows.jsonl")] == [task]
-    write_jsonl(tmp_path / "episodes.jsonl", [blocked("other")])
-    refused("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M")
+    for wrong in (f"textcraft-{'9' * 5000}", "other"):
+        write_jsonl(tmp_path / "episodes.jsonl", [blocked(wrong)])
+        refused("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M")
     assert "episode 'other' is not named <environment>-<task>" in capsys.readouterr().err

@@ -16,10 +16,12 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import dump_line
 from selfimprove.interop.agent_r import to_json
 from selfimprove.methods.agent_r.metrics import search_metrics
+from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.search import backup, best_children, uct
 from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, grow, params, said, scripted
+from tests.methods.agent_r.trees import PROMPT
 
 
 def descendants(tree: Any, index: Any) -> Iterator[Any]:
@@ -47,7 +49,7 @@ def test_omitted_messages_and_cut_completions_are_counted_at_every_node() -> Non
 
 def hand_made(*children: Node) -> Tree:
     nodes = [Node(visits=sum(c.visits for c in children), children=list(range(1, len(children) + 1))), *children]
-    return Tree(id="t", env="corridor", task_id=0, prompt=[], nodes=nodes, seed="0/t")
+    return Tree(id="t", env="corridor", task_id=0, prompt=PROMPT, nodes=nodes, seed="0/t")
 
 
 def test_uct_is_the_mean_reward_plus_the_exploration_bonus() -> None:
@@ -166,6 +168,14 @@ def test_of_replies_with_the_same_text_only_the_first_becomes_a_child() -> None:
     assert len(grow(FAR, other, params(n_gen=2)).root.children) == 2  # different texts with the same action
 
 
+def test_replies_that_only_lose_a_marker_s_number_keep_their_own_actions() -> None:
+    samples = ["Action 1: right\nAction: left", "Action: right\nAction: left"]
+    tree = grow(FAR, Script(lambda request, index: samples[index]), params(n_gen=2, dives=1, max_depth=1))
+    children = [tree.nodes[i] for i in tree.root.children]
+    assert [node.action for node in children] == ["right", "left"]
+    assert [parse_action(node.reply) for node in children] == ["right", "left"]
+
+
 def test_terminal_children_are_backed_up_immediately() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "open door"), params(dives=1, max_depth=9))
     # In the dive, the root's jump ends at once, then that of the child chosen next; each is backed up to the root.
@@ -181,7 +191,7 @@ def test_backup_reaches_the_root_and_marks_exhausted_nodes_as_terminal() -> None
         Node(parent=0),
         Node(parent=1, reward=0.5, terminal=True),
     ]
-    tree = Tree(id="t", env="e", task_id=0, prompt=[], nodes=nodes, seed="s")
+    tree = Tree(id="t", env="e", task_id=0, prompt=PROMPT, nodes=nodes, seed="s")
     backup(tree, 3)
     assert [(n.visits, n.value, n.terminal) for n in nodes] == [
         (1, 0.5, False),

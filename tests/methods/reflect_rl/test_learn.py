@@ -360,11 +360,8 @@ def test_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_
         check_environment(job.out_dir, other)
     with pytest.raises(UserError, match="was trained with 3 labels that differ from the 2"):
         check_environment(job.out_dir, Corridor(labels=("0", "1")))
-    for content, said in (
-        ("", "is not JSON"),
-        ("[]", "is not a JSON object"),
-        ('{"env": "taxi", "labels": 5}', "lacks"),
-    ):
+    wrong = {"": "is not JSON", "[]": "is not a JSON object", '{"env": "taxi", "labels": 5}': "lacks"}
+    for content, said in wrong.items():
         (marked / "environment.json").write_text(content)
         with pytest.raises(UserError, match=rf"environment\.json {said}"):
             check_environment(marked, Corridor())
