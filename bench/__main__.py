@@ -12,11 +12,11 @@ import platform
 import sys
 from typing import Any
 
+from selfimprove.pipeline.params import METHODS
+
 PARTS = ("environments", "matrix", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "load")
 OPTIONAL = ("vllm", "cluster", "gpu")
 """Parts that run only if named in ``BENCH``, because their packages or devices are not on every machine."""
-
-METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 
 
 def main() -> None:

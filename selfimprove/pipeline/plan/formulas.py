@@ -46,7 +46,6 @@ class Shape:
     learned_positions: bool = False
     dropout: bool = False
     kept_inner: int = 4
-    sliding_window: int | None = None
     stored: int = 2
 
     @property

@@ -79,7 +79,6 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
             positions=positions(config) or config["max_position_embeddings"],
             tied=bool(config.get("tie_word_embeddings", False)),
             biases="qkv" if kind == "qwen2" else "none",
-            sliding_window=config.get("sliding_window") if kind == "mistral" else None,
             stored=stored,
         )
     except KeyError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from selfimprove.core.seeds import rng
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.interface import EmbeddedWorld
-from selfimprove.methods.agent_r.params import ConvertParams, SearchParams
+from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Node, Tree
@@ -17,10 +17,6 @@ from tests.methods.agent_r.corridor import Corridor
 
 PROMPT = opening("Find the way.", "You stand at a fork.")
 ACTIONS = ("right", "left", "take key", "open door", "jump", "look")
-
-
-def convert_params(**changes: Any) -> ConvertParams:
-    return ConvertParams(**changes)
 
 
 def by_hand(paths: Mapping[str, float], *, tree_id: str = "corridor-1", ids: bool = False) -> Tree:
