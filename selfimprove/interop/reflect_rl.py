@@ -155,9 +155,9 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             for entry in row["log"]
         ]
         fresh, replayed = row["loss"]
-        for value in (fresh, replayed, row["critic_loss"], row["cost"], row["succ"]):
-            if value is not None:
-                float(value + 0)  # a number, not a text of one
+        numbers = (fresh, replayed, row["critic_loss"], row["cost"], row["succ"])
+        if not all(number is None or isinstance(number, int | float) for number in numbers):
+            raise ValueError("a loss, cost or success is not a number")
         if type(row["iter"]) is not int or row["iter"] < 1:
             raise ValueError(f"iter is {row['iter']!r}, not a count from 1")
         kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from selfimprove.apps.claims import runs
 from selfimprove.apps.claims.claims import CLAIMS, Claim, difference, verdicts
-from selfimprove.apps.claims.pages import BEGIN, END, PAGES, with_results, written
+from selfimprove.apps.claims.pages import BEGIN, END, LEFT_OUT, PAGES, with_results, written
 from selfimprove.apps.claims.published import (
     FOLDER,
     collected,
@@ -117,6 +117,18 @@ def test_differences_of_shares_of_actions_have_the_error_of_independent_rows() -
 def test_the_pooled_error_is_the_larger_of_the_tasks_and_the_seeds_error() -> None:
     assert pooled([estimate(0.1, 0.03), estimate(0.1, 0.04)]) == {"mean": 0.1, "se": 0.025, "n": 200}
     assert pooled([estimate(0.0), estimate(0.2)])["se"] == pytest.approx(0.1)
+
+
+def test_nothing_was_shortened_or_left_out_in_the_published_runs_of_the_default() -> None:
+    found = [
+        (run["method"], run["kernels"], run["seed"], row, stage, name)
+        for run in read_published(ROOT / FOLDER)
+        for row, shown in run["results"]["rows"].items()
+        for stage, shares in shown.get("omissions", {}).items()
+        for name in shares
+        if name in LEFT_OUT
+    ]
+    assert found == []
 
 
 def test_the_claims_are_about_rows_of_the_default_profile() -> None:

@@ -111,7 +111,7 @@ _JOINTS = frozenset(["and", "or", "over"])
 # Words that look like a joint, an exponent or a variable but are none: 18 left over, 18 e-mails, 18 x-rays.
 _HARMLESS = re.compile(r"(?<=\bleft[ -])over\b|\b[ex]-(?=[a-z]{2})", re.I)
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
-# 18M is neither: as 18 million.
+# 18M means 18 million and has no unit.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")
 # After a slash: 60/h, 60 m/s have a unit; 18/t is a formula.
 _PER_LETTERS = frozenset("hmsgl")

@@ -61,4 +61,5 @@ def _opened(file: Path) -> Journal:
         file.parent.mkdir(parents=True, exist_ok=True)
         return Journal(file)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise UserError(f"tools.cache: {file} cannot be opened ({first_line(error)}); name another file.") from None
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"tools.cache: {file} cannot be opened ({reason}); name another file.") from None
