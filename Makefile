@@ -47,8 +47,12 @@ METHODS := rise agent_r reflect_rl spin
 $(if $(and $(filter 1,$(words $(METHOD))),$(filter all $(METHODS),$(METHOD))),,$(error METHOD=$(METHOD) is unknown; choose one of: all $(METHODS)))
 goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
-# Quotes a variable as a single shell word, whatever its value.
-quoted = '$(subst ','\'',$(1))'
+define newline
+
+
+endef
+# Quotes a variable as a single shell word, whatever its value. Line breaks become spaces.
+quoted = '$(subst $(newline), ,$(subst ','\'',$(1)))'
 # Targets with this guard would ignore PROFILE: only `make use` writes a profile into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error PROFILE has no effect here; run `make use PROFILE=$(PROFILE)`, which writes the profile into params.yaml, then run this without PROFILE),true)
 
@@ -106,13 +110,15 @@ rehearse: $(READY) ## run a GPU profile's whole graph on this machine, at a smal
 	@python -m selfimprove.pipeline.rehearsal $(call quoted,$(PROFILE)) --method '$(METHOD)' $(if $(QUICK),--quick)
 
 verify: $(READY) ## re-read every output; report damaged files, how many equal the published bytes, and which claims hold here
+	@$(no_profile)
 	@python -m selfimprove.pipeline.verify
 	@python -m selfimprove.apps.claims.verify
 
-claims: $(READY) ## run the default for seeds 17 to 19 on every kind of CPU kernels here (hours; resumable; ARGS="--seeds 17 --kernels avx2")
+claims: $(READY) ## run the default for seeds 17 to 19 on every kind of native CPU kernels here (hours; resumable; ARGS="--seeds 17 --kernels portable")
 	@python -m selfimprove.apps.claims.runs $(if $(JOBS),--jobs $(call quoted,$(JOBS))) $(ARGS)
 
 check: $(READY) ## check params.yaml, API keys, packages and GPUs before a run (METHOD=name: one method; repro does this first)
+	@$(no_profile)
 	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
 
 exp: $(READY) ## change params, run the stages that depend on them and save a DVC experiment (SET="key=value ..."; METHOD=, JOBS= as for repro)
@@ -127,20 +133,25 @@ sweep: $(READY) ## run an experiment for each point of a grid; resumable (GRID="
 	@python -m selfimprove.pipeline.sweep $(call quoted,$(GRID)) --jobs $(call quoted,$(or $(JOBS),1)) --method '$(METHOD)'
 
 compare: $(READY) ## compare the last commit and its experiments: headline metrics with errors, changed params
+	@$(no_profile)
 	@python -m selfimprove.apps.report.compare
 
 report: $(READY) ## print the results tables and draw the plots (report/)
+	@$(no_profile)
 	@python -m selfimprove.apps.report.table
 	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
 page: $(READY) ## write report/index.html to browse tables, curves, episodes, trees and pairs offline (COMPARE=commit, experiment or folder; LOGPROBS=all)
+	@$(no_profile)
 	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs $(call quoted,$(LOGPROBS))) $(foreach one,$(COMPARE),--compare $(call quoted,$(one))) $(ARGS)
 
 watch: $(READY) ## serve the same page, live, during a run: http://127.0.0.1:8017 (PORT=8017)
+	@$(no_profile)
 	@python -m selfimprove.apps.page.watch $(if $(filter command line environment,$(origin PORT)),--port $(call quoted,$(PORT))) $(ARGS)
 
 dag: $(READY) ## list a method's stages in order, with their dependencies (METHOD=name)
+	@$(no_profile)
 	@python -m selfimprove.pipeline.check params
 	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))
 

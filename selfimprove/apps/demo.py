@@ -22,7 +22,7 @@ PROFILE = "demo"
 METHOD = "reflect_rl"
 PICTURE = Path("report/demo.png")
 STORY = """
-policy       imitates 30 episodes of a scripted teacher
+policy       trained on a scripted teacher's actions in 30 complete rides, and on its corrections in 800 others
 reflect_rl   the same policy after reinforcement learning, advised by a frozen reflection model
 chance, oracle: a random and a perfect player"""
 

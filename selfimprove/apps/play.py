@@ -30,6 +30,7 @@ from selfimprove.envs.interface import EnvError
 
 LINE_LIMIT = 2000  # maximum number of characters read from a typed line
 STEPS = 100  # maximum number of actions in an episode
+SHORTEST = 16  # the smallest context of an engine
 HOTTEST = 100  # a larger temperature makes every token equally likely
 HELP = """\
 an action, or its label    take this action
@@ -196,10 +197,14 @@ def load_engine(folder: Path) -> Engine:
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
         context = int(values.get("max_position_embeddings") or values.get("n_positions") or 1024)
-    except (OSError, ValueError, AttributeError):
+    except OSError:
         raise UserError(
             f"play: {folder} contains no model (config.json); name a trained row's folder such as models/rise/iter1."
         ) from None
+    except (ValueError, AttributeError, TypeError, OverflowError):
+        raise UserError(f"play: {config} is damaged; run `make repro`, which restores it.") from None
+    if context < SHORTEST:
+        raise UserError(f"play: {config} allows only {context} positions; at least {SHORTEST} are needed.")
     cfg = TransformersEngineConfig(
         engine="transformers", model=str(folder), slots=1, prefill_rows=1, context=min(context, 4096)
     )

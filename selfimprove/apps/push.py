@@ -54,6 +54,7 @@ def prepare(model: Path, repository: str) -> Path:
         raise UserError(f"push: {model} contains no model (config.json); run `make repro`, which trains it.")
     values = read_yaml(PARAMS)
     base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS)))[method]
+    load_section(values, method, METHOD_SCHEMAS[method], str(PARAMS))
     public = _public(base)
     adapter = public is not None and _is_plain(base) and _is_adapter_of_base(model, method)
     row = Row(
@@ -61,6 +62,7 @@ def prepare(model: Path, repository: str) -> Path:
         settings=_settings(METHOD_SCHEMAS[method].spelled_out(values[method]), model.name), section=values[method],
         adapter=adapter,
     )  # fmt: skip
+    text = card(row, repository, Path("results", *parts[1:]))
     folder = FOLDER / repository.replace("/", "--")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -71,8 +73,7 @@ def prepare(model: Path, repository: str) -> Path:
     if adapter and public is not None:
         config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
         write_json(folder / CONFIG, {**config, "base_model_name_or_path": public[0], "revision": public[1]})
-    results = Path("results", *parts[1:])
-    write_text(folder / "README.md", card(row, repository, results))
+    write_text(folder / "README.md", text)
     return folder
 
 

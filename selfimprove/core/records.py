@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from selfimprove.core.errors import UserError, fault, first_line
 
+LARGEST = 1e300
+"""Sums and differences of numbers up to this size are finite; larger ones in a file of results are refused."""
+
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "length"]
 
@@ -74,6 +77,15 @@ class Turn(Record):
     def attempt(self) -> Attempt:
         """The attempt that entered the dialogue."""
         return self.attempts[self.chosen]
+
+    @property
+    def messages(self) -> tuple[Message, Message]:
+        """The two messages of the turn in the prompts of later ones: the attempt and the observation."""
+        said = self.attempt
+        return (
+            Message(role="assistant", content=said.text, token_ids=said.token_ids, finish=said.finish),
+            Message(role="user", content=self.observation),
+        )
 
 
 Status = Literal["solved", "unsolved", "blocked"]
@@ -232,14 +244,30 @@ def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file written by one of this repository's stages.
 
     Raises:
-        UserError: the file is damaged; OSError: it can't be read.
+        UserError: the file is missing or damaged; OSError: it can't be read.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run `make repro`, which writes it.") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or generate it again.") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object; restore it, or generate it again.")
+    return value
+
+
+def read_number(path: Path, key: str) -> float:
+    """A number, or an estimate's n, in a JSON file written by one of this repository's stages.
+
+    Raises:
+        UserError: there is no such file or number; OSError: the file can't be read.
+    """
+    value = read_object(path).get(key)
+    if isinstance(value, Mapping):
+        value = value.get("n")
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise UserError(f"{path}: field {key!r} must be a number; restore the file, or run `make repro`.")
     return value
 
 

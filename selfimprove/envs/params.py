@@ -262,7 +262,7 @@ class ListedParams(EnvParams):
 class AnswerParams(EnvParams):
     """How attempts are graded, and the prompt at the start of every episode."""
 
-    few_shot: bool = Field(default=True, description="start with the paper's worked example")
+    few_shot: bool = Field(default=True, description="start every episode with a worked example")
 
     paper: ClassVar[str] = "rise"
     capability: ClassVar[str] = "answers that are judged"
@@ -277,9 +277,7 @@ class AnswerParams(EnvParams):
 class OwnTasksParams(AnswerParams):
     """An environment whose tasks an adapter turns into problems."""
 
-    few_shot: bool = Field(
-        default=False, description="must be false: the paper's worked example is a mathematics problem"
-    )
+    few_shot: bool = Field(default=False, description="must be false: the worked example is a mathematics problem")
 
     own_tasks: ClassVar[bool] = True
 

@@ -4,10 +4,11 @@ Every method reports these under the same names in a row's ``generate.json``, ``
 results table shows the nonzero ones.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate, ratio
 from selfimprove.core.records import Episode, read_object
 
@@ -48,15 +49,22 @@ def omissions(folder: Path) -> dict[str, dict[str, float]]:
     Args:
         folder: the row's results: ``metrics.json`` and any of the other stages' files.
     """
-    judged = _read(folder / "convert.json").get("shortened_judgements", 0)
-    train = _read(folder / "train.json")
     found = {
-        "generate": _shares(_read(folder / "generate.json")),
-        "convert": _shares({"shortened_judgements": judged}),
-        "finetune": {**_shares(train), **_of_training(train.get("counters", {}))},
-        "evaluate": _shares(_read(folder / "metrics.json")),
+        "generate": _counted(folder / "generate.json", _shares),
+        "convert": _counted(folder / "convert.json", _of_conversion),
+        "finetune": _counted(folder / "train.json", _of_training),
+        "evaluate": _counted(folder / "metrics.json", _shares),
     }
     return {stage: shares for stage, shares in found.items() if shares}
+
+
+def _counted(file: Path, count: Callable[[Mapping[str, Any]], dict[str, float]]) -> dict[str, float]:
+    if not file.is_file():
+        return {}
+    try:
+        return count(read_object(file))
+    except (TypeError, KeyError, AttributeError):
+        raise UserError(f"{file} has a count that is not a number; restore it, or run `make repro`.") from None
 
 
 def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -72,13 +80,14 @@ def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
     return shares
 
 
-def _of_training(counters: Mapping[str, int]) -> dict[str, float]:
-    """The share in the counters of ``training.report``, which may count a pair twice (once for each side)."""
+def _of_conversion(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return _shares({"shortened_judgements": metrics.get("shortened_judgements", 0)})
+
+
+def _of_training(report: Mapping[str, Any]) -> dict[str, float]:
+    """Shares in a training's report, whose counters may count a pair twice (once for each side)."""
+    counters = report.get("counters", {})
     left_out, kept = counters.get("dropped_long", 0), counters.get("examples", 0) + counters.get("pairs", 0)
     short = sum(counters.get(key, 0) for key in ("truncated", "truncated_prompts", "truncated_responses"))
     share = (left_out + min(short, kept)) / max(1, left_out + kept)
-    return {"shortened_examples": share} if share else {}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.is_file() else {}
+    return _shares(report) | ({"shortened_examples": share} if share else {})

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate, Outcome, average, compare
-from selfimprove.core.records import read_jsonl, read_object
+from selfimprove.core.records import read_jsonl, read_number, read_object
 from selfimprove.methods.omissions import omissions
 from selfimprove.methods.rows import Iterated
 
@@ -43,11 +44,14 @@ def summarise(
     for name, text in rows.items():
         folder = results / name
         outcomes[name] = read_jsonl(folder / "outcomes.jsonl", Outcome)
-        trained = {"real_tokens": 0, "steps": 0} if name in agents else read_object(folder / "train.json")
+        trained = {"steps": 0} if name in agents else read_object(folder / "train.json")
+        metrics = read_object(folder / "metrics.json")
+        if lacking := [column for column in columns if column not in metrics]:
+            raise UserError(f"{folder / 'metrics.json'} has no {lacking[0]!r}; restore it, or run `make repro`.")
         found[name] = {
             "what": text,
-            "metrics": read_object(folder / "metrics.json"),
-            "training_tokens": trained["real_tokens"],
+            "metrics": metrics,
+            "training_tokens": 0 if name in agents else read_number(folder / "train.json", "real_tokens"),
             "training_steps": trained.get("steps", trained.get("iterations")),
             "omissions": omissions(folder),
         }

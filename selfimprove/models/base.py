@@ -34,7 +34,7 @@ class BaseParams(Section):
     The model may be a LoRA adapter in peft's format, which is merged into its base.
     """
 
-    model: str | None = None
+    model: str | None = Field(default=None, min_length=1)
     revision: str | None = Field(default=None, description="commit of a hub model, since a name alone is not fixed")
     adapter_of: str | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from huggingface_hub import ModelCardData
 from ruamel.yaml import YAML
 
 from selfimprove.core.git import git
+from selfimprove.core.records import read_object
 from selfimprove.core.sources import load_sources
 
 METHODS = {
@@ -107,7 +108,7 @@ def _results(folder: Path) -> str:
     file = folder / "metrics.json"
     if not file.is_file():
         return "Not evaluated yet."
-    rows = list(_metrics(json.loads(file.read_text(encoding="utf-8"))))
+    rows = list(_metrics(read_object(file)))
     lines = ["| metric | mean | standard error | n |", "|---|---:|---:|---:|"]
     lines += [f"| {escaped(name)} | {one['mean']:.4g} | {one['se']:.2g} | {one.get('n', '')} |" for name, one in rows]
     return "On held-out tasks:\n\n" + "\n".join(lines)

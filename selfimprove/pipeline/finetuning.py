@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from selfimprove.core.publish import write_json
-from selfimprove.core.records import Example, read_object
+from selfimprove.core.records import Example, read_number
 from selfimprove.core.tables import write_csv
 from selfimprove.methods.rows import NONE
 from selfimprove.pipeline.stage import Stage
@@ -35,7 +35,7 @@ def given(stage: Stage[Any], method: str, row: Any) -> Given:
 
 def lineage_tokens(stage: Stage[Any], method: str, name: str) -> int:
     """Training tokens of a row and its ancestors, excluding the base's own (declares the input)."""
-    return int(read_object(stage.input(f"results/{method}/{name}/train.json"))["lineage_tokens"])
+    return int(read_number(stage.input(f"results/{method}/{name}/train.json"), "lineage_tokens"))
 
 
 def budget_of(stage: Stage[Any], method: str, match: str) -> int | None:

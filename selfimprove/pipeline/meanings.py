@@ -86,6 +86,7 @@ MEANINGS = {
     "schedule": "how the learning rate changes over the steps",
     "weight_decay": "weight decay of the optimiser",
     "betas": "AdamW's two decay rates",
+    "RLParams.betas": "Adam's two decay rates",
     "grad_clip": "maximum norm of the gradient; larger gradients are scaled down",
     "tf32": "use TensorFloat-32 on GPUs: faster, less exact",
     "attention": "implementation of attention",

@@ -144,6 +144,8 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
         return f"{path}: missing; add it."
     if kind == "union_tag_invalid" and (key := str(fault["ctx"]["discriminator"]).strip("'")).isidentifier():
         return f"{path}.{key}: {fault['ctx']['tag']!r} is unknown; choose one of {fault['ctx']['expected_tags']}."
+    if kind in ("model_type", "dict_type"):
+        return f"{path}: must be a section with keys, got {short(fault['input'])}; see docs/params.md."
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
     remedy = "" if ";" in message else "; fix it"  # most of our own validators include a remedy
     shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {short(fault['input'])}"

@@ -1,4 +1,4 @@
-"""rise-generate@<iteration>: the policy attempts the training split; the last turn's model provides better attempts."""
+"""rise-generate@<iteration>: in each turn, its model draws attempts at the training problems; the best is kept."""
 
 import asyncio
 

@@ -18,6 +18,7 @@ from selfimprove.apps.claims.published import (
     FOLDER,
     collected,
     folder_of,
+    identity,
     kernels_here,
     kernels_of,
     kinds_here,
@@ -31,6 +32,7 @@ from selfimprove.apps.claims.published import (
 from selfimprove.apps.claims.runs import run_all
 from selfimprove.apps.claims.verify import told
 from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_json
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.verify import md5_of
 from tests.support.profiles import profile
@@ -184,6 +186,32 @@ def test_runs_with_different_params_are_not_pooled(tmp_path: Path) -> None:
         publish(one, tmp_path)
     with pytest.raises(UserError, match=r"runs with different params: avx2-17 \(p\), avx2-18 \(q\)"):
         read_published(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("params", None), ("seed", "17"), ("results", []), ("outputs", None)])
+def test_a_damaged_published_run_is_reported_with_its_field(tmp_path: Path, key: str, value: object) -> None:
+    file = publish(run("avx2", 17), tmp_path)
+    write_json(file, {**run("avx2", 17), key: value})
+    with pytest.raises(UserError, match=rf"avx2-17\.json: field '{key}' is missing or damaged; restore the file"):
+        read_published(tmp_path)
+
+
+def test_a_run_with_params_that_lack_a_section_is_not_collected(tmp_path: Path) -> None:
+    (tmp_path / "results/summary").mkdir(parents=True)
+    for text, said in (("run: null\n", "run"), ("rise: {}\n", "section 'run'")):
+        (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=said):
+            kernels_of(tmp_path)
+    write_json(tmp_path / "results/summary/spin.json", {})
+    with pytest.raises(UserError, match=r"spin\.json is not a summary of a run"):
+        collected(tmp_path, "avx2")
+
+
+def test_a_default_that_params_leave_out_does_not_change_what_a_run_is_compared_with() -> None:
+    params = profile("default")
+    del params["run"]["threads"], params["base"]["reflect_rl"]["model"]
+    assert identity(params, "avx2")["threads"] == 2
+    assert params_digest(params, ["reflect_rl"])
 
 
 def test_the_digest_ignores_the_architecture_of_a_base_with_existing_weights() -> None:

@@ -251,6 +251,22 @@ def test_play_unknown_policies_models_and_tasks_are_user_errors(taxi: Any, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "is damaged; run `make repro`"),
+        ("[]", "is damaged"),
+        ('{"max_position_embeddings": [1]}', "is damaged"),
+        ('{"max_position_embeddings": 1e400}', "is damaged"),
+        ('{"max_position_embeddings": -5}', "allows only -5 positions; at least 16 are needed"),
+    ],
+)
+def test_play_reports_the_damaged_configuration_of_a_model(tmp_path: Path, config: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(UserError, match=said):
+        load_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["--env", "taxi", "--task", "61"], 0, "stopped after 1 steps"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -225,3 +226,21 @@ def test_markdown_in_the_name_of_a_base_does_not_become_a_link(checkout: Path) -
 def test_untrusted_text_is_escaped_and_fenced() -> None:
     assert escaped("a|b <script>\n`x` [l](u)\x1b[31m") == r"a\|b \<script\> \`x\` \[l\]\(u\) \[31m"
     assert fenced("a: ```\nb\x1b: 1", "yaml") == "````yaml\na: ```\nb: 1\n````"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "pattern", "text", "sentence"),
+    [
+        ("results/rise/iter1/metrics.json", r"[\s\S]+", "[]", "results/rise/iter1/metrics.json is not a JSON object"),
+        ("params.yaml", r"(?m)^rise:(\n .*)+", "rise: null", "params.yaml: rise: must be a section with keys"),
+    ],
+)
+def test_a_push_with_damaged_results_or_params_gives_one_sentence_and_leaves_no_folder(
+    checkout: Path, damaged: str, pattern: str, text: str, sentence: str
+) -> None:
+    file = checkout / damaged
+    file.write_text(re.sub(pattern, text, file.read_text(), count=1))
+    done = push(checkout, "models/rise/iter1", "--to", "owner/name")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert sentence in done.stderr
+    assert not (checkout / ".scratch/push").exists()

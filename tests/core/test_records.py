@@ -25,6 +25,7 @@ from selfimprove.core.records import (
     mean_and_error,
     only_regular,
     read_jsonl,
+    read_number,
     read_object,
     read_rows,
     write_jsonl,
@@ -233,6 +234,24 @@ def test_a_damaged_output_file_is_reported_by_name(tmp_path: Path, text: str) ->
         read_object(file)
     assert str(caught.value).startswith(f"{file} ")
     assert str(caught.value).endswith("restore it, or generate it again.")
+
+
+def test_a_missing_output_file_and_a_missing_or_wrong_number_in_one_are_reported_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    with pytest.raises(UserError, match=r"train\.json does not exist; run `make repro`, which writes it\."):
+        read_object(file)
+    file.write_text('{"steps": 3, "score": {"mean": 0.5, "n": 8}, "text": "3", "far": 1e301}', encoding="utf-8")
+    assert (read_number(file, "steps"), read_number(file, "score")) == (3, 8)
+    for key in ("text", "far", "tokens"):
+        with pytest.raises(UserError, match=rf"train\.json: field '{key}' must be a number; restore the file"):
+            read_number(file, key)
+
+
+def test_a_turns_messages_are_the_chosen_attempt_as_it_was_generated_and_the_observation() -> None:
+    attempts = [Attempt(text="a", reward=0.0), Attempt(text="b", reward=1.0, token_ids=[7], finish="stop")]
+    said, told = Turn(model="m", attempts=attempts, chosen=1, observation="wrong").messages
+    assert (said.role, said.content, said.token_ids, said.finish) == ("assistant", "b", [7], "stop")
+    assert (told.role, told.content) == ("user", "wrong")
 
 
 def test_a_path_that_is_too_long_is_abbreviated_in_the_error() -> None:

@@ -170,6 +170,13 @@ def test_a_missing_section_is_reported_by_name(section: str) -> None:
     assert f"params.yaml: {section}: " in complaint(put(section, None))
 
 
+@pytest.mark.parametrize("key", ["rows", "train", "tasks"])
+def test_a_value_in_place_of_a_section_is_reported_without_the_names_of_classes(key: str) -> None:
+    section = profile("default")["rise"]
+    faults = section_faults({"rise": {**section, key: 3}}, "rise", RiseParams, "params.yaml")
+    assert faults == [f"params.yaml: rise.{key}: must be a section with keys, got 3; see docs/params.md."]
+
+
 def test_a_misspelled_required_key_is_reported_rather_than_the_missing_one() -> None:
     def change(values: dict[str, Any]) -> None:
         values["rise"]["tasks"]["trian"] = values["rise"]["tasks"].pop("train")

@@ -15,12 +15,20 @@ def test_the_params_page_is_up_to_date() -> None:
 
 def test_every_key_has_a_meaning_and_every_meaning_is_used() -> None:
     used = set()
-    for place, schema in schemas():
+    for schema, (place, *_) in schemas().items():
         for key, field in schema.model_fields.items():
             assert meaning(schema, key), f"{place}.{key}: describe it in its Field, or in pipeline/meanings.py"
             if field.description is None:
                 used.add(next(name for name in names_of(schema, key) if name in MEANINGS))
     assert used == set(MEANINGS)
+
+
+def test_every_section_has_its_own_title_and_names_all_places_that_take_its_keys() -> None:
+    titles = re.findall(r"^## .*$", page(), re.MULTILINE)
+    assert len(titles) == len(set(titles))
+    assert {"## `tracking`", "## `agent_r.env` (`textcraft`)", "## `spin.rows.*` (pair row)"} < set(titles)
+    section = page().partition("## `rise.train`\n")[2].partition("\n## ")[0]
+    assert "The same keys: `agent_r.train`, " in section
 
 
 def test_types_are_written_without_their_bounds() -> None:

@@ -162,6 +162,21 @@ def test_missing_or_invalid_make_arguments_are_reported_before_anything_is_insta
     assert "pip install" not in done.stdout
 
 
+@pytest.mark.parametrize("target", ["repro", "check", "verify", "compare", "report", "page", "watch", "dag"])
+def test_targets_that_read_params_yaml_refuse_a_profile(target: str) -> None:
+    words = ["make", "-n", target, "PROFILE=smoke"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "PROFILE has no effect here; run `make use PROFILE=smoke`" in done.stderr
+
+
+def test_a_line_break_in_a_make_variable_separates_words_and_runs_nothing() -> None:
+    words = ["make", "-n", "exp", "SET=run.seed=18\nrun.threads='2'"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    command = next(line for line in done.stdout.splitlines() if "pipeline.exp" in line)
+    assert shlex.split(command)[-1] == "run.seed=18 run.threads='2'"
+
+
 def test_make_leaderboard_checks_the_model_before_it_installs_its_environment() -> None:
     words = ["make", "-n", "leaderboard", "MODEL=nowhere", f"LEADERBOARD_ENV={ROOT}/.scratch/no-environment"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -202,7 +202,8 @@ def _made(found: Sequence[Verdict]) -> str:
     made = sum(one.made for one in found)
     said = prose(
         f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, and by more than "
-        f"{BEYOND} standard errors on each kind of kernels with at least {SEEDS} seeds, at least {KINDS} kinds. "
+        f"{BEYOND} standard errors on each kind of kernels with at least {SEEDS} seeds, "
+        f"of which there are {KINDS} or more. "
         "For each of the others the table gives the number of runs in which the difference is on the claimed side."
     )
     lines = []

@@ -18,6 +18,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.apps.report.table import SUMMARIES, read_summaries
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
@@ -25,8 +26,9 @@ from selfimprove.core.publish import write_text
 from selfimprove.core.records import read_object
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.summary import headline
-from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.params import METHODS, RunParams, load_section
 from selfimprove.pipeline.profiles import DEFAULT
+from selfimprove.pipeline.sections import schema_faults
 
 FOLDER = Path("results/published")
 PROFILES = "profiles"
@@ -37,6 +39,12 @@ PORTABLE = "portable"
 
 Published = Mapping[str, Any]
 """The content of such a file."""
+
+KEYS: Mapping[str, type] = {
+    "method": str, "kernels": str, "seed": int, "threads": int, "packages": dict, "params": str, "results": dict,
+    "outputs": dict,
+}  # fmt: skip
+"""Its keys and the types of their values."""
 
 
 def folder_of(profile: str, folder: Path = FOLDER) -> Path:
@@ -60,21 +68,22 @@ def kinds_here() -> list[str]:
 
 def kernels_of(root: Path) -> str:
     """The kernels of the run in a folder, assuming that it ran on this machine."""
-    portable = read_yaml(root / "params.yaml")["run"].get("kernels") == PORTABLE
-    return PORTABLE if portable else kernels_here()
+    run = load_section(read_yaml(root / "params.yaml"), "run", RunParams, str(root / "params.yaml"))
+    return PORTABLE if run.kernels == PORTABLE else kernels_here()
 
 
 def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
     """The results of a finished run, one entry for each method that has results.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a summary or the params are damaged.
     """
-    summaries = {method: root / f"results/summary/{method}.json" for method in METHODS}
-    found = {method: read_object(file) for method, file in summaries.items() if file.is_file()}
+    found = read_summaries([], root / SUMMARIES)
     if not found:
         raise UserError(f"{root} contains no results to publish; run `make repro` there first.")
     params, outputs = read_yaml(root / "params.yaml"), output_hashes(root / "dvc.lock")
+    for wrong in schema_faults(params, str(root / "params.yaml")):
+        raise UserError(wrong)
     return [
         {
             "method": method,
@@ -99,7 +108,7 @@ def identity(params: Mapping[str, Any], kernels: str) -> dict[str, Any]:
     return {
         "kernels": kernels,
         "seed": params["run"]["seed"],
-        "threads": params["run"]["threads"],
+        "threads": RunParams.model_validate(params["run"]).threads,
         "packages": packages,
     }
 
@@ -116,7 +125,7 @@ def params_digest(params: Mapping[str, Any], methods: Sequence[str] = METHODS) -
 def _start(params: Mapping[str, Any], method: str) -> list[Any]:
     """The params of a method's base; an existing model brings its own architecture and tokenizer."""
     base, tokenizer = params["base"][method], params["tokenizer"][method]
-    if base["model"] is None:
+    if base.get("model") is None:
         return [base, tokenizer]
     return [{key: value for key, value in base.items() if key != "arch"}]
 
@@ -145,7 +154,7 @@ def read_published(folder: Path = FOLDER) -> list[Published]:
     """
     found: list[Published] = []
     for method in METHODS:
-        runs = [read_object(file) for file in sorted((folder / method).glob("*.json"))]
+        runs = [_complete(file) for file in sorted((folder / method).glob("*.json"))]
         if len({run["params"] for run in runs}) > 1:
             named = ", ".join(f"{run['kernels']}-{run['seed']} ({run['params']})" for run in runs)
             raise UserError(
@@ -154,6 +163,14 @@ def read_published(folder: Path = FOLDER) -> list[Published]:
             )
         found += sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
     return found
+
+
+def _complete(file: Path) -> Published:
+    run = read_object(file)
+    for key, kind in KEYS.items():
+        if not isinstance(run.get(key), kind):
+            raise UserError(f"{file}: field {key!r} is missing or damaged; restore the file (git checkout {file}).")
+    return run
 
 
 def read_all_published(folder: Path = FOLDER) -> list[Published]:

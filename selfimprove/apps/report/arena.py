@@ -24,11 +24,11 @@ from pydantic import BaseModel, ValidationError
 from rich import box
 from rich.table import Table
 
-from selfimprove.apps.report.schema import Part, read_number, read_timing
+from selfimprove.apps.report.schema import Part, read_timing
 from selfimprove.apps.report.words import figure_text, method_name, signed_text
 from selfimprove.core.errors import UserError, fault
 from selfimprove.core.outcomes import Outcome, paired_difference
-from selfimprove.core.records import mean_and_error, read_jsonl
+from selfimprove.core.records import mean_and_error, read_jsonl, read_number
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
 from selfimprove.methods.summary import headline

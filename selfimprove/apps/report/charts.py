@@ -7,6 +7,7 @@ overrides in dark mode.
 import json
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +32,9 @@ MANY = 15
 """Lines with this many points or more have no point marks."""
 
 WIDTH, ROW_HEIGHT = 560, 26
+
+BESIDE = 0.06
+"""Distance, in iterations, between controls that match the same iteration."""
 
 
 def theme() -> dict[str, Any]:
@@ -101,22 +105,30 @@ def curves_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Spec:
-    """One line per row with error bars; the method's own rows (``own``) are solid and thick, others dashed."""
+    """One line per row with error bars; the method's own rows (``own``) are solid and thick, others dashed.
+
+    Controls that are one point each, at the iteration that they match, are drawn beside each other.
+    """
     points = curve["points"]
     x = curve["x"]
     y = next(key for key in points[0] if key not in ("row", "se", x))
     names = list(dict.fromkeys(point["row"] for point in points))
+    counts = Counter(point["row"] for point in points)
+    single = [name for name in names if counts[name] == 1 and name not in own]
     values = [
         {"row": row_name(method, point["row"]), "x": point[x], "y": point[y], "low": point[y] - point["se"],
-         "high": point[y] + point["se"], "own": point["row"] in own}
+         "high": point[y] + point["se"], "own": point["row"] in own,
+         "place": point[x] + (BESIDE * (single.index(point["row"]) + 1) if point["row"] in single else 0)}
         for point in points
     ]  # fmt: skip
     few = len({point[x] for point in points}) < MANY
     axis = {"tickMinStep": 1, "format": "d"} | ({"values": sorted({point[x] for point in points})} if few else {})
     wide = {"condition": {"test": "datum.own", "value": 2.6}, "value": 1.4}
     dash = {"condition": {"test": "datum.own", "value": [1, 0]}, "value": [5, 3]}
+    title = f"{x} (controls: the one that they match)" if single else x
     shared = {
-        "x": {"field": "x", "type": "quantitative", "title": x, "axis": {**axis, "grid": False},
+        "x": {"field": "place", "type": "quantitative", "title": title,
+              "axis": {**axis, "grid": False},
               "scale": {"zero": False, "padding": 8}},
         "color": _legend(method, names),
     }  # fmt: skip
@@ -135,7 +147,7 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
              "encoding": {**shared, "y": {"field": "low", **height}, "y2": {"field": "high"}}},
         )  # fmt: skip
     body = {"data": {"values": values}, "width": WIDTH, "height": 300, "layer": layers}
-    return _spec(f"{method_name(method)}: {curve['title']}", body)
+    return _spec(f"{method_name(method)}: {curve['title']}", body, _lines(values))
 
 
 def lines_chart(
@@ -240,6 +252,14 @@ def _tips(*fields: str) -> list[dict[str, Any]]:
     ]
 
 
-def _spec(title: str, body: Mapping[str, Any]) -> Spec:
+def _lines(values: Sequence[Mapping[str, Any]]) -> str:
+    """A subtitle that explains the kinds of lines; empty if there is only one."""
+    lines = Counter((value["row"], value["own"]) for value in values)
+    kinds = {own for (_, own), points in lines.items() if points > 1}
+    return "solid: the method; dashed: other rows" if len(kinds) > 1 else ""
+
+
+def _spec(title: str, body: Mapping[str, Any], subtitle: str = "") -> Spec:
     padding = {"left": 5, "right": 12, "top": 5, "bottom": 5}
-    return {"$schema": SCHEMA, "config": theme(), "title": title, "padding": padding, **body}
+    text = {"text": title, "subtitle": subtitle} if subtitle else title
+    return {"$schema": SCHEMA, "config": theme(), "title": text, "padding": padding, **body}

@@ -19,10 +19,7 @@ from pydantic import (
 )
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import read_object
-
-LARGEST = 1e300
-"""Sums and differences of numbers up to this size are finite."""
+from selfimprove.core.records import LARGEST, read_object
 
 
 def _not_too_large(value: float) -> float:
@@ -161,17 +158,3 @@ def read_timing(path: Path) -> dict[str, float]:
     except (OSError, UserError):
         return {}
     return {key: value for key, value in found.items() if isinstance(value, int | float) and abs(value) <= LARGEST}
-
-
-def read_number(path: Path, key: str) -> float:
-    """A number, or an estimate's n, in a file written by a stage.
-
-    Raises:
-        UserError: there is no such number; OSError: the file can't be read.
-    """
-    value = read_object(path).get(key)
-    if isinstance(value, Mapping):
-        value = value.get("n")
-    if not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise UserError(f"{path}: field {key!r} must be a number; restore the file, or run `make repro`.")
-    return value

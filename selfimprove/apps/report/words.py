@@ -6,7 +6,7 @@ import re
 METHOD_NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}
 
 _CAPITALS = {"sft": "SFT", "rl": "RL", "dpo": "DPO"}
-_ROWS = {"base": "base", "chance": "chance", "oracle": "oracle", "policy": "SFT only"}
+_ROWS = {"base": "base", "chance": "chance", "oracle": "oracle", "policy": "policy (SFT only)"}
 _METRICS = {"em": "exact match", "f1": "F1", "told_apart_fall": "told apart: decrease"}
 
 
@@ -46,4 +46,5 @@ def _short(value: float, column: str) -> str:
     """A fraction as .123; a score, which ranges up to 100, as 12.3."""
     if column.endswith("score"):
         return f"{value:.1f}"
-    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"
+    size = f"{abs(value):.3f}".lstrip("0") if abs(value) < 0.9995 else f"{abs(value):.2f}"
+    return f"-{size}" if value < 0 else size

@@ -16,14 +16,13 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import key_bits, rng
 from selfimprove.envs.math.arithmetic_words import NAMES, SCENES, Piece, Scene
 from selfimprove.envs.math.params import Difficulty
-
-Split = Literal["demonstrations", "train", "dev", "test"]
+from selfimprove.envs.splits import Split
 
 SHARES: dict[str, int] = {"demonstrations": 45, "train": 35, "dev": 10, "test": 10}
 """Percent of all possible problems that belong to each split."""

@@ -87,7 +87,7 @@ _STYLE = re.compile(
 _CURRENCY = re.compile(r"\\(?:pounds|euro|yen)(?![A-Za-z])|[\u00a2-\u00a5\u20a0-\u20c0]|\\?[$%]")
 _REMARK = re.compile(r"(?<=[^\s(])\s*\(([^()0-9]*)\)$")
 _TRAILING = " .,;"
-_SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
+_SPACES = re.compile(r"\\(?:[,!;: ]|\Z)|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
 _QUANTITY = re.compile(
     r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]))?)((?:[^\W\d_](?:[^\W\d_]|[-./'\u2019 ])*)?)"

@@ -16,7 +16,7 @@ def normalise(text: str) -> str:
     text = text.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace("\\left", "").replace("\\right", "")
     text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
-    text = _without_units(text).replace("\\%", "")
+    text = _without_units(text).replace("\\%", "").replace("\\%", "")  # twice, as in the original
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):
         text = "0" + text

@@ -37,14 +37,14 @@ async def play(
         turns += [_turn(here, GIVEN) for here in states[1:]]
         here, dialogue = states[-1], [*prompt]
         for turn in turns:
-            dialogue += _messages(turn)
+            dialogue += turn.messages
         for step in range(cfg.max_turns):
             if here.done:
                 break
             (completion,), omitted = await ask(actor, dialogue, cfg, SeedKey(seed, name, step))
             here = await act(world, here, completion.text)
             turns.append(_turn(here, ACTOR, completion, omitted))
-            dialogue += _messages(turns[-1])
+            dialogue += turns[-1].messages
         if here.reward == 1:
             status = "solved"
     except (EngineError, EnvError) as failure:
@@ -72,11 +72,3 @@ def _turn(here: EpisodeState, model: str, completion: Completion | None = None, 
         valid=here.valid,
     )
     return Turn(model=model, attempts=[attempt], chosen=0, observation=here.observation, omitted=omitted)
-
-
-def _messages(turn: Turn) -> tuple[Message, Message]:
-    said = turn.attempt
-    return (
-        Message(role="assistant", content=said.text, token_ids=said.token_ids, finish=said.finish),
-        Message(role="user", content=turn.observation),
-    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.records import read_object
+from selfimprove.core.records import read_number
 from selfimprove.methods.reflect_rl.logs import Log, Point, curve_rows, read_curve, smoothed, stitch
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rows import NONE
@@ -61,9 +61,10 @@ def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, An
     levels = [level for level in summary["rows"][main_row(params)]["metrics"]["levels"] if level]
     summary["levels"] = levels if len(levels) > 1 else []
     points = curve_rows(curves(params, results))
+    smoothing = f", mean over {params.report.window} steps" if params.report.window > 1 else ""
     x = "step"
     summary["curves"] = [
-        {"x": x, "y": name, "title": f"{name} over RL steps", "top": top, "points": _drawn(points, name)}
+        {"x": x, "y": name, "title": f"{name} over RL steps{smoothing}", "top": top, "points": _drawn(points, name)}
         for name, top in (("success", 1), ("cost", None), ("loss", None))
     ]
     return summary
@@ -76,7 +77,7 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
         lineage = params.lineage(name)
         logs = []
         for run in lineage:
-            steps = int(read_object(results / run / "train.json")["iterations"])
+            steps = int(read_number(results / run / "train.json", "iterations"))
             points = read_curve(results / run / "curves.csv")
             accumulation = params.iterations[run].rl.gradient_accumulation_steps
             logs.append(Log(points, accumulation, steps if run != name else None))

@@ -71,15 +71,15 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
         )
         if solved:
             return _episode(problem, start, turns, play, "solved")
-        pairs.append(_pair(turns[-1]))
+        pairs.append(turns[-1].messages)
     return _episode(problem, start, turns, play, "unsolved")
 
 
 async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluateParams) -> tuple[Episode, Episode]:
     """The sequential and the parallel run, which share the first attempt.
 
-    Sequential: ``max_turns`` turns of one attempt each, with the last ``context_window`` turns visible. Without an
-    oracle every feedback is "incorrect" and no run ends early; with one the run ends at its first correct attempt.
+    Sequential: ``max_turns`` turns of one attempt each; a prompt shows at most ``context_window`` - 1 earlier ones.
+    Without an oracle every feedback is "incorrect" and no run ends early; with one it ends at the first correct one.
     Parallel: ``parallel_samples`` first attempts. The first sample always enters the history. Choosing the sample with
     the best reward, as the released code does, would use the oracle.
     """
@@ -105,7 +105,7 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
         turns.append(Turn(model="student", attempts=attempts[:1], chosen=0, observation=observation, omitted=omitted))
         if right and cfg.oracle:
             break
-        pairs.append(_pair(turns[-1]))
+        pairs.append(turns[-1].messages)
     solved: Status = "solved" if any(turn.attempt.reward == 1 for turn in turns) else "unsolved"
     return _both(_episode(problem, start, turns, play, solved), first, problem, start, play)
 
@@ -212,14 +212,6 @@ async def _score(completion: Completion, problem: Problem, env: AnswerEnv) -> tu
 
 def _reward(attempt: Attempt) -> float:
     return float("-inf") if attempt.reward is None else attempt.reward
-
-
-def _pair(turn: Turn) -> Exchange:
-    attempt = turn.attempt
-    return (
-        Message(role="assistant", content=attempt.text, token_ids=attempt.token_ids, finish=attempt.finish),
-        Message(role="user", content=turn.observation),
-    )
 
 
 def _episode(

@@ -104,7 +104,7 @@ class ConvertParams(Section):
     only_success: bool = False
     remove_duplication: bool = True
     shuffle: bool = True
-    weighted: bool = Field(default=True, description="false: every weight is 1 (the unweighted control)")
+    weighted: bool = Field(default=True, description="false: every weight is 1")
     reward_baseline: Literal["none", "problem_mean", "turn_mean"] = "none"
     accumulate: bool = Field(default=False, description="include the examples of the parent iterations")
 

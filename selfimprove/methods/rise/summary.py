@@ -74,7 +74,7 @@ def _window(rise: RiseParams) -> str:
     turns, window = rise.evaluate.max_turns, rise.evaluate.context_window
     if window >= turns:
         return ""
-    return f"; a turn sees the last {window - 1} of the attempts before it, by context_window {window}"
+    return f"; a prompt shows at most {window - 1} earlier attempt{'s' * (window > 2)} (context_window {window})"
 
 
 def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_object
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.summary import iteration_curve, summarise
@@ -41,13 +42,10 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
         "told apart: share of pairs in which a classifier tells the row's episode from the expert's (chance: .50)",
     )
     summary["curve"] = iteration_curve(
-        spin, summary, method="SPIN", metric="em", x="rounds", y="em",
-        title="exact match by rounds of self-play", top=1,
+        spin, summary, method="SPIN", metric="em", x="iterations", y="em",
+        title="exact match by iterations of self-play", top=1,
     )  # fmt: skip
-    told = {
-        iteration.init: read_object(results / name / "convert.json")["told_apart"]
-        for name, iteration in spin.iterations.items()
-    }
+    told = {iteration.init: _told_apart(results / name / "convert.json") for name, iteration in spin.iterations.items()}
     for row, found in told.items():
         summary["rows"][row]["metrics"]["told_apart"] = found
     if len(told) > 1:
@@ -60,3 +58,10 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
         }
         summary["gains"] = ["told_apart_fall"]
     return summary
+
+
+def _told_apart(file: Path) -> dict[str, float]:
+    found = read_object(file).get("told_apart")
+    if not isinstance(found, dict):
+        raise UserError(f"{file} has no 'told_apart'; restore it, or run `make repro`.")
+    return found

@@ -218,6 +218,8 @@ def test_strict_mode_reads_what_the_originals_pattern_and_int_read(text: str) ->
         ("18;", "18"),
         ("1,080,", "1080"),
         ("1,08,", None),
+        ("18\\ ", "18"),
+        (r"\$18\text{ eggs}\ ", "18"),
         (r"\textbf{18}", "18"),
         (r"\mathbf{18}", "18"),
         (r"\mathrm{18}", "18"),

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from selfimprove.apps.report.table import results_table
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_jsonl
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.spin.params import SpinParams
@@ -40,7 +41,7 @@ def test_differences_are_paired_and_controls_are_plotted_at_the_iteration_that_t
     summary = summarise_spin(spin, tmp_path)
     assert (summary["last"], summary["last_minus"]["base"]["em"]["mean"]) == ("iter1", 0.75)
     assert summary["last_minus"]["base"]["em"]["n"] == 4
-    points = {(point["row"], point["rounds"]): point["em"] for point in summary["curve"]["points"]}
+    points = {(point["row"], point["iterations"]): point["em"] for point in summary["curve"]["points"]}
     assert points == {
         ("SPIN", 0): 0.25, ("more_sft", 2): 0.25, ("outcome_dpo", 2): 0.25, ("SPIN", 1): 0.25, ("SPIN", 2): 1.0,
     }  # fmt: skip
@@ -50,6 +51,19 @@ def test_differences_are_paired_and_controls_are_plotted_at_the_iteration_that_t
     assert summary["rows"]["iter1"]["metrics"]["told_apart_fall"] == {
         "mean": pytest.approx(0.3), "se": pytest.approx(0.05), "n": 100,
     }  # fmt: skip
+    for file, said in (
+        ("iter1/metrics.json", "has no 'em'"),
+        ("iter1/train.json", "field 'real_tokens' must be a number"),
+        ("iter1/convert.json", "has no 'told_apart'"),
+    ):
+        whole = (tmp_path / file).read_text()
+        (tmp_path / file).write_text("{}")
+        with pytest.raises(UserError, match=said):
+            summarise_spin(spin, tmp_path)
+        (tmp_path / file).write_text(whole)
+    (tmp_path / "iter1/generate.json").write_text('{"blocked": "some"}')
+    with pytest.raises(UserError, match=r"generate\.json has a count that is not a number"):
+        summarise_spin(spin, tmp_path)
     shown = io.StringIO()
     Console(file=shown, width=200).print(results_table("spin", summary))
     assert "told apart" in shown.getvalue()
