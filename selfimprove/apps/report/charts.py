@@ -52,7 +52,10 @@ def theme() -> dict[str, Any]:
         "legend": {
             "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 320, "symbolStrokeWidth": 2.5, "symbolOpacity": 1,
         },
-        "title": {"fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12, "color": "#222222"},
+        "title": {
+            "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12, "color": "#222222",
+            "subtitleColor": "#222222", "subtitleFontSize": 12,
+        },
         "range": {"category": list(COLOURS)},
     }  # fmt: skip
 

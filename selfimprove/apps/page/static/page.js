@@ -122,7 +122,7 @@ const page = (() => {
       background: "transparent",
       axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: faint, tickColor: faint },
       legend: { labelColor: ink, titleColor: ink },
-      title: { color: ink },
+      title: { color: ink, subtitleColor: ink },
       text: { color: ink },
       rule: { color: faint },
       range: { category: colour("--categories").split(/\s+/) },
