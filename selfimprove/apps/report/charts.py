@@ -150,7 +150,8 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
              "encoding": {**shared, "y": {"field": "low", **height}, "y2": {"field": "high"}}},
         )  # fmt: skip
     body = {"data": {"values": values}, "width": WIDTH, "height": 300, "layer": layers}
-    return _spec(f"{method_name(method)}: {curve['title']}", body, _lines(values))
+    notes = [text for text in (_lines(values), curve.get("note", "")) if text]
+    return _spec(f"{method_name(method)}: {curve['title']}", body, "; ".join(notes))
 
 
 def lines_chart(

@@ -94,6 +94,7 @@ class Curve(Part):
     x: str
     y: str
     title: str
+    note: str = ""
     top: Number | None = None
     points: list[dict[str, Number | str | None]]
 

@@ -61,10 +61,10 @@ def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, An
     levels = [level for level in summary["rows"][main_row(params)]["metrics"]["levels"] if level]
     summary["levels"] = levels if len(levels) > 1 else []
     points = curve_rows(curves(params, results))
-    smoothing = f", mean over {params.report.window} steps" if params.report.window > 1 else ""
+    note = f"each point: mean over {params.report.window} steps" if params.report.window > 1 else ""
     x = "step"
     summary["curves"] = [
-        {"x": x, "y": name, "title": f"{name} over RL steps{smoothing}", "top": top, "points": _drawn(points, name)}
+        {"x": x, "y": name, "title": f"{name} over RL steps", "note": note, "top": top, "points": _drawn(points, name)}
         for name, top in (("success", 1), ("cost", None), ("loss", None))
     ]
     return summary

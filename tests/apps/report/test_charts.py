@@ -26,3 +26,5 @@ def test_a_chart_with_solid_and_dashed_lines_says_what_they_are() -> None:
         "text": "RISE: score by iteration", "subtitle": "solid: the method; dashed: other rows",
     }  # fmt: skip
     assert all(value["place"] == value["x"] for value in spec["data"]["values"])
+    noted = curve_chart("rise", {**curve(points, "turn"), "note": "mean over 3 turns"}, ["iter1"])
+    assert noted["title"]["subtitle"] == "solid: the method; dashed: other rows; mean over 3 turns"

@@ -85,27 +85,28 @@ def test_a_shape_that_changes_a_bit_is_not_used(folder: Path, monkeypatch: pytes
     """As on a machine whose kernels compute some shapes in another order than the full one."""
     before = make_decoder(folder)
     shapes = (before.shapes, before.reading_shapes)
-    counts, widths = {one.counts[0] for one in shapes}, {one.widths[1] for one in shapes}
-    assert SLOTS not in counts
-    assert CONTEXT not in widths
+    # The smallest count and the second width of each kind of pass, unless this machine allows the full one only.
+    steps, readings = {before.shapes.counts[0]} - {SLOTS}, {before.reading_shapes.counts[0]} - {READING}
+    widths = {one.widths[1] for one in shapes if len(one.widths) > 2}
+    assert steps | readings | widths
 
     class Inexact(Llama):
         def read(self, rows: Rows, *rest: Any) -> torch.Tensor | None:
-            return self._other_bit(rows, super().read(rows, *rest))
+            return other_bit(rows, super().read(rows, *rest), readings)
 
         def step(self, rows: Rows, *rest: Any) -> torch.Tensor:
-            logits = self._other_bit(rows, super().step(rows, *rest))
+            logits = other_bit(rows, super().step(rows, *rest), steps)
             assert logits is not None
             return logits
 
-        def _other_bit(self, rows: Rows, logits: torch.Tensor | None) -> torch.Tensor | None:
-            if logits is not None and (rows.count in counts or rows.width in widths):
-                logits[-1, -1] = torch.nextafter(logits[-1, -1], torch.tensor(torch.inf))
-            return logits
+    def other_bit(rows: Rows, logits: torch.Tensor | None, counts: set[int]) -> torch.Tensor | None:
+        if logits is not None and (rows.count in counts or rows.width in widths):
+            logits[-1, -1] = torch.nextafter(logits[-1, -1], torch.tensor(torch.inf))
+        return logits
 
     monkeypatch.setattr(cpu, "Llama", Inexact)
     after = make_decoder(folder)
-    for was, now in zip(shapes, (after.shapes, after.reading_shapes), strict=True):
+    for counts, was, now in zip((steps, readings), shapes, (after.shapes, after.reading_shapes), strict=True):
         assert now.counts == [count for count in was.counts if count not in counts]
         assert now.widths == [width for width in was.widths if width not in widths]
 
