@@ -33,8 +33,6 @@ PAGES = {
 """Page -> the method whose results it shows; None for all methods."""
 OF_PROFILE = re.compile(r"<!-- results of ([\w-]+): `make docs` -->\n")
 """Marks the place in a method's page that shows the results of a profile other than the default."""
-LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "shortened_examples")
-"""Omissions that a page reports. Completions cut by ``max_tokens`` are excluded: they are the model's own doing."""
 
 
 def written(page: str, method: str | None, folder: Path = FOLDER, profiles: Path = Path("profiles")) -> str:
@@ -75,9 +73,9 @@ def _results(method: str | None, published: Sequence[Published], profile: str, t
     missing = [method_name(one) for one in asked if one not in runs]
     if missing:
         parts.append(f"Of {' and '.join(missing)} no run is published yet.\n")
-    left_out = [said for one in shown.values() for said in _left_out(one)]
-    if left_out:
-        parts.append(prose("Omissions in these runs, largest share of any row: " + "; ".join(left_out) + "."))
+    omitted = [said for one in shown.values() for said in _omissions(one)]
+    if omitted:
+        parts.append(prose("Omissions in these runs, largest share of any row: " + "; ".join(omitted) + "."))
     found = verdicts([run for one in runs.values() for run in one])
     parts.append(_claims(found, runs[method]) if method else _made(found))
     return "\n".join(parts)
@@ -162,17 +160,17 @@ def _sentence(runs: Sequence[Published]) -> str:
     return prose(" ".join(said))
 
 
-def _left_out(runs: Sequence[Published]) -> list[str]:
-    """The kinds of omissions, each with the largest share in any row."""
+def _omissions(runs: Sequence[Published]) -> list[str]:
+    """The kinds of omissions (``methods.omissions``), each with the largest share in any row."""
     largest: dict[tuple[str, str], tuple[float, str]] = {}
     for run in runs:
         for row, value in run["results"]["rows"].items():
             for stage, shares in value["omissions"].items():
-                for kind in LEFT_OUT:
-                    if shares.get(kind, 0) > largest.get((stage, kind), (0.0, ""))[0]:
-                        largest[stage, kind] = (shares[kind], row)
+                for kind, share in shares.items():
+                    if share > largest.get((stage, kind), (0.0, ""))[0]:
+                        largest[stage, kind] = (share, row)
     return [
-        f"{method_name(runs[0]['method'])}, {stage}: {kind} {100 * share:.2g} % ({row})"
+        f"{method_name(runs[0]['method'])}, {stage}: {kind.replace('_', ' ')} {100 * share:.2g} % ({row})"
         for (stage, kind), (share, row) in largest.items()
     ]
 
@@ -202,8 +200,8 @@ def _made(found: Sequence[Verdict]) -> str:
     made = sum(one.made for one in found)
     said = prose(
         f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, and by more than "
-        f"{BEYOND} standard errors on each kind of kernels with at least {SEEDS} seeds, "
-        f"of which there are {KINDS} or more. "
+        f"{BEYOND} standard errors on every kind of kernels that has at least {SEEDS} seeds; at least {KINDS} kinds "
+        "must have them. "
         "For each of the others the table gives the number of runs in which the difference is on the claimed side."
     )
     lines = []
