@@ -22,7 +22,8 @@ PROFILE = "demo"
 METHOD = "reflect_rl"
 PICTURE = Path("report/demo.png")
 STORY = """
-policy       trained on a scripted teacher's actions in 30 complete rides, and on its corrections in 800 others
+policy       learned from a scripted teacher, by 30 complete rides
+             and by the right actions in 800 exploring ones
 reflect_rl   the same policy after reinforcement learning, advised by a frozen reflection model
 chance, oracle: a random and a perfect player"""
 

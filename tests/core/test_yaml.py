@@ -81,3 +81,33 @@ def test_a_change_of_one_alias_s_value_does_not_act_on_the_other(tmp_path: Path)
     values = read_yaml(tmp_path / "params.yaml")
     values["one"]["seeds"].append(2)
     assert values == {"one": {"seeds": [1, 2]}, "two": {"seeds": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: {seed: 1\nrise: 2\n", "line 2: not YAML"),
+        ("run: {seed: 1}\nrun: {seed: 2}\n", 'line 2: not YAML (found duplicate key "run"'),
+        ("run:\n  seed: 1\n  seed: 2\n", 'line 3: not YAML (found duplicate key "seed"'),
+        ("run:\n\tseed: 1\n", "line 2: not YAML"),
+        ("- run\n", "a mapping was expected"),
+        ("", "a mapping was expected"),
+        ("run: \x07\n", "not YAML"),
+        ("run: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deep"),
+        (f"run: {{seed: 1{'0' * 6000}}}\n", "not YAML"),
+    ],
+)
+def test_a_file_that_is_not_a_yaml_mapping_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(tmp_path / "params.yaml")
+    assert said in " ".join(str(caught.value).split())
+
+
+def test_invalid_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    with pytest.raises(UserError, match="does not exist; run this in the repository's root"):
+        read_yaml(path)
+    path.write_bytes(b"run: {seed: \xff}\n")
+    with pytest.raises(UserError, match="not YAML"):
+        read_yaml(path)

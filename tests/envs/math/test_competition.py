@@ -33,6 +33,7 @@ def problem(solution: Any) -> Problem:
         (r"90^{\circ}", "90"),
         (r"\$5", "5"),
         (r"5\%", "5"),
+        (r"5\\\%%", "5"),  # deleting one percent sign leaves another, which the original deletes too
         (r"5 \text{ cm}", "5"),
         (r"\text{yes}", r"\text{yes}"),
         (".5", r"\frac{1}{2}"),
