@@ -70,7 +70,7 @@ def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
             learnt.append(
                 [row_name(method, name), level or "all", f"{lines[0]['iter']} to {lines[-1]['iter']}", *means]
             )
-    heads = ["success", "cost", "episodes"], ["iterations", "success, last iteration", "mean success", "mean cost"]
+    heads = ["success", "cost", "episodes"], ["rounds", "success, last round", "mean success", "mean cost"]
     titles = "Held-out split by level", "Reinforcement learning by level"
     names = [("row", False), ("level", False)]
     return [

@@ -6,7 +6,6 @@ import re
 METHOD_NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}
 
 _CAPITALS = {"sft": "SFT", "rl": "RL", "dpo": "DPO"}
-_ROWS = {"base": "base", "chance": "chance", "oracle": "oracle", "policy": "policy (SFT only)"}
 _METRICS = {"em": "exact match", "f1": "F1", "told_apart_fall": "told apart: decrease"}
 
 
@@ -22,7 +21,7 @@ def row_name(method: str, row: str) -> str:
         return f"{name}, iteration {found[1]}"
     if row in (method, name):
         return name
-    return _ROWS.get(row) or " ".join(_CAPITALS.get(word, word) for word in row.split("_"))
+    return " ".join(_CAPITALS.get(word, word) for word in row.split("_"))
 
 
 def metric_name(metric: str) -> str:
