@@ -226,7 +226,8 @@ def main(
     params: Annotated[Path, typer.Option(help="file with the environments' settings")] = Path("params.yaml"),
 ) -> None:
     """Play one episode in the terminal."""
-    if env not in ENVS and ":" not in env:
+    module, _, own = env.partition(":")
+    if env not in ENVS and not (module and own):
         hint = meant(env, ENVS, f"choose one of {', '.join(ENVS)}.")
         raise UserError(f"play: ENV={env!r} is unknown; {hint}")
     if not 0 <= temperature <= HOTTEST:

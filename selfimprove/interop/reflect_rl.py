@@ -5,6 +5,8 @@
     python -m selfimprove.interop.reflect_rl sft          base/train/sft_policy.jsonl sft_policy.jsonl
     python -m selfimprove.interop.reflect_rl import-sft   sft_policy.jsonl examples.jsonl
     python -m selfimprove.interop.reflect_rl logs         results/reflect_rl/reflect_rl/log.jsonl logs.json
+    python -m selfimprove.interop.reflect_rl run          results/reflect_rl/reflect_rl/log.jsonl original/results
+    python -m selfimprove.interop.reflect_rl clean        results/012_rl_finetune
     python -m selfimprove.interop.reflect_rl curves       results/012_rl_finetune curves.csv
     python -m selfimprove.interop.reflect_rl filter-repo  repos repos_filtered
     python -m selfimprove.interop.reflect_rl split        data.json tasks_split
@@ -14,6 +16,8 @@ tasks          AutoExplore's task list, each task with its trajectories: {reflec
 trajectories   Taxi's and ALFWorld's list: {state, reflection, action, reason, model, (ALFWorld) problem} per state
 sft            one row per step: {"text": prompt and answer concatenated}
 logs           {iter, loss: [current, replay], critic_loss, cost, succ, log: [{batch, detail: [...]}]} per iteration
+run            a folder of the original's with the next free number: setting.yml, checkpoint-K/logs.json
+clean          deletes the weights of all checkpoints of one of the original's runs but the newest
 curves         success, cost and loss by optimiser step of the original's runs, joined to their ancestors' curves
 filter-repo    copies of the explorable files, one folder per repository; dropped files are counted
 split          train.json, validate.json and test.json of one list of tasks, 7:2:1
@@ -32,7 +36,7 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
-from selfimprove.core.publish import aside, write_json
+from selfimprove.core.publish import aside, write_json, write_text
 from selfimprove.core.records import Example, Message, read_jsonl, read_rows, write_jsonl, write_rows
 from selfimprove.core.tables import write_csv
 from selfimprove.envs.autoexplore.inventory import filter_repo
@@ -40,6 +44,7 @@ from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.autoexplore.sandbox import shown
 from selfimprove.envs.autoexplore.tasks import OriginalTrajectory, Reflected, Task, read_tasks, split_tasks
+from selfimprove.interop.reflect_rl_runs import clean_checkpoints, next_run
 from selfimprove.methods.reflect_rl.convert import trained_steps
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
@@ -239,6 +244,30 @@ def import_sft(
 def export_logs(source: Source, target: Target) -> None:
     """A run's log as the original's logs.json."""
     write_json(target, [log_row(row, f"{source}, line {line}") for line, row in read_rows(source)])
+
+
+@app.command("run")
+def export_run(
+    source: Source,
+    target: Annotated[Path, typer.Argument(help="the original's results folder")],
+    accumulation: Annotated[int, typer.Option(min=1, help="the run's rl.gradient_accumulation_steps")] = 1,
+) -> None:
+    """A run's log as a run of the original, numbered after those in its results folder."""
+    rows = [log_row(row, f"{source}, line {line}") for line, row in read_rows(source)]
+    number = next_run(one.name for one in target.iterdir()) if target.is_dir() else next_run(())
+    with aside(target / f"{number}_rl_finetune") as part:
+        write_json(part / f"checkpoint-{rows[-1]['iter'] + 1}" / "logs.json", rows)
+        write_text(part / "setting.yml", f"gradient_accumulation_steps: {accumulation}\n")
+    typer.echo(f"{number}_rl_finetune")
+
+
+@app.command("clean")
+def delete_old_weights(
+    folder: Annotated[Path, typer.Argument(help="the original's results/NNN_rl_finetune")],
+) -> None:
+    """Delete the weights of all checkpoints but the newest."""
+    for file in clean_checkpoints(folder):
+        typer.echo(f"deleted {shown(str(file))}")
 
 
 @app.command("filter-repo")

@@ -3,21 +3,51 @@
 import hashlib
 import json
 import shutil
+import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.publish import flush, make_durable, write_json
 
 WHOLE = "whole.json"
 READERS = 8
 """Number of files that are read and hashed concurrently."""
+VISIBLE_SECONDS = 120.0
+"""Limit on the time until all nodes see a checkpoint that the first one sees."""
 
 
 def newest_whole(folder: Path) -> Path | None:
     """The complete checkpoint (``is_whole``) with the highest step, or None."""
     whole = [one for one in folders(folder) if is_whole(one)]
     return whole[-1] if whole else None
+
+
+def newest_for_all(folder: Path) -> Path | None:
+    """In each training process: the newest complete checkpoint as the first process sees it, or None.
+
+    A file system that several nodes share may show the others a new checkpoint late, so they wait for it.
+
+    Raises:
+        UserError: it is not complete here within ``VISIBLE_SECONDS``.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    newest = newest_whole(folder)
+    (name,) = broadcast_object_list([newest.name if newest else None])
+    if name is None:
+        return None
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not is_whole(folder / name):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder / name} is not complete on {socket.gethostname()}, but it is on the first node; let all "
+                "nodes share this folder, and run again."
+            )
+        time.sleep(1)
+    return folder / name
 
 
 def folders(folder: Path) -> list[Path]:

@@ -107,6 +107,12 @@ def check_hardware(params: FinetuneParams) -> None:
     """Raise a ``UserError`` for settings that this machine cannot run."""
     if params.device == "cuda" and not torch.cuda.is_available():
         raise UserError("train.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
+    processes = params.launcher.processes
+    if params.device == "cuda" and processes > (found := torch.cuda.device_count()):
+        raise UserError(
+            f"launcher.processes: {processes}, but each needs a GPU of its own, and {found} are visible here; lower "
+            "it, or make more visible (JOBS and CUDA_VISIBLE_DEVICES divide them)."
+        )
     if params.device == "cpu" and params.tf32:
         raise UserError("train.tf32: only GPUs support it; remove the line or set device: cuda.")
     if params.attention == "flash_attention_2" and (params.device == "cpu" or params.dtype == "float32"):

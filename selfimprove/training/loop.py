@@ -25,7 +25,7 @@ from transformers.training_args import TrainingArguments
 from selfimprove.core.errors import UserError
 from selfimprove.core.sums import float_sum
 from selfimprove.training import flash
-from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_whole, seal
+from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_for_all, seal
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
 from selfimprove.training.objective import trained_positions
@@ -155,8 +155,7 @@ class PlannedTrainer(Trainer):
 
     def run(self) -> float:
         """Train to the end of the plan from the newest complete checkpoint; returns this call's seconds."""
-        checkpoint = newest_whole(self._job.checkpoints)
-        self.accelerator.wait_for_everyone()
+        checkpoint = newest_for_all(self._job.checkpoints)
         if checkpoint is not None:
             self.restore(json.loads((checkpoint / METRICS).read_text(encoding="utf-8")))
         if self.is_world_process_zero():

@@ -7,11 +7,10 @@ checkpoint. On CPUs, the result is bitwise the same as without interruption.
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from selfimprove.engines.cluster.config import ClusterParams, sent
 from selfimprove.training.checkpoints import drop_damaged
-from selfimprove.training.processes import NodesRun
+from selfimprove.training.processes import NodesRun, logs, reported
 
 Attempt = Callable[[ClusterParams, NodesRun], int]
 """Starts the processes on all nodes and waits for them: ``ray_nodes.attempt``, ``slurm_nodes.attempt``.
@@ -34,15 +33,9 @@ def run_on_nodes(cluster: ClusterParams, run: NodesRun) -> int:
         if restart:
             drop_damaged(run.job_file.parent)
             print(f"finetune: restart {restart} of {cluster.max_restarts}", file=sys.stderr, flush=True)
-        log_file.unlink(missing_ok=True)
+        for log in logs(log_file):
+            log.unlink()
         code = attempt(cluster, run)
-        if code == 0 or _names_an_error(log_file):
+        if code == 0 or reported(log_file) is not None:  # another attempt would only repeat the error
             break
     return code
-
-
-def _names_an_error(log_file: Path) -> bool:
-    """Whether a worker reported an error, which another attempt would only repeat."""
-    if not log_file.is_file():
-        return False
-    return any(line.startswith("error: ") for line in log_file.read_text(encoding="utf-8").splitlines())

@@ -246,12 +246,25 @@ def compile_apart(folder: Path) -> None:
                 print(f"{lock}: deleted; it was left by a run that was killed during compilation.", flush=True)
 
 
+def logs(log_file: Path) -> list[Path]:
+    """The existing logs of the nodes' workers: of the first one, then of the others, ``node1.log`` and so on."""
+    return [one for one in (log_file, *sorted(log_file.parent.glob("node*.log"))) if one.is_file()]
+
+
+def reported(log_file: Path) -> str | None:
+    """The first error that a worker on any node reported."""
+    for log in logs(log_file):
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.strip().startswith("error: "):
+                return line.strip().removeprefix("error: ")
+    return None
+
+
 def reason(log_file: Path) -> str:
-    """Why a process failed: the error that a worker reported, or the end of the log before torchrun's summary."""
+    """Why training failed: the error that a worker reported, or the end of the log before torchrun's summary."""
+    if (error := reported(log_file)) is not None:
+        return error
     lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    if errors:
-        return errors[0].removeprefix("error: ")
     for index, line in enumerate(lines):
         if "failed (exitcode" in line or "ChildFailedError" in line:
             lines = lines[:index]

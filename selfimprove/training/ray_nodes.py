@@ -3,6 +3,7 @@
 Ray only starts and monitors the processes; they form a group by torchrun's c10d rendezvous on the first node.
 """
 
+import math
 import os
 import sys
 import time
@@ -10,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import ClusterParams
 from selfimprove.engines.cluster.ray_cluster import connect, kill, living_nodes
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.processes import NodesRun, free_port, watch, worker_command
+from selfimprove.training.stopping import SAVING_SECONDS
 
 POLL_SECONDS = 0.5
 ROOM_SECONDS = 120.0
@@ -41,6 +45,11 @@ class TrainingNode:
             self._told.append((done, total, note, dict(metrics)))
 
         return watch(command, {**os.environ, **environment}, Path(log), tell)
+
+    def stop(self) -> None:
+        """Ask the node's workers to write a checkpoint and end; torchrun passes the signal on."""
+        for child in psutil.Process().children():
+            child.terminate()
 
     def told(self, since: int) -> list[tuple[int, int, str, dict[str, float]]]:
         """The progress reports from index ``since`` on."""
@@ -114,7 +123,10 @@ def _actors(ray: Any, group: Any, params: FinetuneParams, threads: int) -> list[
 
 
 def _attend(ray: Any, actors: Sequence[Any], run: NodesRun) -> int:
-    """Start all nodes and forward progress until all have ended; returns the first nonzero exit code, or 0."""
+    """Start all nodes and forward progress until all have ended; returns the first nonzero exit code, or 0.
+
+    If a node fails, the others get ``SAVING_SECONDS`` to end. On Ctrl-C, all nodes write a checkpoint first.
+    """
     places = ray.get([actor.address.remote() for actor in actors])
     endpoint = f"{places[0][0]}:{places[0][1]}"
     # Set explicitly: torchrun would infer both from host names, which other nodes may be unable to resolve.
@@ -128,12 +140,21 @@ def _attend(ray: Any, actors: Sequence[Any], run: NodesRun) -> int:
     }
     codes: dict[int, int] = {}
     seen = 0
-    while running:
-        ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
-        for one in ended:
-            codes[running.pop(one)] = ray.get(one)
-        for step in ray.get(actors[0].told.remote(seen)):  # all nodes report the same progress
-            seen += 1
-            if run.progress is not None:
-                run.progress(*step)
+    deadline = math.inf
+    try:
+        while running and time.monotonic() < deadline:
+            ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+            for one in ended:
+                codes[running.pop(one)] = ray.get(one)
+            if deadline == math.inf and any(codes.values()):  # the others wait for this node in a collective operation
+                deadline = time.monotonic() + SAVING_SECONDS
+            for step in ray.get(actors[0].told.remote(seen)):  # all nodes report the same progress
+                seen += 1
+                if run.progress is not None:
+                    run.progress(*step)
+    except KeyboardInterrupt:
+        for actor in actors:
+            actor.stop.remote()
+        ray.wait(list(running), num_returns=len(running), timeout=SAVING_SECONDS)
+        raise
     return next((code for _, code in sorted(codes.items()) if code), 0)

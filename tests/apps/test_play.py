@@ -289,6 +289,8 @@ def test_play_reports_the_damaged_configuration_of_a_model(tmp_path: Path, confi
         (["--env", "kitchen", "--task", str(10**9)], 2, "play: kitchen has no task 1000000000; there are "),
         (["--env", "txi"], 2, "ENV='txi' is unknown; did you mean 'taxi'?"),
         (["--env", ""], 2, "ENV='' is unknown; choose one of textcraft"),
+        (["--env", ":"], 2, "ENV=':' is unknown; choose one of textcraft"),
+        (["--env", "worlds:"], 2, "ENV='worlds:' is unknown; "),
     ],
 )
 def test_play_the_command_line_accepts_any_bytes_on_a_pipe_and_reports_bad_arguments(

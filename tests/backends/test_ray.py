@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ from selfimprove.training import ray_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from tests.pipeline.workbench import Workbench, kept_by, killed, published
 from tests.support.nodes_trainer import Training
-from tests.support.ray_gpus import SlowToLoad, gpu_of
+from tests.support.ray_gpus import OnlyFirst, SlowToLoad, gpu_of
 from tests.support.repo_copy import copy_repo, run
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
@@ -246,6 +247,26 @@ def test_each_shared_gpu_holds_one_replica_of_each_engine_and_loads_one_at_a_tim
         assert [mark.split()[1] for mark in marks] == ["begins", "ends", "begins", "ends"]
 
 
+def test_a_replica_that_cannot_be_loaded_while_another_serves_only_excludes_its_node(
+    cluster: Cluster, folder: Path, expected: list[list[Completion]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def asked() -> list[list[Completion]]:
+        plan, share = transformers_replica(config(), folder, threads=2)
+        plan = replace(plan, make=OnlyFirst(plan.make, tmp_path))
+        where = ClusterParams(kind="ray", address=cluster.address)
+        engine = RayEngine(where, plan, share, ChatFormat.load(folder, None), Need(1), name="a", remedy="")
+        try:
+            first = await engine.generate(REQUESTS[0])
+            while not engine._refused:
+                await asyncio.sleep(0.1)
+            return [first, await engine.generate(REQUESTS[1])]
+        finally:
+            await engine.close()
+
+    assert asyncio.run(asked()) == expected[:2]
+    assert re.search(r"a replica on node \S+ could not start \(RuntimeError: no memory\)", capfd.readouterr().err)
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +299,26 @@ def test_a_replica_that_fits_on_no_node_is_reported_in_one_sentence(cluster: Clu
     vllm = VllmEngineConfig(engine="vllm", context=64, tensor_parallel=2)
     with refused_with(r"engine vllm: a replica needs 2 GPUs \(tensor_parallel\) on one node"):
         make_engine(vllm, policy_dir=folder, threads=2, expert=None, cluster=where)
+
+
+def test_engines_of_different_widths_on_shared_gpus_are_refused_instead_of_waiting_for_each_other(
+    cluster: Cluster, folder: Path
+) -> None:
+    async def both(where: ClusterParams) -> None:
+        plan, share = transformers_replica(config(), folder, threads=2)
+        chat = ChatFormat.load(folder, None)
+        narrow = RayEngine(where, plan, share, chat, Need(1, 1, 2), name="narrow", remedy="")
+        try:
+            with refused_with(r"engine wide: .* but these have 1 and 2; set the same tensor_parallel"):
+                RayEngine(where, plan, share, chat, Need(1, 2, 2), name="wide", remedy="")
+        finally:
+            await narrow.close()
+
+    node = cluster.add_node(**NODE, num_gpus=4)
+    try:
+        asyncio.run(both(ClusterParams(kind="ray", address=cluster.address)))
+    finally:
+        cluster.remove_node(node)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file system of its own needs root")
@@ -526,6 +567,22 @@ def test_training_on_two_nodes_resumes_after_losing_one_and_gives_the_bytes_of_l
     assert 1 not in steps  # it did not start over
     assert found == losses
     assert cut.model() == here.model()
+
+
+def test_an_interrupted_training_on_two_nodes_writes_a_checkpoint_and_goes_on_from_it(
+    cluster: Cluster, folder: Path, dialogues: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    examples = dialogues(4 * STEPS)
+    there = {"save_steps": 1000, "kind": "ray", "address": cluster.address}
+    stopped = Training(tmp_path / "there", folder, examples, **there)
+    stopped.reach(2)
+    stopped.process.send_signal(signal.SIGINT)
+    stopped.process.communicate(timeout=WAIT)
+    assert stopped.process.returncode != 0
+    wait_until(lambda: not processes_of("TrainingNode"))
+    steps, _, _ = Training(tmp_path / "there", folder, examples, **there).end()
+    assert steps[0] > 2
+    assert steps[-1] == STEPS
 
 
 def test_more_training_nodes_than_the_cluster_has_are_reported_in_one_sentence(

@@ -1,7 +1,8 @@
 """Trains over two nodes in a separate process, for tests that kill it or a node; prints the steps and losses.
 
-``python -m tests.support.nodes_trainer FOLDER MODEL '{"kind": "slurm"}'`` reads ``FOLDER/examples.jsonl`` and writes
-the trained model to ``FOLDER/model``. With ``{}`` two processes on this machine train in the same way.
+``python -m tests.support.nodes_trainer FOLDER MODEL 1 '{"kind": "slurm"}'`` reads ``FOLDER/examples.jsonl``, writes a
+checkpoint after every step and the trained model to ``FOLDER/model``. With ``{}`` two processes on this machine train
+in the same way.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ class Training:
     """
 
     def __init__(
-        self, folder: Path, model: Path, examples: Sequence[Example], more: dict[str, str] | None = None, **cluster: Any
+        self,
+        folder: Path,
+        model: Path,
+        examples: Sequence[Example],
+        more: dict[str, str] | None = None,
+        *,
+        save_steps: int = 1,
+        **cluster: Any,
     ) -> None:
         self.folder = folder
         if not folder.exists():
             folder.mkdir()
             write_jsonl(folder / "examples.jsonl", examples)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(folder), str(model), json.dumps(cluster)],
+            [sys.executable, "-m", __spec__.name, str(folder), str(model), str(save_steps), json.dumps(cluster)],
             env={**os.environ, **(more or {})},
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -79,7 +87,7 @@ def _steps(lines: Sequence[str]) -> list[int]:
     return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
 
 
-def main(folder: Path, model: Path, cluster: ClusterParams) -> None:
+def main(folder: Path, model: Path, save_steps: int, cluster: ClusterParams) -> None:
     """Train to the end."""
     here = cluster.kind == "none"
     cfg = FinetuneParams.model_validate(
@@ -89,7 +97,7 @@ def main(folder: Path, model: Path, cluster: ClusterParams) -> None:
             "row_tokens": 150,
             "max_length": 300,
             "lr": 1e-3,
-            "save_steps": 1,
+            "save_steps": save_steps,
             "logging_steps": 1,
             "launcher": {"kind": "torchrun", "processes": 2} if here else {"kind": "torchrun", "nodes": 2},
         }
@@ -109,4 +117,4 @@ def main(folder: Path, model: Path, cluster: ClusterParams) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), ClusterParams.model_validate(json.loads(sys.argv[3])))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), ClusterParams.model_validate(json.loads(sys.argv[4])))

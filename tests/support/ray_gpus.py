@@ -22,6 +22,27 @@ def gpu_of(actor: Any) -> int:
 
 
 @dataclass(frozen=True)
+class OnlyFirst:
+    """Creates an engine in the first actor that asks, and fails in every other one after that."""
+
+    make: Callable[[], Engine]
+    folder: Path
+
+    def __call__(self) -> Engine:
+        made = self.folder / "made"
+        try:
+            self.folder.joinpath("taken").touch(exist_ok=False)
+        except FileExistsError:
+            while not made.exists():
+                time.sleep(0.1)
+            time.sleep(LOADING_SECONDS)
+            raise RuntimeError("no memory") from None
+        engine = self.make()
+        made.touch()
+        return engine
+
+
+@dataclass(frozen=True)
 class SlowToLoad:
     """Creates an engine slowly, and logs when this begins and ends to a file named after the actor's GPU."""
 

@@ -14,7 +14,10 @@ from selfimprove.core.params import Section
 VARIABLE = "CLUSTER"
 KINDS = ("none", "ray", "slurm")
 
-COMPUTING = ("ATEN_", "DNNL_", "DS_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
+COMPUTING = (
+    "ATEN_", "CUBLAS_", "DNNL_", "DS_", "GLOO_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_",
+    "TORCH_",
+)  # fmt: skip
 SENT = (*COMPUTING, "HF_", "LOCAL_KERNELS", "TOKENIZERS_", "TRANSFORMERS_", "VLLM_")
 """Prefixes of the environment variables that a stage passes to its processes on Ray's nodes. Ray's own processes have
 the environment of whoever started their node."""

@@ -264,6 +264,10 @@ class RayEngine(Dispatcher[_Worker]):
         try:
             async with worker.gpu.loading if worker.gpu else nullcontext():
                 outcome, text = await worker.actor.load.remote(self._plan, environment)
+            if outcome != "ready" and (self._workers or self._ready):  # such as memory of a dead replica, not yet free
+                self._say(f"a replica on node {worker.node.place} could not start ({text.strip().splitlines()[-1]})")
+                self._lose(worker, RuntimeError(outcome))
+                return
             if outcome == "refused":
                 raise UserError(f"node {worker.node.host}: {text}" if len(self._known) > 1 else text)
             if outcome == "failed":
@@ -353,6 +357,13 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _check_room(self, nodes: Sequence[Node]) -> None:
         need = self._need
+        widths = {one._need.gpus for one in _open if one._need.sharing > 1 and one._need.gpus}
+        if len(widths) > 1:  # Ray would reserve all GPUs for the narrower one, whose replicas each share one
+            raise UserError(
+                f"engine {self._name}: engines that share a cluster's GPUs need the same number of them for a replica, "
+                f"but these have {' and '.join(map(str, sorted(widths)))}; set the same tensor_parallel (engine "
+                "transformers: 1), or serve one of the models with `vllm serve` and use engine openai."
+            )
         if sum(node.room(need.cpus, need.gpus) for node in nodes) > (self._part if need.gpus > 1 else 0):
             return
         wanted = f"{need.gpus} GPUs (tensor_parallel)" if need.gpus else f"{need.cpus} CPUs (threads / replicas)"

@@ -83,6 +83,9 @@ class VllmEngine(Templated):
     async def _write(self, request: Request, ids: list[int]) -> list[Completion]:
         """Completions of ordinary requests (not choices)."""
         outputs = await self._ask([(ids, self._params(request, index)) for index in range(request.n)])
+        for output in outputs:  # vLLM ends an answer with "error" if its grammar fails, "abort" if it is cancelled
+            if (ended := output.outputs[0].finish_reason) not in ("stop", "length"):
+                raise EngineError(f"{request.seed}: vLLM ended the answer with {ended!r}")
         logprobs = [_logprobs(output) for output in outputs]
         if request.allowed is not None:
             logprobs = await self._score([(ids, list(output.outputs[0].token_ids)) for output in outputs])

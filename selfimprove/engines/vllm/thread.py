@@ -192,10 +192,11 @@ class VllmThread:
                 if running.pop(item, None) is not None:
                     engine.abort_request([item])
                 continue
+            running[item.id] = item  # before the call: if it ends the engine, this sample gets an answer as well
             try:
                 engine.add_request(item.id, {"prompt_token_ids": item.ids}, item.params)
-                running[item.id] = item
             except refusals() as error:
+                del running[item.id]
                 _answer(item, refused(error))
 
     def _step(self, engine: LLMEngine, running: dict[str, _Sample]) -> None:

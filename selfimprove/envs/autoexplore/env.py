@@ -56,7 +56,7 @@ from selfimprove.envs.autoexplore.actions import LABELS, Action, Choice, can_be_
 from selfimprove.envs.autoexplore.expert import explain, plan
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import COMMANDS, Result, Sandbox, quoted
-from selfimprove.envs.autoexplore.tasks import Task, optimal_path, reachable
+from selfimprove.envs.autoexplore.tasks import Task, cleaned_path, reachable
 from selfimprove.envs.autoexplore.tree import Leaveout, View, join
 from selfimprove.envs.interface import Move, Step
 
@@ -224,7 +224,7 @@ class AutoExplore:
         named = chosen is not None and chosen.name == "id"
         done = self._first_step or steps >= self.max_turns or named
         task = self._tasks[now.task]
-        first = (task.optimal_path or optimal_path(task.filename))[0]
+        first = cleaned_path(task.optimal_path, task.filename)[0]
         if self._first_step and chosen is not None and chosen.text == first:
             now = now._replace(success=True)
             cost = -FIRST_STEP_BONUS - self.max_turns

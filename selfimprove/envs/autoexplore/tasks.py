@@ -149,11 +149,11 @@ def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = l
         if key in merged:
             merged[key] = merged[key].with_trajectories(task.trajectories)
         else:
-            merged[key] = task.model_copy(update={"optimal_path": _cleaned(task.optimal_path, task.filename)})
+            merged[key] = task.model_copy(update={"optimal_path": cleaned_path(task.optimal_path, task.filename)})
     return list(merged.values())
 
 
-def _cleaned(commands: Sequence[str], filename: str) -> list[str]:
+def cleaned_path(commands: Sequence[str], filename: str) -> list[str]:
     """A path without ``ls``, with operands quoted as listed and ``id`` at the end.
 
     It is the optimal path if none was given, or if nothing of it is left and the file is not at the root.

@@ -87,7 +87,7 @@ _STYLE = re.compile(
 _CURRENCY = re.compile(r"\\(?:pounds|euro|yen)(?![A-Za-z])|[\u00a2-\u00a5\u20a0-\u20c0]|\\?[$%]")
 _REMARK = re.compile(r"(?<=[^\s(])\s*\(([^()0-9]*)\)$")
 _TRAILING = " .,;"
-_SPACES = re.compile(r"\\(?:[,!;: ]|\Z)|[~\u00a0\u2009\u202f]")
+_SPACES = re.compile(r"\\(?:[,!;: ]|q?quad(?![A-Za-z])|\Z)|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
 _QUANTITY = re.compile(
     r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]))?)((?:[^\W\d_](?:[^\W\d_]|[-./'\u2019 ])*)?)"
@@ -137,9 +137,9 @@ def extract_robust(attempt: str) -> str | None:
         return None
     # Like the original's int(), accept the digits of every script.
     box = "".join(str(unicodedata.decimal(char)) if char.isdecimal() else char for char in box)
-    # Thousands are written 1,080, 1{,}080, 1\,080, 1,\!080 or 1\!,080; any other comma separates a list.
+    # Thousands are written 1,080, 1{,}080, 1\,080, 1\;080, 1,\!080 or 1\!,080; any other comma separates a list.
     box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",").replace("\\!,", ",")
-    box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
+    box = re.sub(r"(?<=[0-9])\\[,!;:](?=[0-9]{3}(?![0-9]))", ",", box)
     # \text is a unit or a remark and is removed, except as a divisor: 18/\text{5} is not 18.
     box = _HARMLESS.sub("", box.replace("$^", "^"))
     box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", _STYLE.sub(" ", box))))

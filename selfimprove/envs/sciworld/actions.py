@@ -10,8 +10,8 @@ Mapping (docs/agent-r.md, A40; optional, off by default)::
 
 The original silently mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal
 ``focus on``. Here a prediction is left unchanged if it is itself valid, or if its best match would reverse it
-(``turn off`` is the opposite of ``activate``), would act when the agent only wanted to look, or would focus on a thing
-that was not mentioned. Every mapping is reported in ``Step.info``.
+(``turn off`` is the opposite of ``activate``) or focus on a thing that was not mentioned. Every mapping is reported in
+``Step.info``.
 """
 
 import re
@@ -37,7 +37,6 @@ _OPPOSITES = tuple(
     frozenset(pair)
     for pair in (("open", "close"), ("activate", "deactivate"), ("connect", "disconnect"), ("pick", "put"))
 )
-_LOOKS = frozenset({"look", "examine", "read", "inventory"})
 _SWITCHES = {"on": "activate", "off": "deactivate"}
 # All characters but letters, digits, spaces and hyphens within words ("blue-violet paint" is a thing's name).
 _PUNCTUATION = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z0-9])|[^A-Za-z0-9 -]+")
@@ -94,15 +93,13 @@ def _plain(action: str) -> str:
 
 
 def _refused(prediction: str, action: str) -> bool:
-    """Whether the mapping would reverse the prediction, act when it only looks, or focus on something not mentioned."""
+    """Whether the mapping would reverse the prediction, or focus on something that it did not mention."""
     said, words = _plain(prediction).lower().split(), _plain(action).lower().split()
     if words[0] == "focus":
         return "focus" not in said or not set(said) & set(words[2:])
     verb = said[0]
     if verb in ("turn", "switch"):
         verb = next((_SWITCHES[word] for word in said[1:] if word in _SWITCHES), verb)
-    if verb in _LOOKS and words[0] not in _LOOKS:
-        return True
     return frozenset((verb, words[0])) in _OPPOSITES
 
 

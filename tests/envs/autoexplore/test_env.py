@@ -354,6 +354,17 @@ def test_first_step_of_a_task_without_a_path_rewards_the_first_command_towards_t
     assert env.step("cat a.md").info["cost"] == -100.0 - env.max_turns
 
 
+@pytest.mark.parametrize("path", [["ls", 'cd "my dir"'], ["cd my dir", "cat a.py"], ["cd 'my dir'"]])
+def test_first_step_compares_with_the_path_as_commands_are_listed(
+    make_folder: Any, make_task: Any, path: list[str]
+) -> None:
+    repo = Repo.open(make_folder("r", {"my dir/a.py": "text of a file\n"}))
+    task = make_task("my dir/a.py", root="r").model_copy(update={"optimal_path": path})
+    env = AutoExplore([task], {"r": repo}, first_step=True)
+    env.reset(0)
+    assert env.step('cd "my dir"').info["cost"] == -100.0 - env.max_turns
+
+
 def test_names_that_would_imitate_the_state_are_not_listed(
     make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
 ) -> None:
