@@ -92,6 +92,7 @@ TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version
 endif
 
 demo: $(READY) ## train a tiny model on a taxi game by Reflect-RL, in a minute; print a table and write report/demo.png
+	@$(no_profile)
 	@python -m selfimprove.apps.demo
 
 repro: $(READY) ## run every stage that is out of date and print the results tables (METHOD=rise, agent_r, reflect_rl or spin: one method; JOBS=1: one stage at a time; default: as many as the cores allow; CLUSTER=ray: on a cluster)
@@ -115,6 +116,7 @@ verify: $(READY) ## re-read every output; report damaged files, how many equal t
 	@python -m selfimprove.apps.claims.verify
 
 claims: $(READY) ## run the default for seeds 17 to 19 on every kind of native CPU kernels here (hours; resumable; ARGS="--seeds 17 --kernels portable")
+	@$(if $(filter command,$(origin PROFILE) $(origin METHOD)),$(error PROFILE and METHOD have no effect here; write for example: make claims ARGS="--profile rise-long --methods rise"))true
 	@python -m selfimprove.apps.claims.runs $(if $(JOBS),--jobs $(call quoted,$(JOBS))) $(ARGS)
 
 check: $(READY) ## check params.yaml, API keys, packages and GPUs before a run (METHOD=name: one method; repro does this first)

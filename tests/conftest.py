@@ -22,6 +22,11 @@ LONGEST = "test_end_to_end.py"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Tests that save DVC experiments need an author of commits, whatever git's configuration on this machine is.
+for role in ("AUTHOR", "COMMITTER"):
+    os.environ.setdefault(f"GIT_{role}_NAME", "t")
+    os.environ.setdefault(f"GIT_{role}_EMAIL", "t@example.org")
+
 gc.disable()  # collections during imports would traverse all imported objects repeatedly
 
 # In a shell's background job Ctrl-C is ignored, and every process that a test starts would inherit this.

@@ -56,6 +56,8 @@ def refusal(error: BaseException) -> str | None:
         return f"{target} can't be written ({reason}); free some space, or use another path."
     if not isinstance(error, OSError):
         return None
+    if isinstance(error, FileNotFoundError) and error.filename is None and "temporary directory" in str(error):
+        return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder."
     if error.errno in FULL:
         return f"{error.filename or 'a file'} can't be written ({error.strerror}); free some space and run it again."
     if error.errno in _REFUSED and error.filename:

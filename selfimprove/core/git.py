@@ -1,7 +1,10 @@
 """Runs git commands."""
 
+import os
 import subprocess
 from pathlib import Path
+
+from selfimprove.core.errors import UserError
 
 ABSENT = 127
 """Exit code if git is not installed, by shell convention."""
@@ -14,3 +17,21 @@ def git(*words: str, folder: Path = Path()) -> tuple[int, str]:
     except FileNotFoundError:
         return ABSENT, ""
     return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def identity() -> dict[str, str]:
+    """The author of commits, as variables that git and DVC read.
+
+    Raises:
+        UserError: git knows no name or no address.
+    """
+    found: dict[str, str] = {}
+    for key in ("name", "email"):
+        said = [os.environ.get(f"GIT_{role}_{key.upper()}") for role in ("COMMITTER", "AUTHOR")]
+        value = next(filter(None, said), None) or git("config", f"user.{key}")[1].strip()
+        if not value:
+            raise UserError(
+                f"git has no user.{key}, which a DVC experiment needs; run `git config --global user.{key} …` first."
+            )
+        found |= {f"GIT_{role}_{key.upper()}": value for role in ("COMMITTER", "AUTHOR")}
+    return found

@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -62,8 +62,21 @@ def take_turn() -> int:
 
 def sign_turn(turn: int, pid: int) -> None:
     """Write the id of the process that holds the lock, for the message of waiting runs."""
-    os.ftruncate(turn, 0)
-    os.pwrite(turn, str(pid).encode("ascii"), 0)
+    with suppress(OSError):  # a full disk: DVC, which has started, reports it
+        os.ftruncate(turn, 0)
+        os.pwrite(turn, str(pid).encode("ascii"), 0)
+
+
+def active() -> bool:
+    """Whether a run uses this folder now."""
+    if not TURN.exists():
+        return False
+    with TURN.open("rb") as turn:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def keep() -> None:

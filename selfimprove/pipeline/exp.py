@@ -8,7 +8,7 @@ from typing import Any
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
-from selfimprove.core.git import git
+from selfimprove.core.git import git, identity
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
@@ -21,10 +21,11 @@ def check_settings(text: str) -> dict[str, Any]:
 
     Raises:
         UserError: a setting that DVC cannot parse, an unknown key (suggests the closest one) or an invalid value; or
-            the repository has no commit to which the experiment could belong.
+            the repository has no commit to which the experiment could belong, or git has no name for its author.
     """
     if git("rev-parse", "--verify", "--quiet", "HEAD")[0]:
         raise UserError("the repository has no commit yet, and a DVC experiment needs one; run `git commit` first.")
+    identity()
     read_yaml(PARAMS_FILE)
     keys = [word.partition("=")[0].lstrip("+~") for word in text.split()]
     if twice := [key for key in keys if keys.count(key) > 1]:

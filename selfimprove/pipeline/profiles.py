@@ -87,12 +87,18 @@ def _file(name: str, folder: Path) -> Path:
 @one_sentence()
 def main() -> None:
     """Write params.yaml, unless the profile is invalid or the file contains edits that exist nowhere else."""
+    from selfimprove.pipeline.dvc_files import active
     from selfimprove.pipeline.sections import schema_faults
 
     name = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
     if faults := list(schema_faults(composed(name), str(_file(name, FOLDER)))):
         raise UserError("\n".join(dict.fromkeys(faults)))
     text = compose(name)
+    if active():
+        raise UserError(
+            f"a run is active in this folder and reads {PARAMS}; wait for it to end, or stop it, then run `make use` "
+            "again."
+        )
     if PARAMS.is_file() and not (_kept(PARAMS.read_bytes()) or _committed(PARAMS)):
         raise UserError(
             f"{PARAMS} has uncommitted edits, which `make use` would overwrite; commit them, or run "

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from ruamel.yaml.error import YAMLError
 
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
+from selfimprove.core.git import identity
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import DEEPEST, read_yaml
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
@@ -38,6 +40,7 @@ from selfimprove.pipeline.jobs import asked, gpu_shares
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS, named_paths, short
+from selfimprove.pipeline.stage import content_digest
 from selfimprove.pipeline.verify import LOCK, outputs
 
 HOME = Path(".scratch/sweep")
@@ -71,11 +74,12 @@ def main(
     faults = dict.fromkeys(fault for value in values for fault in params_faults(value))
     if faults:
         raise UserError("\n".join([*faults, "no experiment was started."]))
-    shares = gpu_shares(asked(jobs), values)
+    author = identity()
+    shares = [share | author for share in gpu_shares(asked(jobs), values)]
     with alone(HOME / "lock", "another sweep is running in this folder; wait for it, or stop it."):
         state = _state(method)
         points = [
-            GridPoint(_name(one, state), one, rewritten(text, value))
+            GridPoint(_name(one, state + _inputs(value)), one, rewritten(text, value))
             for one, value in zip(settings, values, strict=True)
         ]
         _remove_others(points)
@@ -251,9 +255,12 @@ def _prepare(point: GridPoint) -> Path:
 def _remove_others(points: Sequence[GridPoint]) -> None:
     """Remove folders of other grids and of other repository states; a run still active in one of them ends."""
     kept = {"lock", *(point.name for point in points), *(f"{point.name}.log" for point in points)}
+    for point in points:  # an input named ../x is a link beside the points' folders
+        named = named_paths(YAML(typ="safe", pure=True).load(point.params))
+        kept |= {path.parts[1] for path in named if path.parts[0] == ".." and len(path.parts) > 1}
     for place in HOME.iterdir():
         if place.name not in kept:
-            shutil.rmtree(place) if place.is_dir() else place.unlink()
+            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
 
 def _state(method: str) -> bytes:
@@ -271,8 +278,19 @@ def _state(method: str) -> bytes:
     digest.update(method.encode())
     for name in _edited():
         path = Path(name)
-        digest.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() and name != str(LOCK) else b""))
+        digest.update(os.fsencode(name) + b"\0" + (path.read_bytes() if path.is_file() and name != str(LOCK) else b""))
     return digest.digest()
+
+
+def _inputs(values: Mapping[str, Any]) -> bytes:
+    """Hash of the files that the params name by path, which git may ignore."""
+    digest = blake2b(digest_size=8)
+    for path in sorted(named_paths(values)):
+        digest.update(f"{path} {_content(path)}".encode())
+    return digest.digest()
+
+
+_content = cache(content_digest)
 
 
 def _name(settings: Mapping[str, Any], state: bytes) -> str:
@@ -284,7 +302,7 @@ def _name(settings: Mapping[str, Any], state: bytes) -> str:
 
 def _edited() -> list[str]:
     """Files that differ from the last commit or are untracked, except ignored ones."""
-    changed = _git("diff", "--name-only", "-z", "HEAD").split("\0")
+    changed = _git("diff", "--no-renames", "--name-only", "-z", "HEAD").split("\0")
     new = _git("ls-files", "-z", "--others", "--exclude-standard").split("\0")
     return sorted({name for name in changed + new if name})
 
@@ -297,7 +315,14 @@ def _experiments(folder: Path) -> list[str]:
 
 def _git(*words: str, folder: Path = Path()) -> str:
     try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=folder,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # file names may contain any bytes
+            check=True,
+        )
     except FileNotFoundError:
         raise UserError(
             "git is not installed; install it: each point of a sweep runs in a clone of the repository."

@@ -313,7 +313,8 @@ def _answer(line: socket.socket, usable: bool, forks_reach_gpu: bool) -> None:
     threading.Thread(target=watch, daemon=True).start()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    line.sendall(str(code if code >= 0 else 128 - code).encode())
+    with suppress(OSError):  # the stage's process has just gone
+        line.sendall(str(code if code >= 0 else 128 - code).encode())
     os._exit(0)
 
 
@@ -325,7 +326,10 @@ def _become(job: dict[str, Any], descriptors: list[int], line: socket.socket) ->
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with line:
-        line.sendall(RUNS)
+        try:
+            line.sendall(RUNS)
+        except OSError:  # the stage's process has gone: nobody waits for its result
+            os._exit(0)
     sys.path[0] = os.getcwd()
     sys.argv = [job["module"], *job["arguments"]]
     code = 0

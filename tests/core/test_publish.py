@@ -192,6 +192,10 @@ def test_errors_about_params_yaml_do_not_suggest_another_path(tmp_path: Path, mo
             write_text(Path("params.yaml"), "new")
         assert str(refused.value).startswith(f"params.yaml {said}")
         assert "name" not in str(refused.value)
+    none = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    assert refusal(none) == (
+        "no folder for temporary files can be written; free some space, or set TMPDIR to another folder."
+    )
     assert refusal(PermissionError(errno.EACCES, "Permission denied", "params.yaml")) == (
         "params.yaml can't be read or written (Permission denied); fix that."
     )

@@ -12,6 +12,7 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.exp import write_settings
 from selfimprove.pipeline.profiles import compose
 from tests.support.repo_copy import ROOT, run
+from tests.support.sentences import refused_with
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,22 @@ def test_an_invalid_setting_is_refused_and_params_yaml_is_unchanged(params: Path
         write_settings(f"run.threads=1 {text}")
     assert said in str(caught.value)
     assert params.read_bytes() == before
+
+
+def test_without_a_name_for_the_author_of_commits_nothing_starts(
+    params: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC would fail when it saves the experiment, after all stages have run."""
+    before = params.read_bytes()
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.delenv(f"GIT_{role}_EMAIL")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    with refused_with(r"git has no user\.email, .*; run `git config --global user\.email …` first"):
+        write_settings("run.seed=18")
+    assert params.read_bytes() == before
+    run(tmp_path, "git", "config", "user.email", "t@example.org")
+    write_settings("run.seed=18")
 
 
 def test_params_with_an_alias_are_refused_and_unchanged(params: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -156,6 +157,18 @@ def test_make_use_refuses_to_overwrite_uncommitted_edits(repo: Path) -> None:
     for words in (["init", "--quiet"], ["add", "params.yaml"], ["commit", "--quiet", "-m", "mine"]):
         subprocess.run([*git, *words], cwd=repo, check=True)
     assert use(repo, "mine").returncode == 0
+
+
+def test_make_use_refuses_to_change_the_params_of_a_run(repo: Path) -> None:
+    turn = repo / ".scratch/locks/repro"
+    turn.parent.mkdir(parents=True)
+    with turn.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused = use(repo, "default")
+    assert refused.returncode == 2
+    assert "a run is active in this folder and reads params.yaml; wait for it to end, or stop it" in refused.stderr
+    assert not (repo / "params.yaml").exists()
+    assert use(repo, "default").returncode == 0
 
 
 def test_make_use_can_be_repeated_after_the_profile_was_edited(repo: Path) -> None:

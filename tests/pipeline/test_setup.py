@@ -162,7 +162,16 @@ def test_missing_or_invalid_make_arguments_are_reported_before_anything_is_insta
     assert "pip install" not in done.stdout
 
 
-@pytest.mark.parametrize("target", ["repro", "check", "verify", "compare", "report", "page", "watch", "dag"])
+@pytest.mark.parametrize("words", [["PROFILE=rise-long"], ["METHOD=rise"]])
+def test_claims_refuses_variables_that_it_would_ignore_for_hours(words: list[str]) -> None:
+    done = subprocess.run(
+        ["make", "-n", "claims", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert 'make claims ARGS="--profile rise-long --methods rise"' in done.stderr
+
+
+@pytest.mark.parametrize("target", ["repro", "check", "verify", "compare", "report", "page", "watch", "dag", "demo"])
 def test_targets_that_read_params_yaml_refuse_a_profile(target: str) -> None:
     words = ["make", "-n", target, "PROFILE=smoke"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.pipeline import sweep
 from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.layout import rewritten
-from selfimprove.pipeline.sweep import parse_grid, with_settings
+from selfimprove.pipeline.sweep import GridPoint, parse_grid, with_settings
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
 from tests.support.sentences import refused_with
 
@@ -121,6 +123,55 @@ def test_a_second_concurrent_sweep_and_a_sweep_without_a_commit_are_refused(tmp_
     run(repo, "git", "init", "--quiet")
     done = run(repo, *command, check=False)
     assert (done.returncode, "`git commit` first" in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository, without stages, in which points are prepared."""
+    folder = tmp_path / "repo"
+    (folder / "few_shot").mkdir(parents=True)
+    (folder / "few_shot/old.txt").write_text("an example\n" * 20)
+    (folder / ".gitignore").write_text("/build\n/.scratch\n")
+    run(folder, "git", "init", "--quiet")
+    run(folder, "dvc", "init", "--quiet")
+    run(folder, "git", "add", "--all")
+    run(folder, "git", "commit", "--quiet", "-m", "x")
+    monkeypatch.chdir(folder)
+    sweep.HOME.mkdir(parents=True)
+    return folder
+
+
+def test_a_renamed_file_has_only_its_new_name_in_a_point_and_names_may_contain_any_bytes(repo: Path) -> None:
+    run(repo, "git", "mv", "few_shot/old.txt", "few_shot/new.txt")
+    Path(os.fsdecode(b"caf\xe9.txt")).write_text("new\n")
+    folder = sweep._prepare(GridPoint("one", {}, "run: {seed: 18}\n"))
+    assert [path.name for path in (folder / "few_shot").iterdir()] == ["new.txt"]
+    assert (folder / os.fsdecode(b"caf\xe9.txt")).exists()
+    assert (folder / "params.yaml").read_text() == "run: {seed: 18}\n"
+    assert sweep._state("rise") == sweep._state("rise")
+
+
+def test_a_changed_file_that_git_ignores_and_params_name_makes_another_point(repo: Path) -> None:
+    values = {"rise": {"tasks": {"file": "build/train.jsonl"}}}
+    (repo / "build").mkdir()
+    digests = []
+    for text in ("1", "1", "2"):
+        (repo / "build/train.jsonl").write_text(text)
+        sweep._content.cache_clear()
+        digests.append(sweep._inputs(values))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_input_beside_the_repository_is_linked_kept_and_removed_with_its_points(repo: Path) -> None:
+    (repo.parent / "my_model").mkdir()
+    (repo.parent / "my_model/config.json").write_text("{}")
+    point = GridPoint("one", {}, "base: {rise: {model: ../my_model}}\n")
+    folder = sweep._prepare(point)
+    sweep._remove_others([point])
+    assert (folder / "../my_model/config.json").read_text() == "{}"
+    sweep._remove_others([])
+    assert list(sweep.HOME.iterdir()) == []
+    assert (repo.parent / "my_model/config.json").exists()
 
 
 def test_the_example_in_the_makefile_is_a_valid_grid() -> None:

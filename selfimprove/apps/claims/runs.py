@@ -26,6 +26,7 @@ from selfimprove.apps.claims.published import (
     publish,
     read_published,
 )
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.jobs import asked, jobs_here
 from selfimprove.pipeline.lock import alone
@@ -102,6 +103,7 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str,
     return code
 
 
+@one_sentence()
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="make claims", description="the default for several seeds and kernels")
@@ -119,9 +121,6 @@ def main() -> None:
     try:
         jobs = asked(args.jobs) if args.jobs else jobs_here(composed(args.profile))
         sys.exit(run_all(Path.cwd(), args.kernels or kinds_here(), args.seeds, args.methods, args.profile, jobs))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         print("claims: stopped; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
