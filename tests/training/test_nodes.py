@@ -96,7 +96,11 @@ class Node:
         self.rank, self.calls = rank, calls
 
     def __getattr__(self, name: str) -> Any:
-        return Call(lambda *_: self.calls.append(name) or (self.rank, name))
+        def remote(*_: Any) -> tuple[int, str]:
+            self.calls.append(name)
+            return self.rank, name
+
+        return Call(remote)
 
 
 class Call:
