@@ -128,6 +128,7 @@ def test_without_the_package_rows_are_planned_for_segments(
 ) -> None:
     """As on a GPU machine without the locked environment; only the GPU is simulated."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     folders: list[Path] = []
 
     def train(job: SftJob, sequences: Sequence[EncodedExample], progress: Any) -> TrainReport:
