@@ -57,13 +57,13 @@ def make_engine(
         check_model(cfg, folder)
         if cluster.kind != "ray":
             return _lazy_vllm(cfg, folder, threads)
-        from selfimprove.engines.cluster.ray_replicas import ray_vllm
+        from selfimprove.engines.cluster.ray_engines import ray_vllm
 
         full = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
         return ray_vllm(cluster, cfg, full, threads=threads, sharing=sharing)
     folder = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
     if cluster.kind == "ray":
-        from selfimprove.engines.cluster.ray_replicas import ray_transformers
+        from selfimprove.engines.cluster.ray_engines import ray_transformers
 
         return ray_transformers(cluster, cfg, folder, threads=threads, sharing=sharing)
     if cfg.replicas > 1:

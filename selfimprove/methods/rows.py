@@ -26,7 +26,8 @@ class TrainedRow(Section):
     init: str = Field(description="row that provides the initial weights; start: the model in section base")
     source: str = Field(description="origin of the training data: base (the demonstrations) or an iteration")
     match: str = Field(
-        description="for a control: the iteration whose token count, ancestors included, it matches; otherwise none"
+        description="for a control: the iteration whose number of tokens it matches, with those of the rows between "
+        "the base and it; otherwise none"
     )
 
 

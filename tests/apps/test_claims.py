@@ -327,6 +327,18 @@ def test_portable_kernels_are_set_in_the_params_and_others_in_the_environment(
     assert asked == [(kernels_here(), "default"), ("portable", None)]
 
 
+def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(copy_tiny(tmp_path / "repo"))
+    Path(".rehearsal").symlink_to("/proc/self/fdinfo")  # nobody can create files there
+    monkeypatch.setattr("sys.argv", ["make claims", "--seeds", "1", "--kernels", "default"])
+    with pytest.raises(SystemExit) as ended:
+        runs.main()
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_claims_run_the_pipeline_in_separate_folders_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

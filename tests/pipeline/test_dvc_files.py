@@ -133,6 +133,13 @@ def test_a_run_waits_for_a_running_dvc(capsys: pytest.CaptureFixture[str]) -> No
     assert f"another run is active in this folder (process {other.pid})" in capsys.readouterr().err
 
 
+def test_a_full_disk_does_not_keep_a_run_from_its_turn(tmp_path: Path) -> None:
+    (tmp_path / "turn").touch()
+    turn = os.open(tmp_path / "turn", os.O_RDONLY)  # a write fails, as on a full disk
+    dvc_files.sign_turn(turn, 1)
+    os.close(turn)
+
+
 FIRST = """
 import subprocess, sys
 from selfimprove.pipeline.dvc_files import sign_turn, take_turn

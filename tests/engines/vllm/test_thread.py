@@ -1,16 +1,20 @@
-"""vLLM's thread answers every request, whatever happens to the engine; the engine is a stand-in."""
+"""What requests get if vLLM breaks, or ends an answer with an error; vLLM itself is a stand-in."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.engines.base import EngineError, EngineStats
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import EngineError, EngineStats, Request
 from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.engines.vllm import thread
+from selfimprove.engines.vllm.engine import VllmEngine
 
 
 class Failing:
@@ -46,3 +50,20 @@ def test_a_request_that_breaks_vllm_while_it_is_added_is_answered_like_all_later
         await engine.close()
 
     asyncio.run(asked())
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", None])
+def test_an_answer_that_vllm_ends_with_an_error_is_no_answer(
+    reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answered(_: Any) -> list[Any]:
+        return [SimpleNamespace(outputs=[SimpleNamespace(finish_reason=reason)])]
+
+    engine = VllmEngine.__new__(VllmEngine)
+    monkeypatch.setattr(engine, "_ask", answered, raising=False)
+    monkeypatch.setattr(engine, "_params", lambda *_: None)
+    request = Request(
+        messages=[Message(role="user", content="Hi")], seed=SeedKey(run=1, task="t", turn=0), max_tokens=4
+    )
+    with pytest.raises(EngineError, match=f"vLLM ended the answer with {reason!r}"):
+        asyncio.run(engine._write(request, [1]))
