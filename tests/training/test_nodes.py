@@ -68,6 +68,7 @@ def test_all_processes_resume_from_the_checkpoint_of_the_first_even_if_they_see_
     monkeypatch.setattr(checkpoints.time, "sleep", lambda _: sealed(tmp_path / "checkpoint-20"))
     sealed(tmp_path / "checkpoint-10")
     assert checkpoints.newest_for_all(tmp_path) == tmp_path / "checkpoint-20"
+    assert checkpoints.is_whole(tmp_path / "checkpoint-20")
 
 
 def test_a_node_that_does_not_see_the_checkpoint_is_an_error_and_not_another_start(
