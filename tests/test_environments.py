@@ -148,6 +148,12 @@ def test_the_gymnasium_taxi_example_fulfils_the_contract_and_has_its_instruction
     check_acted(taxi, section.make(), range(0, 90, 15))
 
 
+def test_the_example_of_several_environments_is_valid(root: Path) -> None:
+    params = use(root, blocks("yaml")[4])
+    assert [part["name"] for part in params["agent_r"]["env"]] == ["textcraft", "encyclopedia"]
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
+
+
 def laid(root: Path, overlay: str) -> None:
     """Write the page's classes to a custom module, and use ``overlay`` as a profile."""
     (root / "my").mkdir(exist_ok=True)
@@ -176,7 +182,7 @@ def stage(forks: Forks, root: Path, name: str, item: str = "") -> None:
 
 @pytest.mark.slow
 def test_reflect_rl_generates_and_converts_trajectories_of_a_custom_environment(forks: Forks, root: Path) -> None:
-    _, _, _, _, acted, _, _ = blocks("yaml")
+    _, _, _, _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "reflect_rl")
@@ -197,7 +203,7 @@ def test_reflect_rl_generates_and_converts_trajectories_of_a_custom_environment(
 
 @pytest.mark.slow
 def test_agent_r_searches_a_custom_environment_and_trains_on_its_trees(root: Path) -> None:
-    _, _, _, _, acted, _, _ = blocks("yaml")
+    _, _, _, _, _, acted, _, _ = blocks("yaml")
     deep = {"generate": {"max_depth": 16, "dives": 16}}  # the goals of these tasks are a dozen actions away
     laid(root, seconds(acted, {"agent_r": {"iterations": {"iter1": deep}}}))
     goals = "agent_r-finetune@iter1"
@@ -212,7 +218,7 @@ def test_agent_r_searches_a_custom_environment_and_trains_on_its_trees(root: Pat
 
 
 def test_rise_and_spin_use_custom_questions(forks: Forks, root: Path) -> None:
-    data, _, _, _, _, graded, looked_up = blocks("yaml")
+    data, _, _, _, _, _, graded, looked_up = blocks("yaml")
     laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')
     assert "my.worlds:Backwards" in graded
     for name, words in (("train", ("abc", "def")), ("test", ("ghi", "jkl"))):

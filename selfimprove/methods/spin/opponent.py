@@ -81,7 +81,7 @@ def score(
 
 
 def read_scores(folder: Path, pairs: Sequence[EncodedPair], rank: int = 0) -> list[Score]:
-    """The scores of ``pairs``, in order, after all processes have scored their shares."""
+    """The scores of ``pairs``, in order, all of which this process has scored or found scored."""
     with _journal(folder, rank) as journal:
         return [(journal[pair.key][0], journal[pair.key][1]) for pair in pairs]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
@@ -100,9 +101,13 @@ class PairTrainer(PlannedTrainer):
         super().__init__(model, arguments, job, lengths_of(pairs), plan, progress)
 
     def read_opponent(self, folder: Path) -> None:
-        """Read the opponent's scores from ``folder`` after every process has scored its share."""
-        self.accelerator.wait_for_everyone()
-        self._opponent = opponent.read_scores(folder, self._pairs, self.args.process_index)
+        """Read the opponent's scores of this process's share and gather those of all processes.
+
+        The other nodes' files are not read: a shared file system may show their last lines late.
+        """
+        rank, world = self.args.process_index, self.args.world_size
+        shares = gather_object([opponent.read_scores(folder, self._pairs[rank::world], rank)])
+        self._opponent = [shares[pair % world][pair // world] for pair in range(len(self._pairs))]
 
     def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
         """Input tensors of each micro-batch, with the indices of its pairs."""

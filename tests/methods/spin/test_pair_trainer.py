@@ -399,3 +399,14 @@ def test_a_step_with_fewer_pairs_than_processes_gives_the_metrics_and_weights_of
     one, two, start = (weights(folder) for folder in (tmp_path / "alone/model", tmp_path / "together/model", tiny))  # type: ignore[assignment]
     for name, tensor in one.items():
         assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()  # type: ignore[union-attr]
+
+
+def test_training_does_not_depend_on_when_a_process_sees_the_other_processes_files_of_scores(
+    tiny: Path, duels: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = params(epochs=1, launcher={"kind": "fork", "processes": 2})
+    together = run(tiny, duels(9), tmp_path / "together", cfg)
+    monkeypatch.setattr(opponent, "_journal", lambda folder, rank: Journal(folder / f"{rank}.jsonl"))  # never
+    apart = run(tiny, duels(9), tmp_path / "apart", cfg)
+    assert apart.curve == together.curve
+    assert apart.timing.opponent_scored == together.timing.opponent_scored
