@@ -135,6 +135,8 @@ def from_json(
 ) -> Tree:
     """A tree from the original's JSON (or that of ``to_json``); nodes are numbered depth first.
 
+    A negative score is a disaster, whose reward is 0.
+
     Args:
         where: the file's name in errors.
         full_score: divisor of the file's scores; 100 for the original's ScienceWorld trees.
@@ -155,6 +157,7 @@ def from_json(
         entry = root if parent is None else _read(_Entry, child, where, place)
         index = len(nodes)
         value, reward = entry.value / full_score, entry.env_score / full_score
+        disaster = entry.disaster or entry.env_score < 0
         if not (math.isfinite(value) and math.isfinite(reward)):
             raise UserError(f"{where}: a value or env_score is too large to be divided by the full score; fix it.")
         if entry.env_score > full_score:
@@ -172,10 +175,10 @@ def from_json(
                 depth=entry.depth,
                 visits=entry.visits,
                 value=value,
-                reward=reward,
+                reward=max(0.0, reward),
                 terminal=entry.is_terminal,
-                done=ended or entry.disaster,
-                disaster=entry.disaster,
+                done=ended or disaster,
+                disaster=disaster,
             )
         )
         if parent is not None:

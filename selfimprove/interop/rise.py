@@ -96,8 +96,8 @@ def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[s
 class _History(Record):
     best_actions: list[str]
     actions: dict[str, list[str]]
-    best_observations: list[str]
-    observations: dict[str, list[str]] = Field(default_factory=dict)
+    best_observations: list[str | None]
+    observations: dict[str, list[str | None]] = Field(default_factory=dict)
     best_rewards: list[float | None]
     rewards: dict[str, list[float | None]]
 
@@ -125,7 +125,8 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
 
     ``env_name``: for logs without ``env``. If ``answers`` are missing they are extracted again, for GSM8K with the
     original's rule (``strict``); rewards stay as logged. Evaluation logs have no ``dialogue``: their opening is built
-    from the question. Without ``status``, an episode is blocked if a reward is null or a turn has no best action.
+    from the question. Without ``status``, an episode is blocked if a reward is null or a turn has no best action;
+    the observations of such a turn may be null.
 
     Raises:
         UserError: an entry does not fit the schema, or its environment is unknown.
@@ -209,7 +210,8 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
     chosen = next((i for i in alike if rewards[i] in best), alike[0])
     if rewards[chosen] is None:
         return None
-    if t >= len(history.best_observations):
+    observation = history.best_observations[t] if t < len(history.best_observations) else None
+    if observation is None:
         raise UserError(f"{where}: turn {t} has no observation; fix or delete the entry.")
     answers = entry.answers.get(key) or _extracted(texts, where, env_name)
     if len(answers) != len(texts):
@@ -220,7 +222,6 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
     ]
     model = entry.model[t] if t < len(entry.model) else ""
     omitted = entry.omitted[t] if t < len(entry.omitted) else 0
-    observation = history.best_observations[t]
     return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation, omitted=omitted)
 
 

@@ -94,8 +94,8 @@ def to_xtuner(example: Example) -> dict[str, Any]:
     """XTuner's turns: the messages since the last reply, the reply, and whether it is trained on.
 
     Every turn has the flag, because XTuner masks turns without it as soon as one turn has it. The first turn has the
-    system prompt. Other messages between two replies are joined by newlines, and messages after the last reply are
-    omitted.
+    system prompt. Other messages between two replies are joined by newlines. Omitted are messages after the last reply
+    and, as by XTuner's own converter, replies before the first user message.
 
     Raises:
         UserError: the example has no reply, a system message after the first message, or a trained user message.
@@ -113,7 +113,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
             )
         elif message.role == "user":
             waiting.append(message.content)
-        else:
+        elif turns or waiting:
             turns.append(
                 {
                     "system": system,
@@ -131,6 +131,8 @@ def to_xtuner(example: Example) -> dict[str, Any]:
 def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
     """The example of an XTuner row, with weights 1 and 0.
 
+    As in XTuner, a turn without the flag is masked if another turn has it.
+
     Raises:
         UserError: not such a row.
     """
@@ -138,13 +140,15 @@ def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
         turns = _Conversation.model_validate(row).conversation
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
+    flagged = any(turn.output_with_loss is not None for turn in turns)
     messages = []
     for turn in turns:
+        trained = bool(turn.output_with_loss) if flagged else True
         if turn.system:
             messages.append(Message(role="system", content=turn.system))
         messages += [
             Message(role="user", content=turn.input),
-            Message(role="assistant", content=turn.output, weight=float(turn.output_with_loss)),
+            Message(role="assistant", content=turn.output, weight=float(trained)),
         ]
     return Example(id=where, messages=messages)
 
@@ -155,9 +159,7 @@ def to_openai(example: Example) -> dict[str, Any]:
 
 
 def from_openai(row: Mapping[str, Any], where: str) -> Example:
-    """The example of a row of chat messages. A reply without ``loss`` is context, unless no message has a flag.
-
-    Then, as in XTuner, every reply is trained on.
+    """The example of a row of chat messages. As in XTuner's converter, a reply without ``loss`` is trained on.
 
     Raises:
         UserError: not such a row.
@@ -166,8 +168,7 @@ def from_openai(row: Mapping[str, Any], where: str) -> Example:
         said = _Chat.model_validate(row).messages
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
-    flagged = any("loss" in m.model_fields_set for m in said)
-    weights = [float(m.loss if flagged else m.role == "assistant") for m in said]
+    weights = [float(m.loss if "loss" in m.model_fields_set else m.role == "assistant") for m in said]
     return Example(
         id=where,
         messages=[Message(role=m.role, content=m.content, weight=w) for m, w in zip(said, weights, strict=True)],
@@ -188,6 +189,8 @@ class _Log(Record):
 
 
 class _Chat(Record):
+    model_config = ConfigDict(extra="ignore")
+
     messages: list[_Said] = Field(min_length=1)
 
 
@@ -195,8 +198,10 @@ class _Turn(Record):
     system: str = ""
     input: str
     output: str
-    output_with_loss: bool
+    output_with_loss: bool | None = None
 
 
 class _Conversation(Record):
+    model_config = ConfigDict(extra="ignore")
+
     conversation: list[_Turn] = Field(min_length=1)

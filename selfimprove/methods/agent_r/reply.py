@@ -41,7 +41,7 @@ def stored_reply(reply: str) -> str:
 
     The colon stays (the original loses that of ``Thought:`` in WebShop). Without its number, ``Action 1:`` would lose
     against a later ``Action:`` that the model invented; the text after the action is then cut, so that the stored reply
-    has the reply's action. The function is idempotent.
+    has the reply's action (unless the other marker is on the action's own line). The function is idempotent.
     """
     action = parse_action(reply)
     stored = reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()

@@ -179,6 +179,16 @@ def test_scores_of_the_original_s_scienceworld_trees_are_normalised() -> None:
     assert (tree.root.value, tree.nodes[1].value, tree.nodes[1].reward) == (0.6, 0.6, 0.6)
 
 
+def test_a_negative_score_is_a_disaster_with_reward_0() -> None:
+    data = original(
+        entry(env_score=-100, value=0.0, disaster=True), entry(env_score=-100, value=0.0), entry(env_score=80)
+    )
+    tree = from_json(data, "x", env="sciworld", task_id=3, full_score=100, max_depth=0)
+    assert [(node.reward, node.disaster, node.done) for node in tree.nodes[1:]] == [(0, True, True)] * 2 + [
+        (0.8, False, False)
+    ]
+
+
 def test_terminal_leaves_within_the_depth_bound_were_ended_by_the_environment() -> None:
     data = original(entry(depth=5), entry(depth=4))
     assert [n.done for n in from_json(data, "x", env="textcraft", task_id=3, max_depth=4).nodes] == [False, False, True]

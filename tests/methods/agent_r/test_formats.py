@@ -122,12 +122,22 @@ def test_openai_messages_have_a_loss_flag_on_every_reply() -> None:
     assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
 
 
-def test_without_any_loss_flag_every_openai_reply_is_trained_on() -> None:
-    """As in XTuner; with a flag on one message, a reply without a flag is context."""
+def test_an_openai_reply_without_a_loss_flag_is_trained_on_as_in_xtuner() -> None:
     said: list[dict[str, Any]] = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
     assert [m.weight for m in from_openai({"messages": said}, "line 1").messages] == [0, 1, 0, 1]
-    said[3]["loss"] = True
-    assert [m.weight for m in from_openai({"messages": said}, "line 1").messages] == [0, 0, 0, 1]
+    said[3]["loss"] = False
+    assert [m.weight for m in from_openai({"messages": said, "id": 7}, "line 1").messages] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "weights"), [((True, None), [1, 0]), ((None, False), [0, 0]), ((None, None), [1, 1])]
+)
+def test_an_xtuner_turn_without_a_flag_is_masked_if_another_turn_has_one(
+    flags: tuple[bool | None, ...], weights: list[float]
+) -> None:
+    turns = [{"input": "a", "output": "b"} | ({} if flag is None else {"output_with_loss": flag}) for flag in flags]
+    read = from_xtuner({"conversation": turns, "id": 7}, "line 1")
+    assert [message.weight for message in read.messages if message.role == "assistant"] == weights
 
 
 TEXT = st.text(min_size=1, max_size=20)
@@ -165,6 +175,15 @@ def test_xtuner_rows_join_messages_between_replies_and_drop_those_after_the_last
     assert [(t["input"], t["output"], t["output_with_loss"]) for t in turns] == [("a\nb", "c", True), ("", "d", True)]
 
 
+def test_replies_before_the_first_user_message_have_no_xtuner_turn() -> None:
+    said: list[tuple[Any, str]] = [("system", "s"), ("assistant", "hello"), ("user", "a"), ("assistant", "b")]
+    example = Example(
+        id="e", messages=[Message(role=role, content=text, weight=role == "assistant") for role, text in said]
+    )
+    (turn,) = to_xtuner(example)["conversation"]
+    assert turn == {"system": "s", "input": "a", "output": "b", "output_with_loss": True}
+
+
 def test_dialogues_that_xtuner_s_format_cannot_represent_are_refused() -> None:
     for messages, said in (
         ([("user", "a", 0.0)], "has no reply"),
@@ -183,7 +202,7 @@ def test_errors_in_malformed_rows_name_the_field() -> None:
     for read, row, said in (
         (from_log, {"task_num": "1"}, "l: field 'revise_log'"),
         (from_log, {**ROW, "revise_log": [{"role": "agent", "content": ""}]}, r"field 'revise_log\.0\.role'"),
-        (from_xtuner, {"conversation": [{"input": "a", "output": "b"}]}, r"field 'conversation\.0\.output_with_loss'"),
+        (from_xtuner, {"conversation": [{"input": "a"}]}, r"field 'conversation\.0\.output'"),
         (from_openai, {"messages": [{"role": "user"}]}, r"field 'messages\.0\.content'"),
         (from_xtuner, {"conversation": []}, r"field 'conversation'"),
         (from_openai, {"messages": []}, r"field 'messages'"),

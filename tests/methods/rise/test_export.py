@@ -151,12 +151,14 @@ def test_attempts_of_an_original_s_blocked_entry_stay_out_of_the_prompt() -> Non
     assert to_log([one])["0"]["dialogue"] == entry["dialogue"]
 
 
-def test_logs_that_list_the_failed_turn_among_the_best_actions_can_be_read() -> None:
+@pytest.mark.parametrize("told", ["", None])
+def test_logs_that_list_the_failed_turn_among_the_best_actions_can_be_read(told: str | None) -> None:
     blocked = run(0, status="blocked")
     log = original(blocked)
     history = log["0"]["turn_history"]
-    for key, value in (("best_actions", "blocked"), ("best_observations", ""), ("best_rewards", None)):
+    for key, value in (("best_actions", "blocked"), ("best_observations", told), ("best_rewards", None)):
         history[key].append(value)
+    history["observations"]["1"] = [told]
     (one,) = from_log(log, "log", "gsm8k")
     assert (one.status, one.prompt, one.rewards) == ("blocked", blocked.prompt, [0])
 
