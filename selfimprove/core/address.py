@@ -19,7 +19,8 @@ def checked_address(key: str, address: str, example: str, options: Collection[st
     """
     try:
         url = httpx.URL(address)
-    except httpx.InvalidURL:
+        _ = url.host  # decoded here, which may fail
+    except (httpx.InvalidURL, UnicodeError):
         raise UserError(f"{key} is not an address; write it like {example}.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
         shown = url.netloc.decode("ascii") if url.host else str(url.copy_with(query=None, fragment=None))

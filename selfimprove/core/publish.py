@@ -23,31 +23,44 @@ REPLACED = ".replaced-"
 def publish(source: Path, target: Path) -> None:
     """Move a finished file or folder to ``target``, across file systems if necessary, replacing what was there.
 
-    Leftovers of a killed process beside the target (a replaced folder, a partial copy) are removed.
+    If that fails, the target is as before. Leftovers of a killed process beside the target (a replaced folder, a
+    partial copy) are removed.
 
     Raises:
         UserError: the target's folder can't be created.
     """
     _make_parent(target)
-    for left in [*target.parent.glob(f"{REPLACED}{target.name}-*"), target.with_name(f".part-{target.name}")]:
-        _remove(left)
+    part = target.with_name(f".part-{target.name}")
+    _remove(part)
     make_durable(source)
-    if target.is_dir() and not target.is_symlink():
-        old = target.with_name(f"{REPLACED}{target.name}-{uuid4().hex}")
-        os.replace(target, old)
-    else:
-        old = None
     try:
-        os.replace(source, target)
+        _replace(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with aside(target) as part:  # another file system: copy beside the target first
+        try:  # another file system: copy beside the target first
             shutil.copytree(source, part) if source.is_dir() else shutil.copyfile(source, part)
             make_durable(part)
+            _replace(part, target)
+        finally:
+            _remove(part)
     flush(target.parent)
-    if old is not None:
-        shutil.rmtree(old)
+    for left in target.parent.glob(f"{REPLACED}{target.name}-*"):
+        _remove(left)
+
+
+def _replace(source: Path, target: Path) -> None:
+    """As ``os.replace``, but also of a folder that is not empty, which is moved aside."""
+    old = None
+    if target.is_dir() and not target.is_symlink():
+        old = target.with_name(f"{REPLACED}{target.name}-{uuid4().hex}")
+        os.replace(target, old)
+    try:
+        os.replace(source, target)
+    except OSError:
+        if old is not None:
+            os.replace(old, target)
+        raise
 
 
 def make_durable(path: Path) -> None:

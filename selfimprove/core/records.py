@@ -325,7 +325,8 @@ def parse_json(text: str) -> Any:
     """The value of a strict JSON text.
 
     Raises:
-        ValueError: not JSON, or contains NaN, an infinity or an unpaired surrogate; RecursionError: nested too deeply.
+        ValueError: not JSON, or contains NaN, Infinity or an unpaired surrogate (1e999 is read as an infinity);
+        RecursionError: nested too deeply.
     """
     value = json.loads(text, parse_constant=_refuse_constant)
     if "\\ud" in text.lower():  # JSON allows unpaired surrogates; neither files nor tokenizers do

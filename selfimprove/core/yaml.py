@@ -42,7 +42,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
-    except (YAMLError, ValueError, LookupError) as error:  # not UTF-8; thousands of digits; a tag's wrong value
+    except (YAMLError, ValueError, LookupError, TypeError) as error:
+        # Not UTF-8; thousands of digits; a tag's wrong value; a list as a key.
         said = " ".join(str(error).split()).replace(' in "<byte string>",', " at")
         raise UserError(f"{path}: not YAML ({said}); fix the file.") from None
     except RecursionError:

@@ -122,7 +122,7 @@ class ListedText:
             raise UserError(
                 f"{self.name} does not list its actions, so they cannot be labelled; choose another method."
             )
-        return sorted({*commands, *self.oracle()[:1]}) if self._add_expert else commands
+        return sorted({*commands, *self.oracle()[:1]}) if self._add_expert else list(dict.fromkeys(commands))
 
     def _labelled(self, commands: list[str]) -> dict[str, str]:
         now, most = self._now, len(self.labels)

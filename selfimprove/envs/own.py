@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,8 +82,20 @@ class TextEnv(ABC):
         return action in (self.valid_actions() or ())
 
     def _apart(self) -> Any:
-        """The key that distinguishes states in the expert's search: the snapshot."""
-        return self.snapshot()
+        """The key that distinguishes states in the expert's search: the snapshot, whichever objects values share."""
+        if type(self).snapshot is not TextEnv.snapshot:
+            return self.snapshot()
+        key = BytesIO()
+        pickler = pickle.Pickler(key)
+        pickler.fast = True  # a value that occurs twice is written twice, whether or not it is one object
+        try:
+            pickler.dump(self._values())
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError):  # or contains itself
+            return self.snapshot()
+        return key.getvalue()
+
+    def _values(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_ways"}
 
     def snapshot(self) -> Any:
         """See ``AgentEnv``.
@@ -91,7 +104,7 @@ class TextEnv(ABC):
             UserError: an attribute cannot be copied.
         """
         try:
-            return pickle.dumps({name: value for name, value in vars(self).items() if name != "_ways"})
+            return pickle.dumps(self._values())
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             said = " ".join(str(error).split())
             raise UserError(

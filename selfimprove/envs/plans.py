@@ -67,11 +67,13 @@ class Plans:
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
         """Problems from rows {task, question?, answer?}; the environment supplies both texts unless a row has both."""
-        problems, ids = [], set(self._env.task_ids())
+        problems, ids, lines = [], set(self._env.task_ids()), dict[int, int]()
         for line, row in rows:
             task, question, answer = row.get("task"), row.get("question"), row.get("answer")
             if not isinstance(task, int) or isinstance(task, bool) or task not in ids:
                 raise UserError(f"{where}, line {line}: 'task' must be a task of {self.name}; fix or delete the line.")
+            if lines.setdefault(task, line) != line:
+                raise UserError(f"{where}, line {line}: task {task} is in line {lines[task]} too; delete one of them.")
             if isinstance(question, str) and isinstance(answer, str):
                 problems.append(Problem(self._id(task), question, answer, self.extract(answer) or ""))
             else:

@@ -34,7 +34,8 @@ def clean_checkpoints(run: Path) -> list[Path]:
     found = {int(match[1]): one for one in run.glob("checkpoint-*") if (match := _CHECKPOINT.fullmatch(one.name))}
     if not found:
         raise UserError(f"{run} has no checkpoint-K folder; name a folder that a training run wrote.")
-    old = [folder for step, folder in sorted(found.items()) if step != max(found)]
+    # The weights that a link leads to may belong to another run.
+    old = [folder for step, folder in sorted(found.items()) if step != max(found) and not folder.is_symlink()]
     weights = [
         file for folder in old for file in sorted(folder.rglob("*")) if file.suffix in _WEIGHTS and file.is_file()
     ]

@@ -37,6 +37,7 @@ from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.verify import md5_of
 from tests.support.profiles import profile
 from tests.support.repo_copy import ROOT, copy_tiny, environment
+from tests.support.sentences import refused_with
 
 CLAIM = Claim("spin", "em", "more_sft")
 
@@ -137,6 +138,15 @@ def test_the_claims_are_about_rows_of_the_default_profile() -> None:
     params = profile("default")
     for claim in CLAIMS:
         assert claim.row is None or claim.row in params[claim.method]["rows"], claim
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<<<<<<< HEAD\n", 'schema: "2.0"\n', "stages:\n  a:\n    outs:\n    - {path: b}\n", "stages: [1]\n"]
+)
+def test_a_damaged_dvc_lock_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dvc.lock").write_text(text)
+    with refused_with(r"dvc\.lock"):
+        output_hashes(tmp_path / "dvc.lock")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -117,6 +117,9 @@ def test_finished_tasks_are_evaluated_again_only_with_other_settings(
     assert part.key != again.key
     assert list(part.tasks) == ["local_choice"], "metrics of other settings never stand in one file"
     assert part.tasks["local_choice"].n == 5
+    kept = path.with_suffix(f".{again.key}.old").name
+    assert said[0] == f"{tmp_path / path.name} had results of other weights or settings, which are kept in {kept}"
+    assert (tmp_path / kept).read_bytes() == path.read_bytes()
 
 
 def test_tasks_are_evaluated_again_after_the_weights_in_the_folder_have_changed(
@@ -134,7 +137,8 @@ def test_tasks_are_evaluated_again_after_the_weights_in_the_folder_have_changed(
     assert said[1] == f"local_choice: already in {path}"
     assert changed.settings == first.settings
     assert changed.key != first.key
-    assert re.fullmatch(r"local_choice: [\d.]+ \(n = 2\)", said[2])
+    assert said[2].startswith(f"{path} had results of other weights")
+    assert re.fullmatch(r"local_choice: [\d.]+ \(n = 2\)", said[3])
     assert results.read(path) == changed
 
 

@@ -133,6 +133,31 @@ def test_folders_and_files_can_be_published_to_another_file_system(
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["file", "out"]
 
 
+def test_a_copy_to_another_file_system_that_fails_leaves_the_target_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).parent.name != Path(target).parent.name:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    publish(folder(tmp_path / "first", both="1"), tmp_path / "there/out")
+    monkeypatch.setattr(os, "replace", replace)
+    with monkeypatch.context() as patch:
+        patch.setattr("selfimprove.core.publish.shutil.copytree", full)
+        with pytest.raises(OSError, match="No space left"):
+            publish(folder(tmp_path / "here/new", both="2"), tmp_path / "there/out")
+    assert (tmp_path / "there/out/both").read_text() == "1"
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["out"]
+    publish(tmp_path / "here/new", tmp_path / "there/out")
+    assert (tmp_path / "there/out/both").read_text() == "2"
+
+
 def test_leftovers_of_a_killed_process_beside_the_target_are_removed(tmp_path: Path) -> None:
     for left in (".replaced-out-0123", ".part-out"):
         folder(tmp_path / left, half="1")

@@ -93,6 +93,7 @@ def test_a_change_of_one_alias_s_value_does_not_act_on_the_other(tmp_path: Path)
         ("- run\n", "a mapping was expected"),
         ("", "a mapping was expected"),
         ("run: \x07\n", "not YAML"),
+        ("? - - a\n: b\n", "not YAML"),
         ("run: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deep"),
         (f"run: {{seed: 1{'0' * 6000}}}\n", "not YAML"),
     ],

@@ -85,6 +85,30 @@ def test_the_expert_finds_a_shortest_path_from_any_state_without_changing_it() -
     assert env.expert() == []
 
 
+class Lamps(TextEnv):
+    """Ten lamps, each toggled by its own action; the goal is that all are on."""
+
+    instruction = "Turn on all lamps."
+    actions = tuple(f"lamp {i}" for i in range(10))
+    tasks = 1
+    largest_search = 1025
+
+    def begin(self, task_id: int) -> str:
+        self.lamps = ["off"] * 10
+        return "All lamps are off."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        place = int(action.split()[1])
+        self.lamps[place] = "".join(("o", "n" if self.lamps[place] == "off" else "ff"))  # a new object each time
+        return "Click.", float(self.lamps == ["on"] * 10), False
+
+
+def test_equal_states_are_one_state_of_the_experts_search_whatever_objects_they_share() -> None:
+    lamps = Lamps()
+    lamps.reset(0)
+    assert sorted(move.action for move in lamps.expert()) == sorted(Lamps.actions)
+
+
 def test_the_expert_gives_up_on_an_unreachable_goal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Unwinnable, "largest_search", 50)  # the path grows, so the number of states is unbounded
     act, tried = Unwinnable.act, list[str]()

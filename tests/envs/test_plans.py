@@ -142,6 +142,8 @@ def test_too_many_tasks_too_few_actions_and_invalid_rows_are_refused() -> None:
     for row in ({"task": -1}, {"task": True}, {"question": "?"}):
         with pytest.raises(UserError, match=r"rows\.jsonl, line 4: 'task' must be a task of textcraft"):
             plans.load([(4, row)], WHERE)
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 4: task 5 is in line 2 too; delete one of them"):
+        plans.load([(2, {"task": 5}), (4, {"task": 5})], WHERE)
 
 
 def test_rise_has_the_test_split_of_agent_r() -> None:

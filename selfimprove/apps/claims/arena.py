@@ -19,6 +19,7 @@ from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.pages import between, markdown, prose
 from selfimprove.core.publish import write_text
+from selfimprove.core.records import read_object
 from selfimprove.core.sums import float_sum
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.profiles import composed
@@ -57,7 +58,7 @@ def read_arenas(env: str, folder: Path = ARENAS) -> list[PublishedArena]:
     Raises:
         UserError: the runs have different params.
     """
-    runs = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{env}-*.json"))]
+    runs = [read_object(file) for file in sorted(folder.glob(f"{env}-*.json"))]
     if len({run["params"] for run in runs}) > 1:
         raise UserError(
             f"{folder} contains runs on {env} with different params; delete the old ones and run `make claims`."

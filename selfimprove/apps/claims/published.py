@@ -16,8 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from selfimprove.apps.report.table import SUMMARIES, read_summaries
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
@@ -131,11 +129,20 @@ def _start(params: Mapping[str, Any], method: str) -> list[Any]:
 
 
 def output_hashes(lock: Path) -> dict[str, str]:
-    """Path -> MD5 of every output in dvc.lock."""
+    """Path -> MD5 of every output in dvc.lock.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     if not lock.is_file():
         return {}
-    stages = YAML(typ="safe", pure=True).load(lock.read_bytes())["stages"]
-    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+    try:
+        stages = read_yaml(lock)["stages"]
+        return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{lock} is damaged: an output has no path or hash; restore it with `git restore {lock}`."
+        ) from None
 
 
 def publish(run: Published, folder: Path = FOLDER) -> Path:

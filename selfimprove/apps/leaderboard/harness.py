@@ -114,6 +114,8 @@ def evaluate(
 ) -> Results:
     """Evaluate a model on every task that is not in its results file yet; the file is written after each task.
 
+    A file of this name with results of other weights, settings or another model is kept under another name.
+
     Args:
         model: a folder, or a model of the hub as ``name`` or ``name@revision``.
         loaded: the result of ``load_tasks``.
@@ -134,7 +136,8 @@ def evaluate(
     )
     key = files.key_of(fingerprint, settings)
     path = folder / f"{files.label(model)}.json"
-    done = files.read(path).tasks if path.is_file() and files.read(path).key == key else {}
+    old = files.read(path) if path.is_file() else None
+    done = old.tasks if old is not None and old.key == key else {}
     found = Results(model=model, key=key, settings=settings, tasks=done)
     for task in tasks:
         if task.name in found.tasks:
@@ -153,6 +156,11 @@ def evaluate(
             continue
         metric = files.parse_metric(task, answer)
         found = found.model_copy(update={"tasks": {**found.tasks, task.name: metric}})
+        if old is not None and old.key != key:
+            kept = path.with_suffix(f".{old.key}.old")
+            path.replace(kept)
+            say(f"{path} had results of other weights or settings, which are kept in {kept.name}")
+            old = None
         files.write(found, folder)
         say(f"{task.name}: {100 * metric.value:.2f} (n = {metric.n})")
     return found

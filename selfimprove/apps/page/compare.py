@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import hypot
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -189,7 +190,7 @@ def _changed(method: str, row: str, metric: str, mine: Sequence[Outcome], theirs
         now, old = one.values.get(metric), before.get(one.id)
         if now is None or old is None or now == old:
             continue
-        link = f"episodes.html#method={method}&set={row}/evaluation&q={one.id}"
+        link = f"episodes.html#method={method}&set={row}/evaluation&q={quote(one.id, safe='')}"
         task = {"id": one.id, "before": f"{old:g}", "after": f"{now:g}", "link": link}
         sides["up" if now > old else "down"].append(task)
     name = row_name(method, row)

@@ -27,7 +27,7 @@ class Line(Part):
     """What all episodes and examples have."""
 
     id: str
-    status: str = "unsolved"
+    status: str = Field(default="unsolved", min_length=1)
     error: str | None = None
     source: str = ""
 

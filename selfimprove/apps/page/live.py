@@ -26,7 +26,7 @@ LAST = 5
 """How many of a journal's newest entries are shown."""
 
 _COUNT = re.compile(r"(\d{1,15})/(\d{1,15})")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\S\n]*\r")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|(?<![^\S\n\r])[^\S\n\r]*+\r")
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 _GRID = re.compile(r"\+-{9}\+\n(?:\|[^\n]{9}\|\n){5}\+-{9}\+")
-_GET = re.compile(r"get (\d+) (.+)")
+_GET = re.compile(r"get (\d{1,15}) (.+)")
 _CRAFT = re.compile(r"craft .+? using (.+)")
-_COUNTED = re.compile(r"\s*(\d+) (.+?)\s*$")
-_CRAFTED = re.compile(r"Crafted (\d+) (?:minecraft:)?(\S+)")
+_COUNTED = re.compile(r"\s*(\d{1,15}) (.+?)\s*$")
+_CRAFTED = re.compile(r"Crafted (\d{1,15}) (?:minecraft:)?(\S+)")
 _ROOM = re.compile(r"you see (.+?)\.\s", re.DOTALL)
 _ARRIVE = re.compile(r"You arrive at ([\w ]+?)\.")
 _TAKE = re.compile(r"You pick up the ([\w ]+?) from the ([\w ]+?)\.")

@@ -9,6 +9,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -71,8 +72,12 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
 
 def newest(root: Path) -> float:
     """Modification time of the newest result."""
-    files = [*(root / "results").glob("*/*"), *(root / "results").glob("*/*/*")]
-    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+    found = [0.0]
+    with contextlib.suppress(OSError):  # a stage replaces a folder
+        for path in chain((root / "results").glob("*/*"), (root / "results").glob("*/*/*")):
+            with contextlib.suppress(OSError):
+                found.append(path.stat().st_mtime)
+    return max(found)
 
 
 async def keep_fresh(root: Path, out: Path) -> None:

@@ -39,9 +39,15 @@ def load_questions(name: str, split: str, folder: Path) -> list[Question]:
 def own_ids(questions: list[Question]) -> list[Question]:
     """Append ``-2``, ``-3``, … to the ids of repeated questions, in file order."""
     seen: Counter[str] = Counter()
+    taken = {question.id for question in questions}
     own = []
     for question in questions:
         seen[question.id] += 1
-        times = seen[question.id]
-        own.append(question if times == 1 else question.model_copy(update={"id": f"{question.id}-{times}"}))
+        if seen[question.id] == 1:
+            own.append(question)
+            continue
+        while (name := f"{question.id}-{seen[question.id]}") in taken:
+            seen[question.id] += 1
+        taken.add(name)
+        own.append(question.model_copy(update={"id": name}))
     return own

@@ -7,6 +7,7 @@ import subprocess
 from hashlib import md5
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -110,3 +111,11 @@ def test_rows_on_different_tasks_are_compared_without_pairing(run: Path, tmp_pat
     here = Run(run)
     [table] = compare.shown(here, compare.others(here, [str(other)])[0])["tables"]
     assert [row[-1] for row in table.rows] == ["yes", "yes", "no"]
+
+
+def test_a_link_to_an_episode_keeps_every_character_of_its_id() -> None:
+    name = "2+2, A & B 100%25 #1?"
+    mine, theirs = ([Outcome(id=name, values={"m1@t5": value})] for value in (1.0, 0.0))
+    [task] = compare._changed("rise", "iter1", "m1@t5", mine, theirs)["up"]
+    fields = parse_qs(task["link"].partition("#")[2], strict_parsing=True)
+    assert fields == {"method": ["rise"], "set": ["iter1/evaluation"], "q": [name]}

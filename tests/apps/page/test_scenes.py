@@ -76,6 +76,13 @@ def test_the_inventory_read_from_observations_equals_the_environment_s_state(tmp
             assert shown == held
 
 
+def test_an_amount_of_thousands_of_digits_is_no_item() -> None:
+    carried = scenes.Inventory()
+    for action, said in ((f"get {'9' * 5000} oak", "Got 9 oak"), ("get 2 oak", "Got 2 oak")):
+        carried.step(action, said)
+    assert carried.items == {"oak": 2}
+
+
 @pytest.mark.parametrize("with_history", [False, True])
 def test_a_reflection_that_misreads_the_taxi_s_map_is_marked_and_counted(with_history: bool) -> None:
     env = EnumeratedTaxi(with_history=with_history)

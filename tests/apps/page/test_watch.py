@@ -62,6 +62,21 @@ def test_a_run_that_has_not_started_has_an_empty_status(tmp_path: Path) -> None:
     assert newest(tmp_path) == 0.0
 
 
+def test_results_that_vanish_while_they_are_listed_do_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results/rise").mkdir(parents=True)
+    (tmp_path / "results/rise/a").write_text("1")
+    (tmp_path / "results/rise/gone").symlink_to(tmp_path / "nowhere")
+    assert newest(tmp_path) == (tmp_path / "results/rise/a").stat().st_mtime
+
+    def vanished(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "glob", vanished)
+    assert newest(tmp_path) == 0.0
+
+
 def test_the_server_is_read_only_and_answers_only_this_machine(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

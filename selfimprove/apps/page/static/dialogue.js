@@ -10,17 +10,17 @@
 
 const dialogue = (() => {
   const { el, visible } = page;
-  const ROLES = /** @type {Record<string, string>} */ ({
-    system: "system", user: "prompt", assistant: "model", environment: "environment", reflector: "reflection",
-  });
+  const ROLES = new Map([
+    ["system", "system"], ["user", "prompt"], ["assistant", "model"], ["environment", "environment"], ["reflector", "reflection"],
+  ]);
 
   /** @param {number} value */
   const signed = (value) => `${value < 0 ? "−" : ""}${Math.abs(value).toFixed(3).replace(/\.?0+$/, "")}`;
 
   /** @param {Said} said @param {{tokens: boolean, vocabulary: Record<string, string>, top: number}} how */
   function message(said, how) {
-    const who = el("div", { class: "who" }, el("b", {}, ROLES[said.r] ?? said.r));
-    const tell = (/** @type {string} */ text, kind = "") => who.append(el("span", kind ? { class: kind } : {}, text));
+    const who = el("div", { class: "who" }, el("b", {}, ROLES.get(said.r) ?? visible(said.r)));
+    const tell = (/** @type {string} */ text, kind = "") => who.append(el("span", kind ? { class: kind } : {}, visible(text)));
     if (said.by && said.by !== "student" && said.by !== "actor") tell(`by ${said.by}`);
     if (said.reward !== undefined && said.reward !== null) tell(`reward ${signed(said.reward)}`, said.reward > 0 ? "good" : "");
     if (said.cost !== undefined) tell(`cost ${signed(said.cost)}`);
