@@ -119,6 +119,12 @@ def test_runs_with_different_params_are_not_pooled(tmp_path: Path) -> None:
         read_arenas("textcraft", tmp_path)
 
 
+def test_a_damaged_file_of_an_arena_is_refused_by_name(tmp_path: Path) -> None:
+    publish_arena(run(17), tmp_path).write_text("{")
+    with pytest.raises(UserError, match=r"textcraft-.*17\.json is not JSON .*; restore it"):
+        read_arenas("textcraft", tmp_path)
+
+
 def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a page lacks the marks <!-- arena textcraft"):
         written_arena("nothing", tmp_path, ROOT / "profiles")

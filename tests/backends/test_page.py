@@ -257,6 +257,7 @@ def test_hostile_text_is_shown_as_text(tab: Tab) -> None:
         shown = page.evaluate("document.querySelector('#reader .message.assistant .text').textContent")
         visible = "".join(one if one.isprintable() or one == "\n" else f"⟨{ord(one):04X}⟩" for one in text)
         assert shown == visible
+        assert page.evaluate("document.querySelector('#reader .message.assistant .who').textContent").isprintable()
         assert page.locator("#reader img, #reader script").count() == 0
 
 

@@ -111,10 +111,12 @@ def test_a_file_written_aside_replaces_its_target_only_when_complete(tmp_path: P
     assert len(list(target.parent.iterdir())) == 1
 
 
-def test_folders_and_files_can_be_published_to_another_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rename between file systems fails. This is simulated, since a test cannot mount one."""
+@pytest.fixture
+def file_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every folder is a file system of its own: a rename between two of them fails.
+
+    This is simulated, since a test cannot mount one.
+    """
     rename = os.replace
 
     def replace(source: Path, target: Path) -> None:
@@ -123,6 +125,10 @@ def test_folders_and_files_can_be_published_to_another_file_system(
         rename(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
+
+
+@pytest.mark.usefixtures("file_systems")
+def test_folders_and_files_can_be_published_to_another_file_system(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     for number in ("1", "2"):
         publish(folder(tmp_path / "here" / number, both=number), tmp_path / "there/out")
@@ -133,21 +139,14 @@ def test_folders_and_files_can_be_published_to_another_file_system(
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["file", "out"]
 
 
+@pytest.mark.usefixtures("file_systems")
 def test_a_copy_to_another_file_system_that_fails_leaves_the_target_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        if Path(source).parent.name != Path(target).parent.name:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
-        rename(source, target)
-
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     publish(folder(tmp_path / "first", both="1"), tmp_path / "there/out")
-    monkeypatch.setattr(os, "replace", replace)
     with monkeypatch.context() as patch:
         patch.setattr("selfimprove.core.publish.shutil.copytree", full)
         with pytest.raises(OSError, match="No space left"):

@@ -37,6 +37,16 @@ def test_with_enough_labels_every_action_is_listed() -> None:
     assert state.unlisted == 0
 
 
+def test_a_repeated_action_has_one_label() -> None:
+    game = text_env(name="textcraft").make()
+    first, *_ = every = game.valid_actions() or list("abcdefgh")
+    game.valid_actions = lambda: [first, first, *every]  # type: ignore[method-assign]
+    env = ListedText(game, 15, [str(i) for i in range(200)])
+    env.reset(7)
+    listed = list(env.commands().values())
+    assert len(listed) == len(set(listed)) == len(every)
+
+
 def test_labels_are_shuffled_without_changing_the_list_of_the_game() -> None:
     """Regression test: a game's own list was shuffled at each call, so labels executed other commands than listed."""
     game = text_env(name="textcraft").make()

@@ -141,7 +141,7 @@ def output_hashes(lock: Path) -> dict[str, str]:
         return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
     except (KeyError, TypeError, AttributeError):
         raise UserError(
-            f"{lock} is damaged: an output has no path or hash; restore it with `git restore {lock}`."
+            f"{lock} is damaged: it lacks stages, or an output's path or hash; restore it with `git restore {lock}`."
         ) from None
 
 

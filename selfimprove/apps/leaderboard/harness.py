@@ -114,7 +114,7 @@ def evaluate(
 ) -> Results:
     """Evaluate a model on every task that is not in its results file yet; the file is written after each task.
 
-    A file of this name with results of other weights, settings or another model is kept under another name.
+    Results of other weights or settings, or of another model, in a file of this name are set aside (``set_aside``).
 
     Args:
         model: a folder, or a model of the hub as ``name`` or ``name@revision``.
@@ -157,8 +157,7 @@ def evaluate(
         metric = files.parse_metric(task, answer)
         found = found.model_copy(update={"tasks": {**found.tasks, task.name: metric}})
         if old is not None and old.key != key:
-            kept = path.with_suffix(f".{old.key}.old")
-            path.replace(kept)
+            kept = files.set_aside(old, folder)
             say(f"{path} had results of other weights or settings, which are kept in {kept.name}")
             old = None
         files.write(found, folder)

@@ -176,8 +176,23 @@ def read(path: Path) -> Results:
 def write(results: Results, folder: Path = FOLDER) -> Path:
     """Write a model's file atomically, including the mean; returns its path."""
     path = folder / f"{label(results.model)}.json"
-    write_json(path, results.model_dump() | {"mean": results.mean})
+    _write(path, results)
     return path
+
+
+def set_aside(results: Results, folder: Path = FOLDER) -> Path:
+    """Write results to a file that the table ignores, named by their key, and return its path.
+
+    Tasks that an earlier call wrote there stay.
+    """
+    path = folder / f"{label(results.model)}.{results.key}.old"
+    earlier = read(path).tasks if path.is_file() else {}
+    _write(path, results.model_copy(update={"tasks": {**earlier, **results.tasks}}))
+    return path
+
+
+def _write(path: Path, results: Results) -> None:
+    write_json(path, results.model_dump() | {"mean": results.mean})
 
 
 def table(found: Sequence[Results]) -> Table:

@@ -53,6 +53,7 @@ def damage(value: Any, keys: str, new: Any) -> None:
         ("results/reflect_rl/reflect_rl/log.jsonl", "log.0.detail.0.cost", None, "not an episode or example"),
         ("data/agent_r/iter1/trees.jsonl", "nodes.1.reply", 3, "not a search tree"),
         ("data/agent_r/iter1/trees.jsonl", "nodes", [], "not a search tree"),
+        ("data/agent_r/iter1/trees.jsonl", "status", "", "not a search tree"),
         ("data/agent_r/iter1/trees.jsonl", "prompt.0.content", MISSING, "not a search tree"),
         ("data/agent_r/iter1/train/textcraft_centric.jsonl", "high_log", "x", "not a pair log"),
         ("data/agent_r/iter1/train/textcraft_centric.jsonl", "revise_feedback.0", 3, "not a pair log"),
