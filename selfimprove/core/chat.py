@@ -169,7 +169,8 @@ class ChatFormat:
         special = {key: _token_text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         known = {key: value for key, value in special.items() if value}
         model = _read_json(folder / "config.json")
-        ids = model.get("vocab_size", (model.get("text_config") or {}).get("vocab_size"))
+        inner = model.get("text_config")
+        ids = model.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
         return cls(tokenizer, source, known, str(folder), model_ids=ids if isinstance(ids, int) else None)
 
     @property
@@ -364,10 +365,10 @@ def _template_source(folder: Path, config: dict[str, Any], template: str | None)
         if not file.is_file():
             names = ", ".join(NAMED_TEMPLATES)
             raise UserError(f"chat_template: {template!r} is neither one of {names} nor a file; name one that exists.")
-        return file.read_text(encoding="utf-8")
+        return _read_template(file)
     own = folder / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
+        return _read_template(own)
     inline = config.get("chat_template")
     if isinstance(inline, str):
         return inline
@@ -375,6 +376,13 @@ def _template_source(folder: Path, config: dict[str, Any], template: str | None)
         f"{folder} has no chat template; name one with the param chat_template "
         f"({', '.join(NAMED_TEMPLATES)} or a Jinja file)."
     )
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not a chat template ({error}); restore it from its source.") from None
 
 
 def _token_text(value: Any) -> str:

@@ -66,9 +66,23 @@ def refusal(error: BaseException) -> str | None:
     return None
 
 
+LONGEST_LINE = 2000
+"""Characters of a line that a terminal is shown: an error may quote a key or an id of any length."""
+
+
 def for_terminal(text: str) -> str:
-    """The text with non-printable characters escaped, except line breaks: an error may quote what a model wrote."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    """The text with non-printable characters escaped, except line breaks: an error may quote what a model wrote.
+
+    From the middle of a line of more than ``LONGEST_LINE`` characters, the excess is left out and counted.
+    """
+    return "\n".join(map(_shown, text.split("\n")))
+
+
+def _shown(line: str) -> str:
+    if (left_out := len(line) - LONGEST_LINE) > 0:
+        half = LONGEST_LINE // 2
+        line = f"{line[:half]} … ({left_out} characters) … {line[-half:]}"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 def first_line(error: BaseException) -> str:

@@ -81,6 +81,8 @@ def _base_of(model: Path, config: dict[str, Any], told: str | None) -> Path:
         name, _, revision = told.partition("@")
     else:
         name, revision = told or config.get("base_model_name_or_path") or "", config.get("revision") or ""
+    if not isinstance(revision, str):
+        raise UserError(f"base: {model / CONFIG}: the revision {revision!r} is not text; set adapter_of.")
     if not isinstance(name, str) or not name:
         raise UserError(f"base: {model / CONFIG} does not name the base model of the adapter; set adapter_of.")
     if not Path(name).is_dir() and not revision:

@@ -226,12 +226,23 @@ def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> No
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"has no chat template; name one with the param chat_template \(plain, zephyr"):
         ChatFormat.load(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ caf\xe9 }}")
+    with pytest.raises(UserError, match=r"chat_template.jinja is not a chat template \('utf-8' codec"):
+        ChatFormat.load(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer_config.json is not JSON"):
         ChatFormat.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer.json is not a tokenizer file"):
         ChatFormat.load(tmp_path)
+
+
+def test_a_tokenizer_is_read_beside_a_damaged_config(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path)
+    before = ChatFormat.load(tmp_path).encode([Message(role="user", content="say it")])
+    (tmp_path / "config.json").write_text('{"text_config": "llama"}')
+    assert ChatFormat.load(tmp_path).encode([Message(role="user", content="say it")]) == before
 
 
 def test_the_padding_id_is_the_pad_tokens_or_else_the_end_of_turns(tokenizer: Tokenizer) -> None:

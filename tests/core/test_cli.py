@@ -81,6 +81,15 @@ def test_control_characters_in_a_message_are_escaped(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "a\\x1b[2J\n"
 
 
+def test_a_message_that_quotes_a_huge_key_keeps_its_place_and_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(UserError(f"params.yaml: unknown key {'k' * 10**6!r}; delete it.")) == 2
+    said = capsys.readouterr().err
+    assert len(said) < 2100
+    assert said.startswith("params.yaml: unknown key 'kkk")
+    assert "k … (998039 characters) … k" in said
+    assert said.endswith("k'; delete it.\n")
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO])
 def test_a_file_operation_that_the_system_refuses_gives_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], number: int

@@ -109,7 +109,10 @@ def test_a_folder_that_cannot_be_merged_is_refused_with_the_reason(base: Path, a
         merged(alone, out)
     with refused_with(r"is an adapter of .*, which is itself an adapter"):
         merged(adapter, out, str(adapter))
-    change(adapter, target_modules=["q_proj"])
+    change(adapter, revision=7)
+    with refused_with(r"adapter_config.json: the revision 7 is not text; set adapter_of"):
+        merged(adapter, out)
+    change(adapter, revision=None, target_modules=["q_proj"])
     with refused_with(r"does not fit .*4 tensors that the model does not, such as .*v_proj"):
         merged(adapter, out)
     change(adapter, target_modules=["q_proj", "k_proj", "v_proj"])

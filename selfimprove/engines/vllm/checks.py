@@ -3,7 +3,6 @@
 Nothing here imports vLLM; the numbers of GPUs are arguments, so that a plan can check another machine's.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
 from selfimprove.engines.config import VllmEngineConfig
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
@@ -39,17 +39,16 @@ def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
     """Check the params against the model's config.json.
 
     Raises:
-        UserError: the file is not JSON, the context exceeds the model's positions, or ``tensor_parallel`` does not
-            divide the attention heads.
+        UserError: the file is missing or is not a JSON object, the context exceeds the model's positions, or
+            ``tensor_parallel`` does not divide the attention heads.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{folder / 'config.json'} is not JSON ({error}); restore it from its source.") from None
+    config = load_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / 'config.json'} is not a JSON object; restore it from its source.")
     limit = positions(config)
     if limit is not None and cfg.context > limit:
         raise UserError(f"engine vllm: context {cfg.context} exceeds the {limit} positions of {folder}; lower context.")
-    inner = config.get("text_config") or config
+    inner = _text_part(config)
     heads = inner.get("num_attention_heads", inner.get("n_head"))
     shared = inner.get("num_key_value_heads") or heads  # vLLM divides them, or replicates each on several GPUs
     width = cfg.tensor_parallel
@@ -62,14 +61,22 @@ def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
 
 def positions(config: Mapping[str, Any]) -> int | None:
     """The model's maximum number of positions, computed from config.json as vLLM does; None: unspecified."""
-    inner = config.get("text_config") or config
+    inner = _text_part(config)
     found = [inner[key] for key in _POSITIONS if isinstance(inner.get(key), int)]
     if not found:
         return None
-    rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
+    rope = inner.get("rope_parameters") or inner.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return min(found)
     scaled = rope.get("rope_type", rope.get("type", "default")) not in _SCALED_ALREADY
     factor = (rope.get("factor") or 1.0) if scaled and "gemma3" not in str(config.get("model_type")) else 1.0
     return int(min(found) * factor)
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model, in a model that also reads images for example."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) and inner else config
 
 
 def pass_tokens(cfg: VllmEngineConfig) -> int:

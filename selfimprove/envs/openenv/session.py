@@ -6,6 +6,7 @@ server drops the environment with the connection, so no action counts twice.
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ TASK, ACTION, NUMBER, JSON = "{task}", "{action}", "{number}", "{json}"
 
 OF_THE_MESSAGE = ("missing", "extra_forbidden")
 """Kinds of faults in the set of fields, independent of what the model writes into them."""
+MOST_LEVELS = 100
+"""Maximum nesting of an action's JSON; the library that writes JSON fails on a thousand levels."""
 CLOSE = 1e-9
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
@@ -67,6 +70,8 @@ class Rules:
             try:
                 values[JSON] = parse_json(values[ACTION])
             except (ValueError, RecursionError):
+                return None
+            if not _can_be_sent(values[JSON], MOST_LEVELS):
                 return None
         message = filled(self.action, values)
         return message if isinstance(message, dict) else None
@@ -271,6 +276,14 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
 def holds(template: Any, placeholder: str) -> bool:
     """Whether a message's fields contain a placeholder."""
     return filled(template, {placeholder: 0}) != template
+
+
+def _can_be_sent(value: Any, levels: int) -> bool:
+    """Whether a JSON value has at most that many levels and only finite numbers (1e999 is read as an infinity)."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return not inner or (levels > 0 and all(_can_be_sent(one, levels - 1) for one in inner))
 
 
 def written(value: Any) -> str:

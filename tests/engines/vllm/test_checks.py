@@ -54,6 +54,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32768),
         ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 131072}}, 131072),
         ({"model_type": "mamba"}, None),
+        ({"max_position_embeddings": 2048, "text_config": "llama", "rope_scaling": "linear"}, 2048),
     ],
 )
 def test_the_positions_of_a_model_are_read_from_its_config(config: dict[str, object], expected: int | None) -> None:
@@ -85,10 +86,11 @@ def test_tensor_parallel_must_divide_the_key_value_heads_or_be_a_multiple_of_the
         check_model(cfg(tensor_parallel=12), folder)
 
 
-def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "is not a JSON object")])
+def test_a_config_that_is_no_json_object_is_refused(text: str, said: str, tmp_path: Path) -> None:
     folder = model(tmp_path / "model", LLAMA_2)
-    (folder / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UserError, match="is not JSON"):
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=said):
         check_model(cfg(), folder)
 
 

@@ -163,13 +163,15 @@ def test_actions_are_json_if_the_model_names_the_fields(server: OpenEnvServer, a
         '{"word": NaN}',
         r'"\ud800"',
         r'{"word": "\ud800"}',
+        '{"word": 1e999}',
         "[" * 5000,
+        "[" * 980 + "]" * 980,
         '{"wrd": "double"}',
         "{}",
     ]
     told = played(section(server, {**FREE, "action": action}), 7, text.format("add one"), *odd, text.format("triple"))
     assert [one for one in told if one[0] != "Nothing happens."] == NINE[:3]
-    assert len(told) == 11
+    assert len(told) == 13
 
 
 @pytest.mark.parametrize(
