@@ -47,6 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_repo(tmp_path_factory.mktemp("own") / "repo", "default")
 
 
+@pytest.mark.slow
 def test_custom_problems_become_the_splits_and_the_demonstrations(forks: Forks, root: Path) -> None:
     data, *_ = blocks("yaml")
     (root / "my").mkdir()
@@ -217,6 +218,7 @@ def test_agent_r_searches_a_custom_environment_and_trains_on_its_trees(root: Pat
     assert (root / "models/agent_r/iter1/model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_rise_and_spin_use_custom_questions(forks: Forks, root: Path) -> None:
     data, _, _, _, _, _, graded, looked_up = blocks("yaml")
     laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')

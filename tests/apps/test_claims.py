@@ -321,6 +321,7 @@ def test_kernels_that_this_machine_lacks_are_refused(tmp_path: Path) -> None:
         run_all(tmp_path, ["neon"], [17])
 
 
+@pytest.mark.slow
 def test_portable_kernels_are_set_in_the_params_and_others_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_row_trained_with_lora_stores_its_adapter_and_a_relative_path_to_its_b
     assert targets == sorted(targets)
 
 
+@pytest.mark.slow
 def test_full_weights_have_the_same_bytes_as_a_merge_by_peft(world: Path, tmp_path: Path) -> None:
     import peft
     import torch
@@ -176,6 +177,7 @@ def test_a_base_that_is_missing_or_has_changed_is_refused_with_the_remedy(own: P
         full_weights(own / "iter2")
 
 
+@pytest.mark.slow
 def test_an_adapter_that_does_not_fit_its_base_is_refused_in_one_sentence(own: Path) -> None:
     config = json.loads((own / "iter1" / "adapter_config.json").read_text())
     (own / "iter1" / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["nothing"]}))

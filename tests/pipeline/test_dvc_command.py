@@ -25,6 +25,7 @@ VALUES = st.recursive(
 STAGES = st.dictionaries(NAMES, st.fixed_dictionaries({"cmd": st.text(min_size=1), "params": VALUES}), max_size=4)
 
 
+@pytest.mark.slow
 @given(STAGES, STAGES)
 def test_a_recorded_stage_gives_the_dvc_lock_that_dvc_would_write(old: dict[str, Any], new: dict[str, Any]) -> None:
     text = HEADER

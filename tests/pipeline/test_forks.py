@@ -63,6 +63,7 @@ def test_no_stage_is_forked_from_a_helper_that_has_queried_cuda(tmp_path: Path) 
     assert said.split("\n")[0] == "False"
 
 
+@pytest.mark.slow
 def test_the_helper_leaves_packages_that_initialise_cuda_to_the_stages(tmp_path: Path) -> None:
     for name in QUERY_CUDA:
         (tmp_path / name).mkdir()
@@ -79,6 +80,7 @@ def test_the_helper_leaves_packages_that_initialise_cuda_to_the_stages(tmp_path:
     assert done.stdout.split() == ["imported", *["initialised"] * len(QUERY_CUDA)]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_a_sum_on_it_fails_and_cuda_is_unused() -> None:
     program = "from selfimprove.pipeline.forks import *\nprint(*map(tried_in_fork, (cuda_unused, gpu_computes)))"
     done = subprocess.run(

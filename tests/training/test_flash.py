@@ -112,6 +112,7 @@ def test_with_the_kernel_nothing_changes_and_nothing_is_printed(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_without_a_kernel_one_sentence_names_the_attention_that_runs_instead(
     kernels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

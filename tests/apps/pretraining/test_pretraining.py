@@ -226,6 +226,7 @@ def test_pages_contain_no_fixed_texts_of_the_methods_and_no_taxi_actions(made: P
     assert "Action" not in rides
 
 
+@pytest.mark.slow
 def test_held_out_sequences_are_not_training_sequences(made: Path, recipe: Path) -> None:
     text = read_recipe(recipe).text
     writer = Writer(text, made / "model")

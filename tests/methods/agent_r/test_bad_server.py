@@ -112,6 +112,7 @@ def test_episodes_that_the_server_fails_are_blocked_and_the_others_are_unaffecte
     assert json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["blocked"] == 3
 
 
+@pytest.mark.slow
 def test_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:

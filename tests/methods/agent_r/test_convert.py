@@ -332,11 +332,11 @@ def test_earlier_examples_are_added_only_with_accumulate() -> None:
 
 
 def test_trees_of_several_environments_are_converted_together() -> None:
-    crafted = by_hand(PATHS, tree_id="textcraft-1").model_copy(update={"env": "textcraft"})
+    crafted = by_hand({"ab": 0.0, "ac": 1.0}, tree_id="textcraft-1").model_copy(update={"env": "textcraft"})
     converted = made([TREE, crafted, by_hand({"a": 0.0}, tree_id="corridor-9")], Says("x"))
     assert converted.stats["environments"] == {
         "corridor": {"trees": 2, "good_leaves": 2, "revisions": 3},
-        "textcraft": {"trees": 1, "good_leaves": 2, "revisions": 3},
+        "textcraft": {"trees": 1, "good_leaves": 1, "revisions": 1},
     }
     assert {example.source.partition("-")[0] for example in converted.examples} == {"corridor", "textcraft"}
     assert "environments" not in made([TREE]).stats

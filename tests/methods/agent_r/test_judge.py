@@ -162,9 +162,9 @@ def test_the_short_prompt_has_one_line_of_the_task_and_the_last_steps() -> None:
 
 
 def test_the_task_line_is_the_line_that_states_the_goal() -> None:
-    assert task_line("Crafting commands:\nx\n\nGoal: craft a.") == "Goal: craft a."
+    assert task_line("Goal: x.\nTask: y.\nCrafting commands:\nx\n\nGoal: craft a.") == "Goal: craft a."  # the last one
     assert task_line("Task Description: boil water.\nYou are in the hall.") == "Task Description: boil water."
-    assert task_line("WebShop [SEP] Instruction: [SEP] find a lamp") == "WebShop [SEP] Instruction: [SEP] find a lamp"
+    assert task_line("Shop [SEP] Instruction: [SEP] find it\nBuy.\nNow.") == "Shop [SEP] Instruction: [SEP] find it"
     assert task_line("\n \n") == ""
     assert task_line("# Task\nWhich file?\n\n# Files\ntask.py") == "Which file?"
 

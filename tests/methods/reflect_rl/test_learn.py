@@ -414,6 +414,7 @@ def test_a_run_that_is_killed_at_any_moment_resumes_and_ends_with_the_same_bytes
         assert whole == resumed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}], ids=["single", "fork"])
 def test_sigterm_saves_a_checkpoint_and_training_does_not_resume_from_a_damaged_one(
     folder: Path, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]

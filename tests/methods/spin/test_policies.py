@@ -48,6 +48,7 @@ def local(folder: Path) -> TransformersEngine:
     return TransformersEngine(TransformersEngineConfig.model_validate(settings), folder, threads=1)
 
 
+@pytest.mark.slow
 def test_runs_of_a_model_with_a_merged_adapter_differ_and_are_reproducible(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "base")
     cfg = FinetuneParams.model_validate({"lora": {"rank": 4, "alpha": 32, "targets": ["q_proj", "v_proj"]}})

@@ -54,6 +54,7 @@ def test_a_failed_stage_is_reported_with_its_last_output_and_the_next_call_resum
     assert list(minutes_of(folder)) == ["first", "second", "third"]
 
 
+@pytest.mark.slow
 def test_a_sigterm_to_the_rehearsal_also_ends_its_stage(folder: Path) -> None:
     (folder / "dvc.yaml").write_text(GRAPH % "echo $$ > pid && sleep 600")
     program = "import sys; from pathlib import Path; from selfimprove.pipeline.rehearsal.run import repro; import os; "
