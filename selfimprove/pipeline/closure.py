@@ -61,6 +61,7 @@ PLUMBING = frozenset(
         "selfimprove/pipeline/installed.py",
         "selfimprove/pipeline/lock.py",
         "selfimprove/pipeline/overall.py",
+        "selfimprove/pipeline/recorded.py",
         "selfimprove/pipeline/stage_log.py",
         "selfimprove/pipeline/warm.py",
         "selfimprove/training/progress.py",
@@ -68,7 +69,7 @@ PLUMBING = frozenset(
         "stages/__init__.py",
     )
 )
-"""Modules that cannot change a result: they display, time, lock or save the work, or name a run.
+"""Modules that cannot change a result: they display, time, lock, save or refuse the work, or name a run.
 
 A test replaces each with a module that does almost nothing and checks that the stages publish the same bytes.
 """

@@ -1,13 +1,10 @@
-"""DVC's command line with two shortcuts and a check: ``python -m selfimprove.pipeline.dvc_command repro``.
+"""DVC's command line with two shortcuts: ``python -m selfimprove.pipeline.dvc_command repro``.
 
 When a stage has ended, DVC parses all of dvc.lock with a parser that preserves comments, and writes all of it again:
 one to three seconds for a hundred stages, during which no other stage can start. Here only the stage's own lines are
 replaced, by those that DVC would write. A dvc.lock in another form than DVC's own is left to DVC.
 
 DVC also parses params.yaml up to seven times for each stage. Here a process does so once, until the file changes.
-
-A stage reads params.yaml when it starts, and DVC reads it again when the stage has ended. If the stage's params were
-edited in between, DVC would record the new values with outputs of the old ones. Here it records nothing and fails.
 """
 
 import logging
@@ -22,8 +19,6 @@ from typing import Any
 from dvc.cli import main
 from dvc.dependency import param
 from dvc.dvcfile import Lockfile
-from dvc.exceptions import DvcException
-from dvc.stage import Stage
 from dvc.stage.serialize import to_lockfile
 from dvc.utils.serialize import dumps_yaml
 
@@ -42,7 +37,6 @@ ANCHOR = "&id"
 logger = logging.getLogger("dvc.dvcfile")
 dump_all = Lockfile.dump_stages
 read_anew = param.read_param_file
-run_stage = Stage._run_stage
 
 
 def with_stages(text: str, stages: Mapping[str, Any]) -> str | None:
@@ -99,25 +93,10 @@ def _parsed(_: bytes, fs: Any, path: str) -> dict[str, Any]:
     return found
 
 
-def run_with_same_params(self: Stage, dry: bool, force: bool, **kwargs: Any) -> None:
-    """As DVC's method ``_run_stage``, but fails if the stage's params have changed meanwhile.
-
-    Raises:
-        DvcException: they have.
-    """
-    before = [(one, one.get_hash()) for one in self.deps if isinstance(one, param.ParamsDependency)]
-    run_stage(self, dry, force, **kwargs)
-    if any(one.get_hash() != was for one, was in before):
-        raise DvcException(
-            "params.yaml was edited while the stage ran, so its outputs are not recorded; run the same command again"
-        )
-
-
 def take_shortcuts() -> None:
-    """Let DVC, in this process, record stages, read params and run stages with the functions above."""
+    """Let DVC, in this process, record stages and read params with the functions above."""
     Lockfile.dump_stages = dump_stages
     param.read_param_file = read_param_file
-    Stage._run_stage = run_with_same_params
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from selfimprove.pipeline import dvc_files, kernels, warm
 from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
+from selfimprove.pipeline.recorded import check_unedited
 from selfimprove.pipeline.stage_log import kept_log
 from selfimprove.training.stopping import sigterm_interrupts
 
@@ -259,6 +260,8 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
                 params = load_section(values, section, schema, str(PARAMS_FILE))
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 _run(Stage(full, item, run, params, script, tracking), main, since)
+                if DVC_STAGE in os.environ:
+                    check_unedited(os.environ[DVC_STAGE], values)
             except UserError as error:
                 print(f"{full}: {for_terminal(' '.join(str(error).split()))}", file=sys.stderr)
                 sys.exit(2)

@@ -104,19 +104,6 @@ def test_runs_with_and_without_the_shortcuts_record_the_same_bytes_and_understan
     assert set(YAML(typ="safe").load(ours / "dvc.lock")["stages"]) == {"first"}
 
 
-def test_a_stage_whose_params_are_edited_while_it_runs_is_not_recorded_and_runs_again(tmp_path: Path) -> None:
-    folder = pipeline(tmp_path / "repo")
-    stage = {"cmd": "grep -o b:.[^,]* params.yaml > one; sed -i s/1.5e-3/2/ params.yaml", "params": ["a.b"]}
-    YAML().dump({"stages": {"first": stage | {"outs": ["one"]}}}, folder / "dvc.yaml")
-    edited = run(folder, *OURS, "repro", check=False, PYTHONPATH=str(ROOT))
-    assert edited.returncode != 0
-    assert "params.yaml was edited while the stage ran, so its outputs are not recorded; run the" in edited.stderr
-    assert not (folder / "dvc.lock").exists()
-    run(folder, *OURS, "repro", PYTHONPATH=str(ROOT))
-    assert YAML(typ="safe").load(folder / "dvc.lock")["stages"]["first"]["params"] == {"params.yaml": {"a.b": 2}}
-    assert (folder / "one").read_text() == "b: 2\n"
-
-
 @pytest.mark.parametrize("names", [["a.b"], ["a", "e"], ["a.c", "a.d"], ["a.none"], ["a.d*"], ["a.c.0"], [], None])
 @pytest.mark.parametrize("flatten", [True, False])
 def test_params_have_the_values_that_dvc_reads(tmp_path: Path, names: list[str] | None, flatten: bool) -> None:

@@ -1,0 +1,49 @@
+"""Checks that the params that DVC records for a stage have not been edited while it ran.
+
+A stage reads params.yaml when it starts, and DVC reads it again when the stage has ended. If the stage's params were
+edited in between, DVC would record the new values with outputs of the old ones. The stage fails instead, so that DVC
+records nothing and runs it again.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.yaml import read_yaml
+
+PARAMS, GRAPH = Path("params.yaml"), Path("dvc.yaml")
+
+
+def check_unedited(stage: str, values: Mapping[str, Any]) -> None:
+    """Compare the stage's params with ``values``, the content of params.yaml when the stage started.
+
+    Raises:
+        UserError: one of them has another value now.
+    """
+    try:
+        now = read_yaml(PARAMS)
+    except UserError:
+        now = {}
+    if now == values:
+        return
+    edited = [key for key in recorded_keys(stage) if _at(now, key) != _at(values, key)]
+    if edited:
+        raise UserError(
+            f"{edited[0]} was edited in params.yaml while the stage ran, so its outputs are not recorded; run the same "
+            "command again."
+        )
+
+
+def recorded_keys(stage: str) -> list[str]:
+    """The keys of params.yaml that dvc.yaml lists for a stage such as ``rise-generate@iter1``."""
+    name, _, item = stage.partition("@")
+    entry = read_yaml(GRAPH)["stages"][name]
+    return [key.replace("${key}", item) for key in entry.get("do", entry).get("params", [])]
+
+
+def _at(values: Any, key: str) -> Any:
+    """The value of a dotted key; None if there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
