@@ -13,7 +13,7 @@ from selfimprove.core.records import read_rows
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
 from selfimprove.models.base import BaseSection, resolve_model, take_weights
-from selfimprove.models.base_adapter import with_full_weights
+from selfimprove.models.base_adapter import named_base, with_full_weights
 from selfimprove.models.scratch import build_scratch_model
 from selfimprove.models.tokenizer import TokenizerSection, copy_tokenizer, train_tokenizer
 from selfimprove.pipeline.params import load_section
@@ -27,7 +27,7 @@ def main(stage: Stage[BaseSection]) -> None:
     tokenizers = load_section(values, "tokenizer", TokenizerSection, str(PARAMS_FILE))
     trained = dict(tokenizers)[stage.item]
     texts = stage.input(f"data/{stage.item}/texts.jsonl")
-    stage.narrow((cfg, trained))
+    stage.narrow((cfg, trained, named_base(cfg.model)))
 
     folder = stage.output(f"models/{stage.item}/{START}")
     if cfg.model is None:

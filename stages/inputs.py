@@ -7,6 +7,7 @@ set, recorded episodes). A later stage re-runs only if its part of these files d
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.yaml import read_yaml
+from selfimprove.models.base_adapter import named_base
 from selfimprove.pipeline.closure import ENVIRONMENT, MANIFESTS, manifests, scripts
 from selfimprove.pipeline.installed import installed
 from selfimprove.pipeline.params import METHODS, RunParams, named_paths
@@ -18,7 +19,8 @@ def main(stage: Stage[RunParams]) -> None:
     values = read_yaml(PARAMS_FILE)
     found = {}
     for method in METHODS:
-        named = named_paths([values.get(method), (values.get("base") or {}).get(method)])
+        base = (values.get("base") or {}).get(method) or {}
+        named = named_paths([values.get(method), base, named_base(base.get("model"))])
         found[method] = {str(path): content_digest(path) for path in sorted(named)}
     code = manifests(scripts())
     stage.narrow((found, code))

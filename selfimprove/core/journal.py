@@ -8,13 +8,15 @@ most twice a second, which bounds the loss after a power cut.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import sqlite3
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +34,9 @@ class Journal:
     with the number of entries. Values are read from the file on access.
     """
 
-    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
-        self.path = path
+    def __init__(self, path: Path, others: Sequence[Path] = (), *, shared: bool = False) -> None:
+        """``shared``: other processes may write to ``path`` at the same time; their later entries are not read."""
+        self.path, self._shared = path, shared
         self._places = sqlite3.connect("", check_same_thread=False)
         self._places.execute("PRAGMA journal_mode = OFF")
         self._places.execute(
@@ -47,7 +50,8 @@ class Journal:
                 self._others.append(os.open(other, os.O_RDONLY))
                 self._replay(self._others[-1])
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        os.ftruncate(self._file, self._replay(self._file))
+        with self._alone():
+            os.ftruncate(self._file, self._replay(self._file))
         self._synced = time.monotonic()
         self.resumed = len(self)
         if self.damaged:
@@ -83,11 +87,12 @@ class Journal:
         started = time.monotonic()
         text = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
         data = _checksum(text) + b" " + text + b"\n"
-        position = os.lseek(self._file, 0, os.SEEK_END)
-        written = os.write(self._file, data)
-        if written != len(data):
-            os.ftruncate(self._file, position)
-            raise OSError(28, os.strerror(28), str(self.path))
+        with self._alone():
+            position = os.lseek(self._file, 0, os.SEEK_END)
+            written = os.write(self._file, data)
+            if written != len(data):
+                os.ftruncate(self._file, position)
+                raise OSError(28, os.strerror(28), str(self.path))
         self._found(key, self._file, position, len(data))
         if time.monotonic() - self._synced > FSYNC_SECONDS:
             os.fsync(self._file)
@@ -108,6 +113,17 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep the other processes from writing, if there may be any."""
+        if self._shared:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if self._shared:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _place(self, key: str) -> tuple[int, int, int] | None:
         """File descriptor, start offset and length of an entry in bytes."""

@@ -90,7 +90,10 @@ def resolve_model(params: BaseParams) -> Path:
 
     try:
         path = snapshot_download(
-            params.model, revision=params.revision, allow_patterns=WANTED, token=os.environ.get("HF_TOKEN")
+            params.model,
+            revision=params.revision,
+            allow_patterns=WANTED,
+            token=os.environ.get("HF_TOKEN") or None,  # an empty one would be sent as a malformed header
         )
     except GatedRepoError:  # a subclass of RepositoryNotFoundError, so it comes first
         raise UserError(

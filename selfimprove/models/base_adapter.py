@@ -46,6 +46,21 @@ def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
     return merged
 
 
+def named_base(model: str | None) -> str | None:
+    """The folder that an adapter's own config names as its base: an input that the params do not name.
+
+    None if ``model`` is no folder with an adapter, or if its base is on the hub or among this repository's outputs,
+    whose weights are checked when they are merged.
+    """
+    if model is None or (Path(model) / BASE).is_file():
+        return None
+    try:
+        name = json.loads((Path(model) / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):  # ValueError: not JSON, or a null character in the path
+        return None
+    return name if isinstance(name, str) and name and Path(name).is_dir() else None
+
+
 def _config(model: Path) -> dict[str, Any]:
     """The content of ``adapter_config.json``, after checking that this is a LoRA adapter in safetensors."""
     if not is_adapter(model):

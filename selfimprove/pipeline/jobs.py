@@ -99,7 +99,8 @@ def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
             print(f"JOBS={jobs} runs of {threads} threads each (run.threads) share {cores} cores; fewer may be faster.")
         return [{} for _ in range(jobs)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
+    names = map(str.strip, named.split(",")) if named else map(str, range(found[0]))
+    devices = list(names)[: found[0]]  # CUDA ignores those after an invalid one
     if jobs > len(devices) and any(part.get("engine") == "vllm" for _, part in mappings(params)):
         raise UserError(
             f"JOBS={jobs}, but the number of GPUs is {len(devices)}, and runs with engine: vllm cannot share one, as "

@@ -89,10 +89,14 @@ def section_faults(values: dict[str, Any], name: str, schema: type[Section], whe
     return []
 
 
-def named_paths(value: Any) -> set[Path]:
-    """Files and folders that a part of the params names: every string in it that is an existing path.
+NO_INPUTS = ("cache", "blacklist", "api_key_file")
+"""Keys that name a file which is no input: stages add to it while they run, or it holds an API key."""
 
-    Folders that contain outputs are omitted.
+
+def named_paths(value: Any, *, every: bool = False) -> set[Path]:
+    """Inputs that a part of the params names: every string in it that is an existing path, except under ``NO_INPUTS``.
+
+    Folders that contain outputs are omitted. ``every``: include the files under ``NO_INPUTS``.
     """
     if isinstance(value, str):
         try:
@@ -100,12 +104,12 @@ def named_paths(value: Any) -> set[Path]:
         except (OSError, ValueError):  # the name is too long or contains a null character
             return set()
     if isinstance(value, BaseModel):
-        value = [getattr(value, name) for name in type(value).model_fields]
-    elif isinstance(value, Mapping):
-        value = value.values()
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        value = [one for key, one in value.items() if every or key not in NO_INPUTS or not isinstance(one, str)]
     elif not isinstance(value, Sequence):
         return set()
-    return {path for inner in value for path in named_paths(inner)}
+    return {path for inner in value for path in named_paths(inner, every=every)}
 
 
 def _holds_outputs(path: Path) -> bool:
@@ -123,7 +127,7 @@ def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
         raise UserError(f"{where}: unknown section {unknown[0]!r}{_nearest(str(unknown[0]), SECTIONS)}")
     if name not in values:
         raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
-    for path in sorted(named_paths(values[name])):
+    for path in sorted(named_paths(values[name], every=True)):
         if not path.is_file() and not path.is_dir():
             raise UserError(f"{where}: {name}: {path} is a pipe or a device; set a regular file.")
 

@@ -238,7 +238,8 @@ def _prepare(point: GridPoint) -> Path:
             target.unlink(missing_ok=True)
     # Link git-ignored paths that the params name (such as a downloaded model) and the Python environments.
     made = {out.path for out in outputs()} if LOCK.is_file() else set[Path]()
-    named = {path for path in named_paths(YAML(typ="safe", pure=True).load(point.params)) if not path.is_absolute()}
+    values = YAML(typ="safe", pure=True).load(point.params)
+    named = {path for path in named_paths(values, every=True) if not path.is_absolute()}
     for path in sorted({*named, Path(".venv"), Path(".venvs")} - made):
         if path.exists() and not (part / path).exists():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +257,7 @@ def _remove_others(points: Sequence[GridPoint]) -> None:
     """Remove folders of other grids and of other repository states; a run still active in one of them ends."""
     kept = {"lock", *(point.name for point in points), *(f"{point.name}.log" for point in points)}
     for point in points:  # an input named ../x is a link beside the points' folders
-        named = named_paths(YAML(typ="safe", pure=True).load(point.params))
+        named = named_paths(YAML(typ="safe", pure=True).load(point.params), every=True)
         kept |= {path.parts[1] for path in named if path.parts[0] == ".." and len(path.parts) > 1}
     for place in HOME.iterdir():
         if place.name not in kept:

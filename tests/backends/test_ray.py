@@ -38,12 +38,13 @@ from selfimprove.envs.alfworld.hosted import HostedAlfWorldProcess
 from selfimprove.envs.alfworld.process import PYTHON as ALFWORLD_PYTHON
 from selfimprove.envs.alfworld.process import AlfWorldProcess
 from selfimprove.envs.sciworld.env import SciWorldWorld
+from selfimprove.pipeline.installed import installed
 from selfimprove.training import ray_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from tests.pipeline.workbench import Workbench, kept_by, killed, published
 from tests.support.nodes_trainer import Training
 from tests.support.ray_gpus import OnlyFirst, SlowToLoad, gpu_of
-from tests.support.repo_copy import copy_repo, run
+from tests.support.repo_copy import ROOT, copy_repo, run
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
@@ -55,6 +56,12 @@ pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 SIZES = {"context": 192, "prefill_rows": 4, "prefill_block": 16, "replicas": 2, "slots": 16}
 WAIT = 120.0
+
+
+def test_stages_have_the_same_packages_in_this_environment_as_in_the_main_one() -> None:
+    program = "from selfimprove.pipeline.installed import installed; print(installed(), end='')"
+    main = [str(ROOT / ".venv/bin/python"), "-c", program]
+    assert installed(ROOT) == subprocess.run(main, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")

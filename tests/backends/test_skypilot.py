@@ -37,7 +37,7 @@ def test_the_task_has_the_documented_gpus_folder_variables_and_secrets(sky: Any)
     assert resources.accelerators == {"H100": 8}
     assert (task.num_nodes, task.workdir) == (1, ".")
     assert task.envs == {"PROFILE": "default", "METHOD": "all"}
-    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} <= set(task.secrets)
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OPENAI_API_KEY"} <= set(task.secrets)
     assert not any(str(value) for value in yaml_of(task)["secrets"].values())  # names without values
 
 
@@ -79,4 +79,8 @@ def test_the_documented_command_uses_this_file_its_variables_and_its_secrets() -
     assert (ROOT / f"profiles/{variables['PROFILE']}.yaml").is_file()
     assert (ROOT / f"stages/{variables['METHOD']}").is_dir()
     secrets = {word for option, word in pairwise(words) if option == "--secret"}
-    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= secrets <= task["secrets"].keys()
+    assert (
+        {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OPENAI_API_KEY"}
+        <= secrets
+        <= task["secrets"].keys()
+    )

@@ -11,7 +11,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.models.base import BaseParams
-from selfimprove.models.base_adapter import with_full_weights
+from selfimprove.models.base_adapter import named_base, with_full_weights
 from tests.pipeline.workbench import Workbench
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
@@ -78,6 +78,19 @@ def test_an_adapter_is_merged_into_the_base_that_it_names(base: Path, adapter: P
     assert changed == {key for key in start if "q_proj" in key or "v_proj" in key}
     assert (full / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     assert not (full / "adapter_config.json").exists()
+
+
+def test_the_folder_that_an_adapter_names_as_its_base_is_an_input(base: Path, adapter: Path) -> None:
+    assert named_base(str(adapter)) == str(base)
+    assert [named_base(str(base)), named_base("models/nowhere"), named_base(None)] == [None] * 3
+    (adapter / "adapter_base.json").write_text("{}")  # a row's adapter, whose base is checked when it is merged
+    assert named_base(str(adapter)) is None
+    (adapter / "adapter_base.json").unlink()
+    for name in ("owner/name", "", 7, None):
+        change(adapter, base_model_name_or_path=name)
+        assert named_base(str(adapter)) is None
+    (adapter / "adapter_config.json").write_text("[")
+    assert named_base(str(adapter)) is None
 
 
 def test_adapter_of_names_the_base_if_the_config_does_not(base: Path, adapter: Path, tmp_path: Path) -> None:

@@ -67,8 +67,14 @@ def hub(listing: str | None, download: str | None) -> Iterator[str]:
         server.server_close()
 
 
-def resolved(url: str, cache: Path) -> str:
-    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1"}
+def resolved(url: str, cache: Path, **extra: str) -> str:
+    environment = {
+        **os.environ,
+        **extra,
+        "HF_ENDPOINT": url,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     environment.pop("HF_HUB_OFFLINE", None)
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, env=environment, capture_output=True, text=True)
@@ -94,9 +100,10 @@ def test_a_missing_or_private_repository_is_not_called_gated(tmp_path: Path) -> 
     assert said.startswith("refused: base: the hub has no 'org/model' that you can access")
 
 
-def test_an_accessible_repository_is_fetched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("token", [{}, {"HF_TOKEN": ""}], ids=["no token", "empty token"])
+def test_an_accessible_repository_is_fetched(tmp_path: Path, token: dict[str, str]) -> None:
     with hub(None, None) as url:
-        folder = Path(resolved(url, tmp_path))
+        folder = Path(resolved(url, tmp_path, **token))
     assert (folder / "config.json").read_bytes() == CONFIG
 
 

@@ -218,7 +218,7 @@ def test_if_the_params_use_a_gpu_concurrent_stages_divide_the_gpus_or_share_the_
     (folder / "params.yaml").write_text("rise: {rows: {iter1: {train: {device: cuda}}}}\n")
     smi = folder / "bin/nvidia-smi"
     smi.parent.mkdir()
-    smi.write_text(f"#!/bin/sh\nfor gpu in {gpus}; do echo 'NVIDIA H100, 81559'; done\n")
+    smi.write_text(f'#!/bin/sh\nfor gpu in {gpus}; do echo "NVIDIA H100, 81559, GPU-$gpu"; done\n')
     smi.chmod(0o755)
     with started(folder, "left", "right", PATH=f"{smi.parent}:{environment()['PATH']}") as process:
         said, _ = process.communicate(timeout=120)

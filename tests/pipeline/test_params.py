@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.tracking import TrackingParams
+from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
@@ -300,6 +301,19 @@ def test_existing_paths_named_in_params_are_found_at_any_depth(tmp_path: Path, m
     assert named_paths([rise, BaseParams(model="mine"), None, 3, "x" * 5000, "a\0b", ""]) == {
         Path("my/train.jsonl"), Path("mine"),
     }  # fmt: skip
+
+
+def test_files_that_stages_write_and_files_with_keys_are_no_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("serp.jsonl", "crashed.json", "keys.cfg", "mine.jsonl"):
+        (tmp_path / name).write_text("x")
+    teacher = OpenAiEngineConfig(engine="openai", base_url="http://x", model="m", api_key_file="keys.cfg")
+    written = {"tools": {"cache": "serp.jsonl"}, "env": {"blacklist": "crashed.json"}, "engines": {"teacher": teacher}}
+    assert named_paths(written) == set()
+    assert named_paths(written, every=True) == {Path("serp.jsonl"), Path("crashed.json"), Path("keys.cfg")}
+    assert named_paths({"rows": {"cache": {"file": "mine.jsonl"}}}) == {Path("mine.jsonl")}  # a row of that name
 
 
 @pytest.mark.parametrize("text", [".", "..", "/", "data", "models/", "./results", ".scratch"])

@@ -95,15 +95,21 @@ def test_visible_gpus_are_detected_from_nvidia_smi_and_cuda_visible_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, 81559\\n'\n")
+    large_ones = 'for n in 1 2; do echo "NVIDIA H100 80GB HBM3, 81559, GPU-7bb$n"; done'
+    tool.write_text(f"#!/bin/sh\necho 'NVIDIA A10, 23028, GPU-5aa0'\n{large_ones}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus() == (2, 81559 * 2**20, GPUS["H100"])
+    small, large = 23028 * 2**20, 81559 * 2**20
+    assert visible_gpus() == (3, small, GPUS["A10"])
+    for named, expected in {
+        "1": (1, large), "2, 1": (2, large), "1,0": (2, small), "GPU-7bb2": (1, large), "1,7,2": (1, large),
+        "GPU-7bb": None, "-1": None, "NoDevFiles": None, "": None,
+    }.items():  # fmt: skip
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert (visible_gpus() or (None,))[:2] == (expected or (None,)), named
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = visible_gpus()
-    assert found is not None
-    assert found[0] == 1
+    assert visible_gpus() == (1, large, GPUS["H100"])
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert visible_gpus() is None
 

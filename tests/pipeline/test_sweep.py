@@ -66,7 +66,7 @@ def test_only_changed_lines_are_rewritten() -> None:
 @pytest.fixture
 def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo 'NVIDIA H100, 81559'; done\n")
+    smi.write_text('#!/bin/sh\nfor gpu in 0 1 2 3; do echo "NVIDIA H100, 81559, GPU-$gpu"; done\n')
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -83,11 +83,11 @@ def test_concurrent_runs_divide_the_visible_gpus_and_more_runs_than_gpus_share_t
     params = [{"rise": {"engines": {"student": {"engine": "transformers", "device": "cuda"}, "teacher": None}}}]
     assert devices(2, params) == ["0,1", "2,3"]
     assert devices(6, params) == ["0", "1", "2", "3", "0", "1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,6")
-    assert devices(3, params) == ["5", "7", "6"]
-    assert devices(4, params) == ["5", "7", "6", "5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert devices(3, params) == ["7", "7", "7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,2")
+    assert devices(3, params) == ["1", "3", "2"]
+    assert devices(4, params) == ["1", "3", "2", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert devices(3, params) == ["3", "3", "3"]
 
 
 @pytest.mark.usefixtures("four_gpus")

@@ -3,7 +3,8 @@
     {"name": "rich", "files": 98, "bytes": 1048576, "sha256": "5c0e…", "dropped": {"hidden": 35, "suffix": 1}}
 
 The params do not specify which Python packages a machine has, and in which versions. These rows do: two runs with the
-same rows explored the same files (docs/reflect-rl.md, L36). They contain no path of the machine.
+same rows explored the same files (docs/reflect-rl.md, L36), and a stage refuses to explore others than those of its
+tasks. They contain no path of the machine.
 """
 
 import os
@@ -12,9 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from selfimprove.core.records import Record
+from pydantic import ValidationError
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record, load_json
 from selfimprove.envs.autoexplore.repos import Dropped, Repo, filtered, open_repos, why_dropped
 from selfimprove.envs.autoexplore.sandbox import shown
+
+REPOS_FILE = "repos.json"
+"""The rows, beside the tasks."""
 
 _CHUNK = 1 << 24  # hashed bytes of a file: more than any explored file has
 
@@ -63,6 +70,28 @@ def _emptied(folder: Path | str, repos: Mapping[str, Repo]) -> list[RepoRow]:
 def inventory(repos: Mapping[str, Repo]) -> list[RepoRow]:
     """A row for each repository, by name. A file that can no longer be read counts as empty."""
     return [_row(repos[name]) for name in sorted(repos)]
+
+
+def check_same(repos: Mapping[str, Repo], file: Path) -> None:
+    """Check that the repositories are those whose rows are in ``file``.
+
+    Raises:
+        UserError: they are others, or have changed since; or the file is damaged.
+    """
+    now, then = ({row.name: row for row in rows} for rows in (inventory(repos), _read(file)))
+    if now != then:
+        name = min(name for name in {*now, *then} if now.get(name) != then.get(name))
+        raise UserError(
+            f"{file}: the tasks were made from other Python packages than those explored here (such as {name}); use "
+            "the environment in which they were made, or make new tasks with `dvc repro --force reflect_rl-data`."
+        )
+
+
+def _read(file: Path) -> list[RepoRow]:
+    try:
+        return [RepoRow.model_validate(row) for row in load_json(file)]
+    except (TypeError, ValidationError):
+        raise UserError(f"{file} is damaged; restore it with `dvc checkout {file.parent}`.") from None
 
 
 def _row(repo: Repo) -> RepoRow:

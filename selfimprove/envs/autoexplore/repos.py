@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+import pydantic
+
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import explorable
@@ -179,9 +181,11 @@ def installed_repos(
 
 
 def _python_folders() -> tuple[Path, ...]:
-    """The folders of this Python's packages, installed ones first."""
-    paths = sysconfig.get_paths()
-    return tuple(dict.fromkeys(Path(paths[key]) for key in ("purelib", "platlib", "stdlib")))
+    """The folder of the installed packages and that of the standard library.
+
+    The former is where pydantic is: an environment beside the main one (Ray's) adds packages in a folder of its own.
+    """
+    return Path(pydantic.__file__).parents[1], Path(sysconfig.get_paths()["stdlib"])
 
 
 def _count(folder: Path, most: int) -> int:

@@ -75,13 +75,13 @@ class AutoExploreParams(ListedParams):
 
     async def prepare(self, folder: Path, file: Path | None = None, asked: AskedTeacher | None = None) -> list[str]:
         """See ``ListedParams``: writes repositories, tasks, and counts of teacher's answers and dropped tasks."""
-        from selfimprove.envs.autoexplore.inventory import inventory
+        from selfimprove.envs.autoexplore.inventory import REPOS_FILE, inventory
         from selfimprove.envs.autoexplore.listed import TASKS_FILE
         from selfimprove.envs.autoexplore.llm_tasks import make_llm_tasks
         from selfimprove.envs.autoexplore.playable import playable_tasks, write_tasks
 
         repos, made, said = self.repositories(), None, []
-        write_json(folder / "repos.json", [row.model_dump(mode="json") for row in inventory(repos)])
+        write_json(folder / REPOS_FILE, [row.model_dump(mode="json") for row in inventory(repos)])
         if asked is not None:
             made = await make_llm_tasks(
                 asked.engine, repos, asked.seed, asked.form,
@@ -107,10 +107,13 @@ class AutoExploreParams(ListedParams):
     def _game(self, tasks: Path | None, leaveout_prob: float) -> tuple[AutoExplore, list[Task]]:
         """The environment, and its tasks."""
         from selfimprove.envs.autoexplore.env import AutoExplore
+        from selfimprove.envs.autoexplore.inventory import REPOS_FILE, check_same
         from selfimprove.envs.autoexplore.listed import TASKS_FILE
         from selfimprove.envs.autoexplore.tasks import read_tasks
 
         repos = self.repositories()
+        if tasks is not None and self.repos is None:
+            check_same(repos, tasks / REPOS_FILE)
         played = read_tasks(tasks / TASKS_FILE) if tasks is not None else self.template_tasks(repos)
         game = AutoExplore(
             played,

@@ -134,15 +134,29 @@ def visible_gpus() -> tuple[int, float, Gpu] | None:
     a GPU."""
     try:
         shown = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", "--query-gpu=name,memory.total,uuid", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
-        rows = [line.rsplit(",", 1) for line in shown.stdout.splitlines() if line.strip()]
+        rows = [line.rsplit(",", 2) for line in shown.stdout.splitlines() if line.strip()]
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        rows = rows if named is None else rows[: len([one for one in named.split(",") if one])]
-        memory = min(float(mib) * UNITS["MIB"] for _, mib in rows)
+        rows = rows if named is None else _named(rows, named.split(","))
+        memory = min(float(mib) * UNITS["MIB"] for _, mib, _ in rows)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     name = re.sub(r"[^A-Z0-9]", "", rows[0][0].upper())
     known = max((gpu for gpu in GPUS.values() if gpu.name in name), key=lambda gpu: len(gpu.name), default=None)
     return len(rows), memory, known or default_gpu(memory)
+
+
+def _named(rows: list[list[str]], names: list[str]) -> list[list[str]]:
+    """The rows of the GPUs with these numbers or UUIDs; as in CUDA, the first other name ends the list."""
+    found = []
+    for name in map(str.strip, names):
+        if name.isdecimal():
+            match = rows[int(name) : int(name) + 1]
+        else:
+            match = [row for row in rows if name.startswith("GPU-") and row[2].strip().startswith(name)]
+        if len(match) != 1:
+            break
+        found += match
+    return found

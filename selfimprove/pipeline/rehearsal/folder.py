@@ -17,6 +17,7 @@ from selfimprove.envs.math.arithmetic import Difficulty, generate
 from selfimprove.envs.math.arithmetic_expert import expert
 from selfimprove.methods.spin.chats import STEM, make_row, write_rows_to
 from selfimprove.models.base import SHIPPED
+from selfimprove.pipeline.params import NO_INPUTS
 from selfimprove.pipeline.rehearsal.rule import Params
 from selfimprove.training.processes import free_port
 
@@ -43,9 +44,6 @@ MADE_SNIPPETS = (
     ("year of birth", "She was born on 4 March 1962."),
 )
 """(query, snippet) pairs; the replayed search answers every query with the closest one."""
-
-_WRITTEN = ("cache", "blacklist")
-"""Params that name a file written by a stage."""
 
 
 def lay_out(folder: Path, root: Path) -> None:
@@ -127,7 +125,7 @@ def _texts(node: Any) -> Iterator[str]:
         yield node
     elif isinstance(node, Mapping):
         for key, value in node.items():
-            if key not in _WRITTEN:
+            if key not in NO_INPUTS:
                 yield from _texts(value)
     elif isinstance(node, list):
         for value in node:

@@ -98,7 +98,7 @@ TRAINING_CAPS: Mapping[str, float] = {
     "save_steps": 2,
     "logging_steps": 1,
 }
-"""The same for every fine-tuning section (one with a launcher)."""
+"""The same for every fine-tuning section (one with a launcher); a batch has at least an example for each process."""
 
 TRAINING_TOKENS = 600
 """Number of tokens after which a fine-tuning stops at the end of the step."""
@@ -176,7 +176,7 @@ def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tupl
             _keep_one_row(edit, method)
         if here.small_models:
             _let_expert_search(edit, method)
-        _fit_sizes(edit, method)
+        _fit_sizes(edit, method, here.gpus or 2)
         for path, node in list(mappings(edit.params[method], (method,))):
             _fit_device(edit, path, node, here.gpus)
     if not here.gpus:
@@ -319,7 +319,7 @@ def _let_expert_search(edit: _Edit, method: str) -> None:
                 edit.remove(f"spin.rows.{name}", "left out")
 
 
-def _fit_sizes(edit: _Edit, method: str) -> None:
+def _fit_sizes(edit: _Edit, method: str, processes: int) -> None:
     for table, absent_means_all in ((CAPS, False), (LIMITS, True)):
         for pattern, cap in table.items():
             for key in list(matches(edit.params, pattern, method, create=absent_means_all)):
@@ -330,7 +330,8 @@ def _fit_sizes(edit: _Edit, method: str) -> None:
         if "launcher" not in node or path[-1] == "rl":
             continue
         place = ".".join(path)
-        for key, cap in TRAINING_CAPS.items():
+        share = min(node["launcher"].get("processes", 1), processes)
+        for key, cap in {**TRAINING_CAPS, "batch_size": max(TRAINING_CAPS["batch_size"], share)}.items():
             if node.get(key) is not None:
                 edit.set(f"{place}.{key}", min(node[key], cap), "size")
         if node.get("epochs") != 0:

@@ -21,6 +21,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json, write_text
 from selfimprove.core.records import read_object
 from selfimprove.pipeline.lock import alone
+from selfimprove.pipeline.parallel import needs_of
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import composed
 from selfimprove.pipeline.rehearsal import folder as place
@@ -87,10 +88,10 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
     if subprocess.run(check, cwd=folder, env=environment, check=False).returncode:
         return 2
     with serving(folder, port, folder / "teacher.log", _python(environment)):
-        code = repro(folder, [f"{m}-report" for m in methods], environment)
+        code = repro(folder, goals := [f"{m}-report" for m in methods], environment)
     if code:
         return 1
-    minutes = minutes_of(folder)
+    minutes = minutes_of(folder, goals)
     write_json(folder / OUTCOME, outcome(profile, methods, replaced, minutes, quick=quick, gpus=gpus).model_dump())
     print(tell(profile, methods, params, own, replaced, minutes, gpus))
     return 0
@@ -207,7 +208,7 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: 
 
     ``jobs``: number of parallel stages; if it is 1, their durations are recorded (``minutes_of``).
     """
-    log, minutes = folder / "log.txt", minutes_of(folder)
+    log, minutes = folder / "log.txt", _noted(folder)
     how = ["dvc", "repro"] if jobs == 1 else [*PARALLEL, str(jobs)]
     command = [_python(environment), "-m", "selfimprove.pipeline.warm", *how, *goals]  # as in `make repro`
     stage, began = "", time.monotonic()
@@ -272,7 +273,17 @@ def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> 
         write_text(folder / "minutes.json", json.dumps(minutes, indent=2) + "\n")
 
 
-def minutes_of(folder: Path) -> dict[str, float]:
-    """Stage -> minutes of its last run, in this or an earlier call."""
+def minutes_of(folder: Path, goals: list[str]) -> dict[str, float]:
+    """Stage -> minutes of its last run, in this or an earlier call, of the goals and the stages that they need."""
+    from dvc.repo import Repo
+
+    with Repo(str(folder)) as repo:
+        needs = needs_of(repo, [f"{folder / 'dvc.yaml'}:{goal}" for goal in goals])
+    needed = {stage.rpartition(":")[2] for stage in needs}
+    return {stage: minutes for stage, minutes in _noted(folder).items() if stage in needed}
+
+
+def _noted(folder: Path) -> dict[str, float]:
+    """The minutes of all stages that have run in the folder."""
     file = folder / "minutes.json"
     return read_object(file) if file.is_file() else {}

@@ -96,11 +96,16 @@ def notable(replaced: Sequence[Replacement]) -> list[str]:
 
 
 def collect(root: Path) -> None:
-    """Merge the outcomes of the repository's rehearsals into ``FILE`` and write the table in ``PAGE``."""
+    """Merge the outcomes of the repository's rehearsals into ``FILE`` and write the table in ``PAGE``.
+
+    A rehearsal of fewer methods does not replace one of more.
+    """
     kept = {(one.profile, one.quick): one for one in read(root)}
     for file in sorted((root / HOME).glob(f"*/{OUTCOME}")):
         one = Rehearsed.model_validate_json(file.read_text(encoding="utf-8"))
-        kept[one.profile, one.quick] = one
+        before = kept.get((one.profile, one.quick))
+        if before is None or {*one.methods} >= {*before.methods}:
+            kept[one.profile, one.quick] = one
     rows = [kept[key] for key in sorted(kept)]
     write_text(root / FILE, _LIST.dump_json(rows, indent=2).decode() + "\n")
     page = (root / PAGE).read_text(encoding="utf-8")

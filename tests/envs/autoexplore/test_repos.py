@@ -1,6 +1,10 @@
 """Repositories: the filter, sources of repositories, entries that an episode leaves out, and refusals."""
 
+import json
 import os
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +12,11 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.envs.autoexplore.inventory import check_same, inventory
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tree import Leaveout, Tree, View
 
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = "plain text of some length\n"
 
 
@@ -100,6 +106,39 @@ def test_python_packages_are_drawn_by_seed_within_bounds(make_folder: Callable[[
     assert len({tuple(names) for names in drawn}) > 3
     with pytest.raises(UserError, match=r"only 6 of the Python packages .* but 7 are requested; request fewer"):
         installed_repos(7, 0, **draw)
+
+
+def test_tasks_are_not_played_on_other_packages_than_they_were_made_from(
+    make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
+) -> None:
+    repos = {name: Repo.open(make_folder(name, {"a.py": TEXT, "b.py": TEXT}), name) for name in ("one", "two")}
+    file = tmp_path / "repos.json"
+    file.write_text(json.dumps([row.model_dump(mode="json") for row in inventory(repos)]))
+    check_same(repos, file)
+    with pytest.raises(UserError, match=r"made from other Python packages than those explored here \(such as two\)"):
+        check_same({"one": repos["one"]}, file)
+    (Path(repos["one"].tree.root) / "a.py").write_text(TEXT.upper())  # a newer version of a package
+    with pytest.raises(UserError, match=r"such as one\); use the environment in which they were made, or make new"):
+        check_same(repos, file)
+    file.write_text("[1]")
+    with pytest.raises(UserError, match=r"repos.json is damaged; restore it with `dvc checkout"):
+        check_same(repos, file)
+
+
+def test_an_environment_beside_the_main_one_draws_the_main_one_s_packages(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "beside")], check=True)
+    own = next((tmp_path / "beside/lib").glob("python*/site-packages"))
+    (own / "main.pth").write_text(sysconfig.get_path("purelib"))
+    make = own / "extra"
+    make.mkdir()
+    for name in range(9):
+        (make / f"m{name}.py").write_text(TEXT)
+    program = "from selfimprove.envs.autoexplore.repos import installed_repos; print(list(installed_repos(9, 3)))"
+    said = [
+        subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for python in (sys.executable, str(tmp_path / "beside/bin/python"))
+    ]
+    assert said[0] == said[1]
 
 
 def test_this_machines_installed_packages_can_be_explored() -> None:

@@ -47,3 +47,15 @@ def test_a_new_rehearsal_replaces_the_older_one_of_the_same_profile_and_kind(tmp
     assert row.endswith(
         "| base model: `models/small`, teacher: a local server, processes: `2` (of 4), without `rows.outcome_dpo` |"
     )
+
+
+def test_a_rehearsal_of_fewer_methods_does_not_replace_one_of_more(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / PAGE).write_text(f"before\n{BEGIN}old\n{END}after\n")
+    folder = tmp_path / ".rehearsal/smollm2-gpu"
+    folder.mkdir(parents=True)
+    for methods, minutes in ((["rise"], 1.0), (["rise", "spin"], 2.0), (["spin"], 3.0)):
+        ran = outcome("smollm2-gpu", methods, REPLACED, {"a": minutes}, quick=False, gpus=0)
+        (folder / OUTCOME).write_text(ran.model_dump_json())
+        collect(tmp_path)
+    assert [(one.methods, one.minutes) for one in read(tmp_path)] == [(["rise", "spin"], 2.0)]

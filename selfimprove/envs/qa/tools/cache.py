@@ -1,8 +1,8 @@
 """Caches the results of a paid search by exact query (docs/spin.md, S23).
 
 Every result is written immediately; the original saves at exit, so that a crash loses paid results. A truncated last
-line is dropped on reading. Any number of runs can use the same file, one after the other. A file with other content is
-refused.
+line is dropped on reading. Any number of processes can use the same file at the same time; a query that two of them ask
+at once is paid twice. A file with other content is refused.
 """
 
 from pathlib import Path
@@ -59,7 +59,7 @@ def _opened(file: Path) -> Journal:
         if file.exists() and not begins_as_journal(file):
             raise UserError(f"tools.cache: {file} is not a cache of search results; name another file.")
         file.parent.mkdir(parents=True, exist_ok=True)
-        return Journal(file)
+        return Journal(file, shared=True)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"tools.cache: {file} cannot be opened ({reason}); name another file.") from None

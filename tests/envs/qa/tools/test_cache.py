@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
 from selfimprove.envs.qa.tools.cache import CachedSearch
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -42,6 +43,43 @@ def test_a_query_is_sent_to_the_service_once_across_runs(tmp_path: Path) -> None
     assert second.asked == []
     assert again.hits == 2
     again.close()
+
+
+def test_two_processes_that_use_one_file_keep_all_answers(tmp_path: Path) -> None:
+    file = tmp_path / "cache.jsonl"
+    first, second = CachedSearch(Counting(), file), CachedSearch(Counting(), file)
+    for n in range(4):
+        assert [first(f"first {n}"), second(f"second {n}")] == [f"{n} tsrif", f"{n} dnoces"]
+    assert [first("first 0"), second("second 0")] == ["0 tsrif", "0 dnoces"]  # read from their places in the file
+    for one in (first, second):
+        one.close()
+    asked = Counting()
+    assert {CachedSearch(asked, file)(f"{who} {n}") for who in ("first", "second") for n in range(4)}
+    assert asked.asked == []
+
+
+def test_an_answer_written_while_another_process_opens_the_file_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cache.jsonl"
+    writing = CachedSearch(Counting(), file)
+    replay, threads = Journal._replay, []
+
+    def slowly(self: Journal, opened: int) -> int:
+        length = replay(self, opened)
+        threads.append(threading.Thread(target=writing, args=("late",)))
+        threads[0].start()
+        threads[0].join(0.2)  # without a lock it has written by now
+        return length
+
+    monkeypatch.setattr(Journal, "_replay", slowly)
+    CachedSearch(Counting(), file).close()
+    monkeypatch.undo()
+    threads[0].join()
+    writing.close()
+    asked = Counting()
+    assert CachedSearch(asked, file)("late") == "etal"
+    assert asked.asked == []
 
 
 def test_failures_are_not_cached(tmp_path: Path) -> None:
