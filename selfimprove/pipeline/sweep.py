@@ -33,6 +33,7 @@ from ruamel.yaml.error import YAMLError
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.core.git import identity
+from selfimprove.core.overlay import mappings
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import DEEPEST, read_yaml
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
@@ -240,8 +241,13 @@ def _prepare(point: GridPoint) -> Path:
     made = {out.path for out in outputs()} if LOCK.is_file() else set[Path]()
     values = YAML(typ="safe", pure=True).load(point.params)
     named = {path for path in named_paths(values, every=True) if not path.is_absolute()}
-    for path in sorted({*named, Path(".venv"), Path(".venvs")} - made):
-        if path.exists() and not (part / path).exists():
+    # All points share the cache of paid search results, also if the first of them creates it.
+    caches = [node["cache"] for _, node in mappings(values) if isinstance(node.get("cache"), str)]
+    paid = {Path(one) for one in caches if not Path(one).is_absolute()}
+    for path in paid:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for path in sorted({*named, *paid, Path(".venv"), Path(".venvs")} - made):
+        if (path.exists() or path in paid) and not (part / path).exists():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
             (part / path).symlink_to(path.resolve())
             with (part / ".git/info/exclude").open("a", encoding="utf-8") as exclude:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.envs.qa.tools.cache import CachedSearch
 from selfimprove.pipeline import sweep
 from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.layout import rewritten
@@ -172,6 +173,16 @@ def test_an_input_beside_the_repository_is_linked_kept_and_removed_with_its_poin
     sweep._remove_others([])
     assert list(sweep.HOME.iterdir()) == []
     assert (repo.parent / "my_model/config.json").exists()
+
+
+def test_the_points_share_a_cache_of_search_results_that_the_first_of_them_creates(repo: Path) -> None:
+    params = "spin: {tools: {cache: paid/search.jsonl}}\n"
+    folders = [sweep._prepare(GridPoint(name, {}, params)) for name in ("one", "two")]
+    first, second = (CachedSearch(lambda query: f"answer to {query}", one / "paid/search.jsonl") for one in folders)
+    assert [first("a"), second("b")] == ["answer to a", "answer to b"]
+    sweep._remove_others([])
+    kept = CachedSearch(lambda query: None, repo / "paid/search.jsonl")
+    assert [kept("a"), kept("b")] == ["answer to a", "answer to b"]
 
 
 def test_the_example_in_the_makefile_is_a_valid_grid() -> None:
