@@ -102,7 +102,7 @@ repro: $(READY) ## run every stage that is out of date and print the results tab
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## write a profile from profiles/ into params.yaml (PROFILE=name; arena-textcraft: all methods on one environment)
-	@$(if $(PROFILE),,$(error PROFILE is missing; name a file in profiles/, for example: make use PROFILE=smoke))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
+	@$(if $(and $(PROFILE),$(filter-out file,$(origin PROFILE))),,$(error PROFILE is missing; name a file in profiles/, for example: make use PROFILE=smoke))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
 
 plan: $(READY) ## estimate what each stage of params.yaml needs: memory, disk, tokens, hours, money (PROFILE=name: plan that profile instead; GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
 	@python -m selfimprove.pipeline.plan $(if $(filter file,$(origin PROFILE)),,$(call quoted,$(PROFILE))) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)

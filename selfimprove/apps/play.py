@@ -222,7 +222,9 @@ def main(
     reflector: Annotated[
         Path | None, typer.Option(help="folder of a reflection model that advises POLICY's model")
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="gsm8k, math: problems (JSONL); hotpotqa: questions")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="gsm8k, math, your own questions: problems (JSONL); hotpotqa: questions")
+    ] = None,
     params: Annotated[Path, typer.Option(help="file with the environments' settings")] = Path("params.yaml"),
 ) -> None:
     """Play one episode in the terminal."""

@@ -238,7 +238,7 @@ async def _reply(engine: Engine, messages: Sequence[Message], key: SeedKey, temp
 def make_game(name: str, params: Path, file: Path | None = None, reflector: Engine | None = None) -> Game:
     """A game with the settings for its environment from the file ``params``, or default settings.
 
-    ``file``: the problems of gsm8k or math, or the questions of hotpotqa.
+    ``file``: the problems of gsm8k, math or a class of one's own, or the questions of hotpotqa.
 
     Raises:
         UserError: something that the environment needs is missing or invalid.
@@ -262,7 +262,9 @@ def _text(name: str, params: Path, file: Path | None) -> TextGame:
         return TextGame(section.env.make())
     if name == "hotpotqa" and file is None:
         raise UserError(f'play: {name} needs a file of questions; name it: ARGS="--file <questions with contexts>".')
-    return TextGame(text_env(name=name, **({} if file is None else {"file": str(file)})).make())
+    own = ":" in name and not name.startswith(("gymnasium:", "openenv:"))
+    key = "problems" if own else "file"  # of a class that answers questions; other classes of one's own have no file
+    return TextGame(text_env(name=name, **({} if file is None else {key: str(file)})).make())
 
 
 def _labelled(name: str, params: Path) -> EnumeratedEnv:

@@ -1,8 +1,8 @@
 """``make check``: checks before a run, which ``make repro`` and ``make exp`` also perform first.
 
 Every section of params.yaml is validated, and all faults are reported, not only the first. For each named method that
-has no results yet, the requirements that its stages would otherwise miss late are checked: API keys, packages, a GPU,
-models, templates.
+has no results of these params yet, the requirements that its stages would otherwise miss late are checked: API keys,
+packages, a GPU, models, templates.
 """
 
 import os
@@ -40,6 +40,7 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.recorded import has_results
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
@@ -49,7 +50,6 @@ SAY = "--say"
 PARAMS_ONLY = "params"
 """In place of a method: check only params.yaml."""
 GRAPH_FILE = Path("dvc.yaml")
-RESULTS = Path("results/summary")
 _EACH = re.compile(r"\$\{([\w.]+)\}")
 _ABSENT: Any = object()
 LOCAL = ("models/", "/", "./", "../")
@@ -75,7 +75,7 @@ def main() -> None:
             sections = read_yaml(PARAMS_FILE)
             use(load_section(sections, "run", RunParams, str(PARAMS_FILE)).cluster.asked())
             base = load_section(sections, "base", BaseSection, str(PARAMS_FILE))
-            missing = [method for method in methods if not (RESULTS / f"{method}.json").is_file()]
+            missing = [method for method in methods if not has_results(method, sections)]
             for method in missing:
                 section = load_section(sections, method, SCHEMAS[method], str(PARAMS_FILE))
                 lacking = machine_faults(section, os.environ)

@@ -113,16 +113,40 @@ def fetch(
         absent = missing - set(remote.oids_exist(missing)) if missing else missing
         unpublished = verify.stages_absent(outs, lambda out: out.md5 not in absent)
         published = [out for out in outs if out.stage not in unpublished]
+        removed = {out.stage for out in published} - {stage.addressing for stage in repo.index.stages}
         if outs and not published and not all_runs:
             raise UserError(f"{where} has nothing that dvc.lock names; run `make publish` where the run was made.")
-        repo.checkout([str(out.path) for out in published if out.md5 not in missing], allow_missing=True)
+        there = [out for out in published if out.md5 not in missing and out.stage not in removed]
+        with _graph_read_once():
+            repo.checkout([str(out.path) for out in there], allow_missing=True)
         excused = {out.md5 for out in outs} - {out.md5 for out in published}
         faults = list(_faults(missing - excused, named, remote))
     print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")
     if unpublished:
         print(f"stages of dvc.lock that were not published: {len(unpublished)}, such as {min(unpublished)}.")
+    if removed:
+        print(f"stages of dvc.lock that params.yaml no longer has: {len(removed)}, such as {min(removed)}.")
     if faults:
         raise UserError("\n".join(faults))
+
+
+@contextmanager
+def _graph_read_once() -> Iterator[None]:
+    """Let DVC parse dvc.yaml and dvc.lock once, not for each output, which takes it most of a second."""
+    from dvc.dvcfile import ProjectFile
+
+    read, found = ProjectFile.stages, dict[str, Any]()
+
+    def once(self: ProjectFile) -> Any:
+        if self.path not in found:
+            found[self.path] = read.fget(self)  # type: ignore[attr-defined]
+        return found[self.path]
+
+    ProjectFile.stages = property(once)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        ProjectFile.stages = read  # type: ignore[method-assign]
 
 
 def _bring(remote: Any, cache: Any, named: Iterable[str], where: str) -> set[str]:

@@ -183,6 +183,19 @@ def test_play_omits_characters_that_nobody_sees_and_keeps_ordinary_text() -> Non
         assert plain(text) == text
 
 
+def test_questions_of_ones_own_are_played_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_quiz.py").write_text(
+        "from selfimprove.envs.own import Answers\n\n\nclass Quiz(Answers):\n    def demonstration(self, problem):\n"
+        "        return f'It is {problem.gold}'\n\n    def extract(self, attempt):\n        return attempt.split()[-1]\n"
+    )
+    (tmp_path / "quiz.jsonl").write_text('{"question": "How many?", "answer": "7"}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r'needs a JSONL file of problems; name one \(make play: ARGS="--file'):
+        make_game("own_quiz:Quiz", ROOT / "params.yaml")
+    game = make_game("own_quiz:Quiz", ROOT / "params.yaml", tmp_path / "quiz.jsonl")
+    assert "How many?" in game.begin(game.tasks()[0])
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_play_accepts_any_input(text: str) -> None:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import boto3
 import pytest
 import requests
 from moto.server import ThreadedMotoServer
+from ruamel.yaml import YAML
 
 from tests.support.repo_copy import ROOT, copy_short, environment, run
 
@@ -268,5 +270,13 @@ def test_a_missing_bucket_is_reported_and_a_shared_folder_needs_no_server(
     make(fetched, "publish")
     folder = clone(publisher, tmp_path / "repo")
     make(folder, "remote", f"URL={tmp_path / 'shared'}")
-    make(folder, "fetch")
+    lock = YAML(typ="safe").load(folder / "dvc.lock")  # as after a run with an iteration that was removed later
+    removed = deepcopy(lock["stages"]["spin-convert@iter0"])
+    for out in removed["outs"]:
+        out["path"] = out["path"].replace("iter0", "iter9")
+    lock["stages"]["spin-convert@iter9"] = removed
+    YAML(typ="safe").dump(lock, folder / "dvc.lock")
+    said = make(folder, "fetch").stdout
+    assert "stages of dvc.lock that params.yaml no longer has: 1, such as spin-convert@iter9." in said
+    assert not (folder / "data/spin/iter9").exists()
     assert ran(make(folder, "repro", METHOD).stdout) == set()

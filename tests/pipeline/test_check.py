@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
+def write_results(method: str) -> None:
+    """The summary and the records of a finished run with the present params."""
+    shutil.copy(ROOT / "dvc.yaml", "dvc.yaml")
+    values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
+    locked = {}
+    with Repo.init(no_scm=True) as repo:
+        for stage in repo.index.stages:
+            if stage.name == f"base@{method}" or stage.name.startswith(f"{method}-"):
+                keys = [key for dependency in stage.deps for key in getattr(dependency, "params", ())]
+                found = {key: reduce(lambda node, part: node[part], key.split("."), values) for key in keys}
+                locked[stage.name] = {"cmd": stage.cmd, "params": {"params.yaml": found}}
+    with Path("dvc.lock").open("w") as file:
+        YAML(typ="safe").dump({"schema": "2.0", "stages": locked}, file)
+    Path("results/summary").mkdir(parents=True)
+    Path(f"results/summary/{method}.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -53,11 +71,10 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
     ],
 )
 def test_make_check_confirms_valid_params_and_other_targets_print_nothing(
-    words: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if words[-1] == "spin":
-        (folder / "results/summary").mkdir(parents=True)
-        (folder / "results/summary/spin.json").write_text("{}")
+        write_results("spin")
     monkeypatch.setattr("sys.argv", ["check", *words])
     check.main()
     assert capsys.readouterr().out == (said and f"params.yaml: all 8 sections are valid, and {said}.\n")
@@ -133,7 +150,7 @@ def test_names_that_a_shell_or_a_path_would_interpret_are_refused(
 
 
 def test_a_missing_api_key_is_reported_before_the_run_and_only_if_the_engine_is_used(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
     values["rise"]["engines"]["teacher"] = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
@@ -142,9 +159,12 @@ def test_a_missing_api_key_is_reported_before_the_run_and_only_if_the_engine_is_
         YAML().dump(values, file)
     (said,) = ends_with(capsys)
     assert said.startswith("rise: engines.teacher: the API key OPENAI_API_KEY is not set; export OPENAI_API_KEY=<key>")
-    (folder / "results/summary").mkdir(parents=True)
-    (folder / "results/summary/rise.json").write_text("{}")
+    write_results("rise")
     check.main()  # a complete run makes no more requests
+    change("lr: ", "lr: 3")  # now some stages must run again
+    assert ends_with(capsys) == [said]
+    Path("dvc.lock").unlink()
+    assert ends_with(capsys) == [said]
 
 
 def test_addresses_that_no_run_can_use_are_reported() -> None:

@@ -1,25 +1,27 @@
 """``make compare``: headline metrics and changed params of the workspace, the last commit and its DVC experiments.
 
-    run          rise m1@t5   minus more_sft  changed
-    ──────────────────────────────────────────────────────────────────────────────────
-    main          .696±.021       -.016±.024
-    chill-maya    .702±.020       -.010±.024  rise.rows.iter2.train.lr: 0.001 → 0.002
+    run          rise m1@t5   rise minus more_sft
+    ────────────────────────────────────────────
+    main         0.696±0.021        -0.016±0.024
+    chill-maya   0.702±0.020        -0.010±0.024
+    chill-maya: rise.rows.iter2.train.lr: 0.001 → 0.002
 
 Each method has one column for its headline metric with its standard error, and one for the paired difference to a
-control. The first row is the commit; the other rows list the params that they changed.
+control. The first row is the commit. A line below the table lists what each other run changed, beginning with the
+params in which these runs differ from each other.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from selfimprove.apps.report.table import fitted, in_console
+from selfimprove.apps.report.table import in_console, show
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import for_terminal
 
@@ -45,8 +47,7 @@ def main() -> None:
         print("no results yet; run `make repro`, commit dvc.lock, then `make exp SET=…`.", file=sys.stderr)
         sys.exit(2)
     console = in_console()
-    for part in fitted(table_of(runs), console):
-        console.print(part)
+    show(table_of(runs), console)
 
 
 def read_runs(shown: list[dict[str, Any]]) -> Iterator[Run]:
@@ -83,10 +84,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def changes(params: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """The params that differ from the reference's, one line each."""
+def changes(
+    params: Mapping[str, Any], reference: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """The params that differ from the reference's, one line each; first those that also differ from the others'."""
     keys = [key for key in {**reference, **params} if params.get(key) != reference.get(key)]
-    return [for_terminal(f"{key}: {_said(reference, key)} → {_said(params, key)}") for key in sorted(keys)]
+    keys.sort(key=lambda key: (all(params.get(key) == other.get(key) for other in others), key))
+    return [for_terminal(f"{key}: {_said(reference, key)} → {_said(params, key)}") for key in keys]
 
 
 def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -105,11 +109,11 @@ def table_of(runs: list[Run]) -> Table:
     table.add_column("run", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    reference = runs[0][1]
+    reference, others = runs[0][1], [params for _, params, _ in runs[1:]]
     notes = []
     for name, params, cells in runs:
         table.add_row(escape(name), *(cells.get(heading, "-") for heading in columns))
-        changed = changes(params, reference)
+        changed = changes(params, reference, others)
         if (more := len(changed) - MOST_CHANGES) > 0:
             changed[MOST_CHANGES:] = [f"and {more} more (see `dvc params diff`)"]
         notes += [f"{name}: {'; '.join(changed)}"] if changed else []

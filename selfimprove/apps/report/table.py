@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
+from rich.text import Text
 
 from selfimprove.apps.report.arena import arena, arena_tables
 from selfimprove.apps.report.charts import curve_chart, curves_of, rows_chart, write_png
@@ -52,8 +53,7 @@ def main() -> None:
     if compared is not None:
         tables += arena_tables(compared)
     for table in tables:
-        for part in fitted(table, console):
-            console.print(part)
+        show(table, console)
     console.print(f"plots: {OUT}/*.png; all metrics: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
@@ -111,7 +111,8 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append(
-        "tokens: training tokens (tokens of X: as many as row X); train, eval: seconds of the stage (-: not recorded)"
+        "tokens: training tokens (tokens of X: as many as X and the rows between the base and X together); "
+        "train, eval: seconds of the stage (-: not recorded)"
     )
     notes.append("*: more than three standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
     notes += [f"{kind}: {said}" for kind, said in OMISSIONS.items() if any(kind == one for _, one in left_out)]
@@ -138,8 +139,19 @@ def in_console() -> Console:
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 130)
 
 
+def show(table: Table, console: Console) -> None:
+    """Print a table that fits the console; title and notes have the console's width, not that of the last part."""
+    if table.title:
+        console.print(Text.from_markup(str(table.title), style="table.title"))
+    for part in fitted(table, console):
+        console.print(part)
+    if table.caption:
+        console.print(Text.from_markup(str(table.caption), style="table.caption"))
+
+
 def fitted(table: Table, console: Console) -> list[Table]:
-    """The table itself if the console is wide enough, else its columns split into several tables.
+    """The table itself if the console is wide enough, else its columns split into several tables, without title and
+    notes.
 
     The leading columns that are not right-aligned identify a row; each part repeats them. Nothing is truncated: if a
     single column is too wide, its cells wrap.
@@ -155,12 +167,11 @@ def fitted(table: Table, console: Console) -> list[Table]:
         if _width(part, console) > console.width:
             for column in part.columns:
                 column.no_wrap, column.overflow = False, "fold"
-    made[0].title, made[-1].caption = table.title, table.caption
     return made
 
 
 def _part(table: Table, columns: Sequence[Column]) -> Table:
-    part = Table(box=table.box, padding=table.padding, title_justify="left", caption_justify="left")
+    part = Table(box=table.box, padding=table.padding)
     for column in columns:
         part.add_column(column.header, justify=column.justify, no_wrap=True)
     for row, cells in zip(table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):

@@ -57,7 +57,9 @@ class AttemptsParams(TextParams):
     @model_validator(mode="after")
     def _has_problems(self) -> AttemptsParams:
         if self.problems is None and not isinstance(self.inner.make(), MakesProblems):
-            raise ValueError(f"problems: {self.name} needs a JSONL file of problems; name one")
+            raise ValueError(
+                f'problems: {self.name} needs a JSONL file of problems; name one (make play: ARGS="--file <problems>")'
+            )
         return self
 
     def instruction(self) -> str:

@@ -15,7 +15,7 @@ from selfimprove.apps.page import tables
 from selfimprove.apps.page.build import environment
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.arena import Arena, arena, arena_tables, attempts_of, between_of, rows_of, same_start
-from selfimprove.apps.report.table import SUMMARIES, fitted, read_summaries
+from selfimprove.apps.report.table import SUMMARIES, read_summaries, show
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.publish import write_json, write_text
@@ -192,8 +192,7 @@ def test_methods_without_results_or_with_other_tasks_are_listed_with_the_reason(
     assert one["methods"]["spin"] == {"missing": "no results yet; run `make repro METHOD=spin`"}
     console = Console(width=100, file=StringIO(), record=True)
     for table in arena_tables(one):
-        for part in fitted(table, console):
-            console.print(part)
+        show(table, console)
     text = console.export_text()
     assert "Reflect-RL: was tested on other tasks" in text
     assert "SPIN: no results yet" in text

@@ -6,9 +6,10 @@ from io import StringIO
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from selfimprove.apps.report.compare import read_runs, table_of
-from selfimprove.apps.report.table import fitted
+from selfimprove.apps.report.compare import Run, read_runs, table_of
+from selfimprove.apps.report.table import show
 from selfimprove.methods.summary import headline_metrics
 
 
@@ -31,8 +32,7 @@ def shown(workspace: dict[str, Any]) -> list[dict[str, Any]]:
 
 def printed(workspace: dict[str, Any], width: int = 80) -> str:
     console = Console(width=width, file=StringIO(), record=True)
-    for part in fitted(table_of(list(read_runs(shown(workspace)))), console):
-        console.print(part)
+    show(table_of(list(read_runs(shown(workspace)))), console)
     return console.export_text()
 
 
@@ -104,3 +104,27 @@ def test_the_headline_is_the_last_row_s_metric_and_its_paired_difference_to_more
     assert headline_metrics("spin", summary) == {
         "spin": {"em": 0.7, "em error": 0.02, "minus more_sft": -0.1, "minus more_sft error": 0.03}
     }
+
+
+def test_the_params_in_which_the_experiments_differ_are_listed_first_also_beside_another_profile_s() -> None:
+    common = {f"agent_r.{letter}": 1 for letter in "abcdefghijklmnop"}
+    runs: list[Run] = [
+        ("main", {}, {}),
+        *((f"lr-{lr}", {**common, "spin.lr": lr}, {"rise m1@t5": "1"}) for lr in (1, 2)),
+    ]
+    notes = str(table_of(runs).caption).splitlines()[1:]
+    assert [note.split("; ")[0] for note in notes] == ["lr-1: spin.lr: none → 1", "lr-2: spin.lr: none → 2"]
+    assert all(note.count("; ") == 12 and "agent_r.a: none → 1" in note and "and 5 more" in note for note in notes)
+
+
+def test_notes_have_the_console_s_width_and_not_that_of_the_last_part_of_a_table() -> None:
+    table = Table("run", title="a title of some length")
+    for number in range(4):
+        table.add_column(f"column {number}", justify="right")
+    table.add_row("one", *"1234")
+    table.caption = "a note of more than twenty-four characters"
+    console = Console(width=44, file=StringIO(), record=True)
+    show(table, console)
+    lines = console.export_text().splitlines()
+    assert lines[0] == "a title of some length"
+    assert lines[-1] == "a note of more than twenty-four characters"

@@ -111,7 +111,7 @@
       const run = letter === "e" ? `line ${line(set, place)}` : index?.runs[cell(set.u, place)];
       const link = el("a", { href: `#${new URLSearchParams({ ...values(), at: String(place) })}`, "aria-current": String(place) === current ? "true" : null },
         el("span", { class: "id" }, el("span", {}, visible(run ? `${id} · ${run}` : id)), badge),
-        el("span", { class: "preview" }, visible(text.slice(-160))));
+        el("span", { class: "preview" }, visible(text.length > 160 ? `… ${text.slice(-160).replace(/^\S*\s+/, "")}` : text)));
       return el("li", {}, link);
     });
     byId("list").replaceChildren(...items);
