@@ -185,8 +185,9 @@ def test_play_omits_characters_that_nobody_sees_and_keeps_ordinary_text() -> Non
 
 def test_questions_of_ones_own_are_played_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_quiz.py").write_text(
-        "from selfimprove.envs.own import Answers\n\n\nclass Quiz(Answers):\n    def demonstration(self, problem):\n"
-        "        return f'It is {problem.gold}'\n\n    def extract(self, attempt):\n        return attempt.split()[-1]\n"
+        "from selfimprove.envs.own import Answers\n\n\nclass Quiz(Answers):\n"
+        "    def demonstration(self, problem):\n        return f'It is {problem.gold}'\n\n"
+        "    def extract(self, attempt):\n        return attempt.split()[-1]\n"
     )
     (tmp_path / "quiz.jsonl").write_text('{"question": "How many?", "answer": "7"}\n')
     monkeypatch.syspath_prepend(tmp_path)
