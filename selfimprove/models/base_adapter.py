@@ -95,7 +95,8 @@ def _base_of(model: Path, config: dict[str, Any], told: str | None) -> Path:
     if told is not None and not Path(told).is_dir():
         name, _, revision = told.partition("@")
     else:
-        name, revision = told or config.get("base_model_name_or_path") or "", config.get("revision") or ""
+        name = told or config.get("base_model_name_or_path") or ""
+        revision = "" if told else config.get("revision") or ""
     if not isinstance(revision, str):
         raise UserError(f"base: {model / CONFIG}: the revision {revision!r} is not text; set adapter_of.")
     if not isinstance(name, str) or not name:

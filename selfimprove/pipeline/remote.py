@@ -116,9 +116,10 @@ def fetch(
         removed = {out.stage for out in published} - {stage.addressing for stage in repo.index.stages}
         if outs and not published and not all_runs:
             raise UserError(f"{where} has nothing that dvc.lock names; run `make publish` where the run was made.")
-        there = [out for out in published if out.md5 not in missing and out.stage not in removed]
-        with _graph_read_once():
-            repo.checkout([str(out.path) for out in there], allow_missing=True)
+        there = [str(out.path) for out in published if out.md5 not in missing and out.stage not in removed]
+        if there:  # without targets, DVC would check out everything
+            with _graph_read_once():
+                repo.checkout(there, allow_missing=True)
         excused = {out.md5 for out in outs} - {out.md5 for out in published}
         faults = list(_faults(missing - excused, named, remote))
     print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")

@@ -125,6 +125,7 @@ def test_a_folder_that_cannot_be_merged_is_refused_with_the_reason(base: Path, a
     change(adapter, revision=7)
     with refused_with(r"adapter_config.json: the revision 7 is not text; set adapter_of"):
         merged(adapter, out)
+    merged(adapter, out, str(base))  # its base is named here
     change(adapter, revision=None, target_modules=["q_proj"])
     with refused_with(r"does not fit .*4 tensors that the model does not, such as .*v_proj"):
         merged(adapter, out)

@@ -104,7 +104,7 @@ def test_visible_gpus_are_detected_from_nvidia_smi_and_cuda_visible_devices(
     assert visible_gpus() == (3, small, GPUS["A10"])
     for named, expected in {
         "1": (1, large), "2, 1": (2, large), "1,0": (2, small), "GPU-7bb2": (1, large), "1,7,2": (1, large),
-        "GPU-7bb": None, "-1": None, "NoDevFiles": None, "": None,
+        "MIG-0": (1, small), "GPU-7bb": None, "-1": None, "NoDevFiles": None, "": None,
     }.items():  # fmt: skip
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert (visible_gpus() or (None,))[:2] == (expected or (None,)), named

@@ -149,11 +149,16 @@ def visible_gpus() -> tuple[int, float, Gpu] | None:
 
 
 def _named(rows: list[list[str]], names: list[str]) -> list[list[str]]:
-    """The rows of the GPUs with these numbers or UUIDs; as in CUDA, the first other name ends the list."""
+    """The rows of the GPUs with these numbers or UUIDs; as in CUDA, the first other name ends the list.
+
+    A part of a GPU (MIG) counts as the first GPU, since nvidia-smi's rows do not tell its own.
+    """
     found = []
     for name in map(str.strip, names):
         if name.isdecimal():
             match = rows[int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):
+            match = rows[:1]
         else:
             match = [row for row in rows if name.startswith("GPU-") and row[2].strip().startswith(name)]
         if len(match) != 1:
