@@ -6,7 +6,6 @@ packages, a GPU, models, templates.
 """
 
 import os
-import re
 import shutil
 import sys
 import sysconfig
@@ -40,7 +39,7 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
-from selfimprove.pipeline.recorded import has_results
+from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
@@ -50,8 +49,6 @@ SAY = "--say"
 PARAMS_ONLY = "params"
 """In place of a method: check only params.yaml."""
 GRAPH_FILE = Path("dvc.yaml")
-_EACH = re.compile(r"\$\{([\w.]+)\}")
-_ABSENT: Any = object()
 LOCAL = ("models/", "/", "./", "../")
 """Prefixes of model names that must be folders; any other name may be on the hub."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
@@ -111,20 +108,15 @@ def graph_faults(values: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterat
     The schemas have a default for such a key. DVC has none and would fail in the middle of the run.
     """
     told = set()
-    for name, stage in stages.items():
-        over = _EACH.fullmatch(str(stage.get("foreach", "")))
-        body = stage["do"] if over else stage
-        entries = _at(values, over[1]) if over else {"": None}
-        for item in entries if isinstance(entries, Mapping) else ():
-            for key in (str(param).replace("${key}", str(item)) for param in body.get("params", [])):
-                if key in told or _at(values, key) is not _ABSENT:
-                    continue
-                told.add(key)
-                method, last = key.partition(".")[0], key.rpartition(".")[2]
-                shared = _at(values, f"{method}.train.{last}") if ".train." in key else _ABSENT
-                remedy = "its default is in docs/params.md" if shared is _ABSENT else f"{method}.train has {shared}"
-                reader = f"{name}@{item}" if item else name
-                yield f"{PARAMS_FILE}: {key}: missing, but DVC reads it for stage {reader}; add it ({remedy})."
+    for reader, keys in planned(stages, values):
+        for key in keys:
+            if key in told or value_at(values, key) is not ABSENT:
+                continue
+            told.add(key)
+            method, last = key.partition(".")[0], key.rpartition(".")[2]
+            shared = value_at(values, f"{method}.train.{last}") if ".train." in key else ABSENT
+            remedy = "its default is in docs/params.md" if shared is ABSENT else f"{method}.train has {shared}"
+            yield f"{PARAMS_FILE}: {key}: missing, but DVC reads it for stage {reader}; add it ({remedy})."
 
 
 @cache
@@ -136,15 +128,6 @@ def _graph(file: Path, _changed: int) -> Mapping[str, Any]:
         if all(isinstance(one, Mapping) and isinstance(one.get("params", []), list) for one in bodies):
             return stages
     raise UserError(f"{file.name}: a stage is damaged; correct it, or run `git restore {file.name}`.")
-
-
-def _at(values: Any, key: str) -> Any:
-    """The value at a dotted key; ``_ABSENT`` if there is none."""
-    for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return _ABSENT
-        values = values[part]
-    return values
 
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:

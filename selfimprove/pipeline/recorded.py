@@ -5,6 +5,7 @@ edited in between, DVC would record the new values with outputs of the old ones.
 records nothing and runs it again.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from selfimprove.core.yaml import read_yaml
 
 PARAMS, GRAPH, LOCK = Path("params.yaml"), Path("dvc.yaml"), Path("dvc.lock")
 SUMMARIES = Path("results/summary")
+ABSENT: Any = object()
+_EACH = re.compile(r"\$\{([\w.]+)\}")
 
 
 def check_unedited(stage: str, values: Mapping[str, Any]) -> None:
@@ -28,7 +31,8 @@ def check_unedited(stage: str, values: Mapping[str, Any]) -> None:
         now = {}
     if now == values:
         return
-    edited = [key for key in recorded_keys(stage) if _at(now, key) != _at(values, key)]
+    recorded = dict(planned(read_yaml(GRAPH)["stages"], values))
+    edited = [key for key in recorded.get(stage, ()) if value_at(now, key) != value_at(values, key)]
     if edited:
         raise UserError(
             f"{edited[0]} was edited in params.yaml while the stage ran, so its outputs are not recorded; run the same "
@@ -36,11 +40,18 @@ def check_unedited(stage: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def recorded_keys(stage: str) -> list[str]:
-    """The keys of params.yaml that dvc.yaml lists for a stage such as ``rise-generate@iter1``."""
-    name, _, item = stage.partition("@")
-    entry = read_yaml(GRAPH)["stages"][name]
-    return [key.replace("${key}", item) for key in entry.get("do", entry).get("params", [])]
+def planned(stages: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Each stage under these params, such as ``rise-generate@iter1``, and the keys of params.yaml recorded for it.
+
+    ``stages``: those of dvc.yaml.
+    """
+    for name, stage in stages.items():
+        over = _EACH.fullmatch(str(stage.get("foreach", "")))
+        body = stage["do"] if over else stage
+        entries = value_at(values, over[1]) if over else {"": None}
+        for item in entries if isinstance(entries, Mapping) else ():
+            keys = [str(key).replace("${key}", str(item)) for key in body.get("params", [])]
+            yield (f"{name}@{item}" if item else name), keys
 
 
 def has_results(method: str, values: Mapping[str, Any]) -> bool:
@@ -52,23 +63,18 @@ def has_results(method: str, values: Mapping[str, Any]) -> bool:
         return False
     try:
         locked = read_yaml(LOCK)["stages"]
-        recorded = {stage: locked[stage]["params"][str(PARAMS)] for stage in _stages(method, values)}
-        return all(_at(values, key) == value for params in recorded.values() for key, value in params.items())
+        stages = [one for one, _ in planned(read_yaml(GRAPH)["stages"], values)]
+        own = [one for one in stages if one.startswith(f"{method}-") or one == f"base@{method}"]
+        recorded = [entry for one in own for entry in locked[one]["params"][str(PARAMS)].items()]
+        return all(value_at(values, key) == value for key, value in recorded)
     except (UserError, LookupError, TypeError, AttributeError):  # a stage has not run, or a file is damaged
         return False
 
 
-def _stages(method: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """The names of the method's stages under these params."""
-    yield f"base@{method}"
-    for name, entry in read_yaml(GRAPH)["stages"].items():
-        if name.startswith(f"{method}-"):
-            over = entry.get("foreach")
-            yield from [f"{name}@{item}" for item in _at(values, over[2:-1])] if over else [name]  # ${rise.rows}
-
-
-def _at(values: Any, key: str) -> Any:
-    """The value of a dotted key; None if there is none."""
+def value_at(values: Any, key: str) -> Any:
+    """The value at a dotted key; ``ABSENT`` if there is none."""
     for part in key.split("."):
-        values = values.get(part) if isinstance(values, Mapping) else None
+        if not isinstance(values, Mapping) or part not in values:
+            return ABSENT
+        values = values[part]
     return values
