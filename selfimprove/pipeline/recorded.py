@@ -62,12 +62,19 @@ def has_results(method: str, values: Mapping[str, Any]) -> bool:
     if not (SUMMARIES / f"{method}.json").is_file():
         return False
     try:
-        locked = read_yaml(LOCK)["stages"]
+        return records(read_yaml(LOCK), method, values)
+    except UserError:  # dvc.lock is missing or damaged
+        return False
+
+
+def records(lock: Any, method: str, values: Mapping[str, Any]) -> bool:
+    """Whether ``lock``, the content of a dvc.lock, records all stages of the method with these params."""
+    try:
         stages = [one for one, _ in planned(read_yaml(GRAPH)["stages"], values)]
         own = [one for one in stages if one.startswith(f"{method}-") or one == f"base@{method}"]
-        recorded = [entry for one in own for entry in locked[one]["params"][str(PARAMS)].items()]
+        recorded = [entry for one in own for entry in lock["stages"][one]["params"][str(PARAMS)].items()]
         return all(value_at(values, key) == value for key, value in recorded)
-    except (UserError, LookupError, TypeError, AttributeError):  # a stage has not run, or a file is damaged
+    except (LookupError, TypeError, AttributeError):  # a stage has not run, or the lock is damaged
         return False
 
 

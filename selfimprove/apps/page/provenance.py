@@ -54,18 +54,20 @@ def _set(value: Any) -> str:
 
 
 def profile(run: Run) -> str:
-    """The profile named in ``params.yaml``."""
+    """The profile named in ``params.yaml``, and how many of the run's params differ from it."""
     path = run.root / PARAMS
-    return named(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    name = named(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    changed = len(own_params(run, name))
+    return f"{name} with {changed} changed param{'s' * (changed != 1)}" if changed else name
 
 
-def own_params(run: Run) -> list[tuple[str, str, str]]:
-    """(key, default profile's value, run's value) of every param that differs from the default profile."""
+def own_params(run: Run, name: str = DEFAULT) -> list[tuple[str, str, str]]:
+    """(key, profile's value, run's value) of every param that differs from the profile; [] if there is no such file."""
     try:
-        default = composed(DEFAULT, run.root / FOLDER)
+        params = composed(name, run.root / FOLDER)
     except (UserError, OSError):
         return []
-    return differing(default, run.params)
+    return differing(params, run.params)
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -8,27 +8,36 @@
 
 Each method has one column for its headline metric with its standard error, and one for the paired difference to a
 control. The first row is the commit. A line below the table lists what each other run changed, beginning with the
-params in which these runs differ from each other.
+params in which these runs differ from each other. An experiment of one method also contains the commit's results of the
+others. If it changed their params, too, such as the seed, those results are not shown.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from selfimprove.apps.report.table import in_console, show
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import for_terminal
+from selfimprove.core.git import git
+from selfimprove.pipeline.recorded import LOCK, PARAMS, records
 
 Run = tuple[str, dict[str, Any], dict[str, str]]
 """A run's name, its params as a flat mapping, and its cells by column."""
+Current = Callable[[str, str, Mapping[str, Any]], bool]
+"""Whether, in a revision, the results of a method belong to these params."""
 
 ERROR = " error"
+WORKSPACE = "workspace"
 
 MOST_CHANGES = 12
 """How many changed params are listed per run: another profile changes hundreds."""
@@ -42,7 +51,7 @@ def main() -> None:
         said = done.stderr.strip().splitlines()
         print(f"dvc exp show failed: {said[-1] if said else 'no error message'}", file=sys.stderr)
         sys.exit(2)
-    runs = list(read_runs(json.loads(done.stdout)))
+    runs = list(read_runs(json.loads(done.stdout), _recorded))
     if not any(cells for _, _, cells in runs):
         print("no results yet; run `make repro`, commit dvc.lock, then `make exp SET=…`.", file=sys.stderr)
         sys.exit(2)
@@ -50,21 +59,36 @@ def main() -> None:
     show(table_of(runs), console)
 
 
-def read_runs(shown: list[dict[str, Any]]) -> Iterator[Run]:
+def read_runs(shown: list[dict[str, Any]], current: Current) -> Iterator[Run]:
     """The commit, its experiments, and the workspace if it differs from the commit, from ``dvc exp show --json``."""
     workspace, *commits = shown
     listed = [run for commit in commits for run in _with_experiments(commit)]
-    if not listed or (workspace.get("data") or {}).get("metrics") != listed[0][1].get("metrics"):
-        listed.append(("workspace", workspace.get("data") or {}))
-    for name, data in listed:
-        params: dict[str, Any] = {}
-        for file in (data.get("params") or {}).values():
-            params |= dict(flat(_mapping(file.get("data"))))
+    if not listed or (workspace.get("data") or {}).get("metrics") != listed[0][2].get("metrics"):
+        listed.append(("workspace", WORKSPACE, workspace.get("data") or {}))
+    for name, revision, data in listed:
+        files = {path: _mapping(file.get("data")) for path, file in (data.get("params") or {}).items()}
+        params = {key: value for file in files.values() for key, value in flat(file)}
         cells: dict[str, str] = {}
         for file in (data.get("metrics") or {}).values():
             for method, metrics in _mapping(file.get("data")).items():
-                cells |= cells_of(method, _mapping(metrics))
+                if current(revision, method, files.get(str(PARAMS), {})):
+                    cells |= cells_of(method, _mapping(metrics))
         yield name, params, cells
+
+
+def _recorded(revision: str, method: str, params: Mapping[str, Any]) -> bool:
+    """Whether dvc.lock in this revision records the method's stages with its params."""
+    return records(_lock(revision), method, params)
+
+
+@cache
+def _lock(revision: str) -> Any:
+    """dvc.lock, with text for every key, as in the JSON of ``dvc exp show``; None if there is none that can be read."""
+    try:
+        text = LOCK.read_text(encoding="utf-8") if revision == WORKSPACE else git("show", f"{revision}:{LOCK}")[1]
+        return json.loads(json.dumps(YAML(typ="safe").load(text)))
+    except (OSError, YAMLError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def cells_of(method: str, metrics: Mapping[str, float]) -> dict[str, str]:
@@ -123,11 +147,12 @@ def table_of(runs: list[Run]) -> Table:
     return table
 
 
-def _with_experiments(commit: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield str(commit.get("name") or str(commit["rev"])[:7]), commit.get("data") or {}
-    for experiment in commit.get("experiments") or []:
-        for one in (experiment.get("revs") or [])[:1]:
-            yield str(one.get("name") or str(one["rev"])[:7]), one.get("data") or {}
+def _with_experiments(commit: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name, revision and data of the commit and of each of its experiments."""
+    latest = [one for experiment in commit.get("experiments") or [] for one in (experiment.get("revs") or [])[:1]]
+    for one in (commit, *latest):
+        revision = str(one["rev"])
+        yield str(one.get("name") or revision[:7]), revision, one.get("data") or {}
 
 
 def _said(params: Mapping[str, Any], key: str) -> str:

@@ -30,9 +30,13 @@ def shown(workspace: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"rev": "workspace", "name": None, "data": workspace}, commit]
 
 
+def always(revision: str, method: str, params: Any) -> bool:
+    return True
+
+
 def printed(workspace: dict[str, Any], width: int = 80) -> str:
     console = Console(width=width, file=StringIO(), record=True)
-    show(table_of(list(read_runs(shown(workspace)))), console)
+    show(table_of(list(read_runs(shown(workspace), always))), console)
     return console.export_text()
 
 
@@ -86,11 +90,26 @@ def test_the_table_of_four_methods_fits_into_eighty_columns_and_shows_every_metr
     assert [cell for cell in cells if cell not in of_workspace] == []
 
 
+def test_results_of_other_params_are_not_shown() -> None:
+    """An experiment with another seed that ran one method still contains the commit's results of the others."""
+
+    def own(revision: str, method: str, params: Any) -> bool:
+        return revision != "5787e96eb7" or (method != "rise" and params["rise"]["iter2"]["lr"] == 2e-3)
+
+    runs = shown(data(1e-3, 0.696))
+    spin = {"results/headline/spin.json": {"data": {"spin": {"em": 0.5, "em error": 0.01}}}}
+    for one in (runs[1], runs[1]["experiments"][0]["revs"][0]):
+        one["data"]["metrics"] = {**one["data"]["metrics"], **spin}
+    cells = {name: sorted(cells) for name, _, cells in read_runs(runs, own)}
+    assert cells["main"] == ["rise m1@t5", "rise minus more_sft", "spin em"]
+    assert cells["chill-maya"] == ["spin em"]
+
+
 def test_markup_in_a_name_is_printed_literally() -> None:
     run = shown(data(1e-3, 0.696))
     run[1]["experiments"][0]["revs"][0]["name"] = "[red]x[/red]"
     console = Console(width=80, file=StringIO(), record=True)
-    console.print(table_of(list(read_runs(run))))
+    console.print(table_of(list(read_runs(run, always))))
     assert "[red]x[/red]" in console.export_text()
 
 
