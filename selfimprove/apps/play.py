@@ -147,7 +147,7 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
     for step in range(steps):
         action = policy(game, step)
         if action is None:
-            console.print(_shown(f"stopped after {step} steps", "yellow"))
+            console.print(_shown(f"stopped after {_steps(step)}", "yellow"))
             return PlayOutcome(False, False, step)
         label = game.choices().get(action)
         told = game.act(action)
@@ -155,10 +155,14 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
         console.print(_shown(told.text))
         console.print(_shown(told.score + ("" if told.valid else "  (not understood)"), "cyan"))
         if told.done:
-            console.print(_shown(f"{'success' if told.success else 'failure'} after {step + 1} steps", "bold"))
+            console.print(_shown(f"{'success' if told.success else 'failure'} after {_steps(step + 1)}", "bold"))
             return PlayOutcome(True, told.success, step + 1)
-    console.print(_shown(f"stopped after {steps} steps", "yellow"))
+    console.print(_shown(f"stopped after {_steps(steps)}", "yellow"))
     return PlayOutcome(False, False, steps)
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"
 
 
 def _shown(text: str, style: str = "") -> Text:
