@@ -295,7 +295,8 @@ env-ray: $(RAY_STAMP) ## create .venvs/ray for Ray, for runs on a cluster (CLUST
 # FULL=1 adds the smoke runs of all methods, with and without a cluster, which take a quarter of an hour.
 FULL ?=
 test-backends-ray: $(RAY_STAMP) $(SCIWORLD_STAMP) $(ALFWORLD_STAMP)
-	OMP_NUM_THREADS=1 FULL=$(FULL) $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 FULL=$(FULL) $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray_replicas.py tests/backends/test_ray_stages.py \
+	  -p no:cacheprovider
 
 # vLLM's environment, with Ray's packages on PYTHONPATH.
 .PHONY: test-backends-ray-vllm

@@ -1,10 +1,11 @@
-"""Fixtures shared by vLLM's tests: one engine for all of them, because an engine takes a quarter of a minute to start.
+"""Fixtures shared by several files: vLLM's engine, which takes a quarter of a minute to start, and a Ray cluster.
 
 Fixtures import packages locally, because other backends' environments lack them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
     from selfimprove.engines.vllm.engine import VllmEngine
     from tests.backends.vllm_asking import Reference
 
@@ -43,3 +46,18 @@ def reference(vllm_dir: Path) -> Reference:
     from tests.backends.vllm_asking import Reference
 
     return Reference(vllm_dir)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A head and a second node, with one CPU each."""
+    # Ray's default niceness of 15 starves workers on a loaded machine.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    from ray.cluster_utils import Cluster
+
+    from tests.backends.ray_cluster import NODE
+
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster.add_node(**NODE)
+    yield cluster
+    cluster.shutdown()

@@ -1,4 +1,4 @@
-"""Compares the code and packages of a node with this machine's. Tests with Ray itself: tests/backends/test_ray.py."""
+"""Compares the code and packages of a node with this machine's. Tests with Ray itself: tests/backends/test_ray_*.py."""
 
 from __future__ import annotations
 
