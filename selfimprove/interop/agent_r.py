@@ -33,7 +33,7 @@ from selfimprove.core.records import (
     Role,
     load_json,
     read_jsonl,
-    read_rows,
+    read_records,
     write_jsonl,
     write_rows,
 )
@@ -299,15 +299,15 @@ def export_conversations(
 
 @app.command("import-conversations")
 def import_conversations(
-    source: Annotated[Path, typer.Argument(help="JSONL of conversations")],
+    source: Annotated[Path, typer.Argument(help="JSONL of conversations, or a .json file with a list of them")],
     target: Annotated[Path, typer.Argument(help="output file (examples.jsonl)")],
     form: Annotated[
         _From, typer.Option("--from", help="format of the source; log: the original's pair or good log")
     ] = "openai",
 ) -> None:
-    """Conversations (JSONL) to training examples; weights are 1 where the loss flag is set, else 0."""
+    """Conversations to training examples; weights are 1 where the loss flag is set, else 0."""
     read = {"xtuner": formats.from_xtuner, "openai": formats.from_openai, "log": formats.from_log}[form]
-    examples = [read(row, f"{source}, line {number}") for number, row in read_rows(source)]
+    examples = [read(row, place) for place, row in read_records(source)]
     with aside(target) as part:
         write_jsonl(part, examples)
 

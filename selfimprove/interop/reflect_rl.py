@@ -152,7 +152,7 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
                         "entropy": step["entropy"],
                         "cost": step["cost"],
                         "prompt": step["prompt"],
-                        "generation": step["generation"],
+                        "generation": {"role": "assistant", "content": step["generation"]},
                     }
                     for step in entry["detail"]
                 ],

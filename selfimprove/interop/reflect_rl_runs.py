@@ -15,11 +15,11 @@ _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 def next_run(names: Iterable[str]) -> str:
     """The number of the next run beside runs with these folder names: the highest number at a name's start, plus one.
 
-    It has at least three digits; names without a number do not count. The original read three characters of each name,
-    so that run 1000 was followed by 101.
+    It has at least three digits; names without a number do not count, and the first run is 000. The original read three
+    characters of each name, so that run 1000 was followed by 101.
     """
     numbers = [int(found[0]) for name in names if (found := _NUMBER.match(name))]
-    return f"{max(numbers, default=0) + 1:03d}"
+    return f"{max(numbers, default=-1) + 1:03d}"
 
 
 def clean_checkpoints(run: Path) -> list[Path]:

@@ -94,6 +94,8 @@ def log_entry(index: int, episode: Episode, api: Collection[str] = ()) -> dict[s
 
 
 class _History(Record):
+    model_config = ConfigDict(extra="ignore")
+
     best_actions: list[str]
     actions: dict[str, list[str]]
     best_observations: list[str | None]

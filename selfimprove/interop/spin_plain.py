@@ -36,6 +36,7 @@ from selfimprove.methods.spin.chats import (
     read_rows_of,
     reformat,
     reformatted,
+    test_fractions,
     write_rows_to,
 )
 from selfimprove.methods.spin.prompts import opening
@@ -139,14 +140,18 @@ def generate_command(
 def gather_command(
     input_dir: Annotated[Path, typer.Option(help="folder of the fractions")],
     output_dir: Annotated[Path, typer.Option(help="output folder of {train,test}_prefs-…")],
-    num_fracs: Annotated[int, typer.Option(min=1, help="number of fractions")] = 125,
-    split: Annotated[Split, typer.Option()] = "train",
+    num_fracs: Annotated[int, typer.Option(min=1, help="number of the train split's fractions")] = 125,
+    split: Annotated[Split | None, typer.Option(help="only this split; default: train, and test if generated")] = None,
     file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
-    """Combine all fractions into one file; a missing one is an error."""
-    rows = gathered(input_dir, num_fracs, split)
-    with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
-        write_rows_to(part, rows)
+    """Combine the fractions of each split into one file; a missing one is an error."""
+    of_test = test_fractions(input_dir)
+    both: dict[Split, int] = {"train": num_fracs, "test": of_test or 1}
+    wanted: list[Split] = [split] if split else ["train", "test"] if of_test else ["train"]
+    gathered_rows = {one: gathered(input_dir, both[one], one) for one in wanted}
+    for one, rows in gathered_rows.items():
+        with aside(output_dir / f"{STEM.format(split=one)}.{file_format}") as part:
+            write_rows_to(part, rows)
 
 
 if __name__ == "__main__":

@@ -88,13 +88,13 @@ def label(
 def choose(choices: Sequence[Choice], response: str) -> Action | None:
     """The action selected by a response; None if there is none.
 
-    Accepted: a command exactly as listed, or a label with any white space around it, a trailing dot, or any text
-    after the first dot (``7``, `` 7. ``, ``7 .``, ``7. cat a.py``). Not accepted: ``07``, ``.7``, ``Choice 7``
+    Accepted: a command exactly as listed, or a label with any white space or dots around it, or any text after the
+    first dot (``7``, `` 7. ``, ``.7``, ``7. cat a.py``). Not accepted: ``07``, ``7 .``, ``Choice 7``
     (docs/reflect-rl.md, L31).
     """
     response = response.strip()
     for choice in choices:
         if choice.action.text == response:
             return choice.action
-    named = response.partition(".")[0].rstrip()
+    named = response.strip(".").partition(".")[0]
     return next((choice.action for choice in choices if choice.label == named), None)

@@ -32,7 +32,7 @@ DATA_LINES = 20  # of a table that are read
 SENTENCE_LIMIT = 140  # characters of a docstring quoted in a question
 MODEL = "template"  # recorded as the author
 
-_UNASKED = re.compile(r"(?:^|[/_.-])(?:tests?|out|output|outputs|git)(?:$|[/_.-])")
+_UNASKED = re.compile(r"(?:^|[/_.-])(?:(?:conf|py|unit)?tests?\d*|testing|testdata|out|output|outputs)(?:$|[/_.-])")
 
 
 class Fact(NamedTuple):

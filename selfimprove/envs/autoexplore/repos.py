@@ -114,6 +114,7 @@ def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:
         text = _opening(path)
     except (OSError, UnicodeDecodeError):
         return "unreadable"
+    text = text.replace("\r\n", "\n")  # one character, as for the original, which reads in text mode
     if len(text) < MIN_CHARACTERS:
         return "short"
     return None if len(text.encode("ascii", "ignore")) >= MIN_ASCII * len(text) else "little ASCII"

@@ -209,5 +209,6 @@ def _rounds(text: str) -> list[Round]:
         known = (_FINISH if last else _SEARCH).fullmatch(action)
         if not thought or known is None:
             raise _Dropped("a round is no thought with one action")
-        rounds.append(Round(thought=thought, action=action, observation=None if last else observation))
+        seen = None if last or observation == "None" else observation  # the original's text if nothing was found
+        rounds.append(Round(thought=thought, action=action, observation=seen))
     return rounds

@@ -27,14 +27,24 @@ _LEADING = re.compile(r"[\W_]*([A-D])(?!_*[^\W_]|['’/–-]\w)", re.IGNORECASE)
 def load(split: str, folder: Path) -> list[Question]:
     """The questions in all CSV files of the split's folder, in file order, with files sorted by name.
 
+    ``astronomy_test`` is the split of one subject, as in the original: the file of that name.
+
     Raises:
         UserError: no such split or folder, no file, or a line that is not a question with four options and a letter.
     """
-    if split not in SPLITS:
-        raise UserError(f"mmlu has no split {split!r}; choose one of {', '.join(SPLITS)}.")
-    files = sorted((folder / SPLITS[split]).glob("*.csv"), key=lambda path: path.name)
+    subject, _, part = split.rpartition("_")
+    if part not in SPLITS:
+        raise UserError(
+            f"mmlu has no split {split!r}; choose one of {', '.join(SPLITS)}, or a subject's, such as astronomy_test."
+        )
+    named = folder / (SPLITS[part] if (folder / SPLITS[part]).is_dir() else part)
+    files = sorted(named.glob("*.csv"), key=lambda path: path.name)
     if not files:
-        raise UserError(f"{folder / SPLITS[split]} contains no *.csv; unpack MMLU's data there.")
+        raise UserError(f"{named} contains no *.csv; unpack MMLU's data there.")
+    if subject:
+        files = [file for file in files if file.stem == split]
+        if not files:
+            raise UserError(f"{named / split}.csv does not exist; choose a subject of the files there.")
     questions = []
     for path in files:
         for place, cells in read_table(path):
@@ -48,7 +58,7 @@ def load(split: str, folder: Path) -> list[Question]:
                     task="mmlu",
                     question=text,
                     gold=cells[5].strip(),
-                    kind=path.stem.removesuffix(f"_{split}"),
+                    kind=path.stem.removesuffix(f"_{part}"),
                 )
             )
     return questions

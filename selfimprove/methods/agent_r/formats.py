@@ -86,7 +86,9 @@ def from_log(row: Mapping[str, Any], where: str) -> Example:
         logged = _Log.model_validate(row)
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
-    messages = [Message(role=said.role, content=said.content, weight=float(said.loss)) for said in logged.revise_log]
+    messages = [
+        Message(role=said.role, content=said.content, weight=float(said.loss or False)) for said in logged.revise_log
+    ]
     return Example(id=where, messages=messages, source=str(logged.task_num))
 
 
@@ -95,7 +97,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
 
     Every turn has the flag, because XTuner masks turns without it as soon as one turn has it. The first turn has the
     system prompt. Other messages between two replies are joined by newlines. Omitted are messages after the last reply
-    and, as by XTuner's own converter, replies before the first user message.
+    and, as by XTuner's own converter, replies at the very beginning; one after a system prompt has an empty input.
 
     Raises:
         UserError: the example has no reply, a system message after the first message, or a trained user message.
@@ -113,7 +115,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
             )
         elif message.role == "user":
             waiting.append(message.content)
-        elif turns or waiting:
+        elif turns or waiting or example.messages[0].role != "assistant":
             turns.append(
                 {
                     "system": system,
@@ -147,7 +149,7 @@ def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
         if turn.system:
             messages.append(Message(role="system", content=turn.system))
         messages += [
-            Message(role="user", content=turn.input),
+            Message(role="user", content=turn.input or ""),
             Message(role="assistant", content=turn.output, weight=float(trained)),
         ]
     return Example(id=where, messages=messages)
@@ -168,7 +170,7 @@ def from_openai(row: Mapping[str, Any], where: str) -> Example:
         said = _Chat.model_validate(row).messages
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
-    weights = [float(m.loss if "loss" in m.model_fields_set else m.role == "assistant") for m in said]
+    weights = [float(m.loss or False if "loss" in m.model_fields_set else m.role == "assistant") for m in said]
     return Example(
         id=where,
         messages=[Message(role=m.role, content=m.content, weight=w) for m, w in zip(said, weights, strict=True)],
@@ -178,7 +180,7 @@ def from_openai(row: Mapping[str, Any], where: str) -> Example:
 class _Said(Record):
     role: Role
     content: str
-    loss: bool = False
+    loss: bool | None = False  # null: not trained on, as in rows that passed through Arrow
 
 
 class _Log(Record):
@@ -195,8 +197,8 @@ class _Chat(Record):
 
 
 class _Turn(Record):
-    system: str = ""
-    input: str
+    system: str | None = ""
+    input: str | None
     output: str
     output_with_loss: bool | None = None
 

@@ -136,8 +136,11 @@ _NOT = re.compile(
 )
 # "and" ends a clause if a new clause with its own verb follows ("does not hurt and is good").
 _CLAUSE_END = re.compile(
-    r"[.,;:!?()\[\]–—]|\s-+\s|\b(?:but|because|since|although|though|while|whereas|however|hence|therefore)\b"
-    r"|\band\s+(?=(?:it|this|that|is|was|so)\b)",
+    r"[.,;:!?()\[\]–—→⇒=|]|-+>|\s-+\s"
+    r"|\b(?:but|because|since|although|though|while|whereas|however|hence|therefore|thus)\b"
+    r"|\band\s+(?=(?:it|this|that|is|was|so)\b)"
+    r"|(?<!\bnot\s)(?<!n['’]t\s)\bso\s+(?=(?:it|this|that|the|is)\b|(?-i:Good|Bad|Uncertain))"  # not "not so good"
+    r"|(?<!good)(?<!bad)(?<!uncertain)(?<!\s)\s*/",  # not "not good/bad"
     re.IGNORECASE,
 )
 _OR = re.compile(r"\s*(?:/|\bor\b)", re.IGNORECASE)

@@ -215,7 +215,7 @@ def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
         state.append({"role": "user", "content": turn.observation})
     score, best = final_score(episode), named(TextParams).get(episode.env, TextParams).best
     return {
-        "task_id": task_of(episode.id)[0],
+        "task_id": str(task_of(episode.id)[0]),  # text, as in the original
         "env_score": score if best == 1 else round(score * best, 6),  # 0.29 * 100 is 28.999999999999996
         "model_name": model_name,
         "step_num": len(own_turns(episode)),

@@ -194,8 +194,9 @@ def _beside(run: Path, named: Path) -> Path:
 def original_points(path: Path) -> list[Point]:
     """The points of the original's logs.json: [{iter, loss: [current, replay], critic_loss, cost, succ, log}, …].
 
-    Its iterations count from 0, the points' steps from 1. The loss is that of the current episodes. Missing values are
-    skipped; the original counts them as 0.
+    Its iterations count from 0, the points' steps from 1. The loss is the mean over both updates, that on the current
+    episodes and that on replayed ones, as in the original's plot. Missing values are skipped; the original counts them
+    as 0.
 
     Raises:
         UserError: the file is missing or has another format.
@@ -207,10 +208,12 @@ def original_points(path: Path) -> list[Point]:
 
 
 def _point(row: Mapping[str, Any]) -> Point:
-    loss = row["loss"]
-    current = loss[0] if isinstance(loss, list) else loss
-    success, cost, lost = (None if x is None else float(x) for x in (row["succ"], row["cost"], current))
-    point = Point(float(row["iter"] + 1), success, cost, lost)
+    updates = row["loss"] if isinstance(row["loss"], list) else [row["loss"]]
+    if not updates:
+        raise ValueError("no loss")
+    losses = [float(loss) for loss in updates if loss is not None]
+    success, cost = (None if x is None else float(x) for x in (row["succ"], row["cost"]))
+    point = Point(float(row["iter"] + 1), success, cost, math.fsum(losses) / len(losses) if losses else None)
     if not all(math.isfinite(value) for value in point if value is not None):
         raise ValueError("not finite")
     return point

@@ -58,7 +58,7 @@ _INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|\.\d|,\d{3}(?!\d)
 1,2 is two numbers.
 """
 _STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
-_NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
+_NEXT = re.compile(r"\baction-?[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
 """The number directly after "action:", and directly after the word."""
 _UNREADABLE = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*[\u2212-]?\d", re.IGNORECASE)
 """A digit directly after "action:", which is the choice even if the number is no label, as in "Action: 3.0"."""

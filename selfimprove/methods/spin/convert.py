@@ -18,7 +18,7 @@ from selfimprove.methods.spin.prompts import RESPONSE
 Mode = Literal["parity", "self_play"]
 
 _INSTRUCTION = "### Instruction:\n"
-_TERMINAL = "Observation: Episode finished, reward = "
+_TERMINAL = "Observation: Episode finished,"
 
 
 def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:

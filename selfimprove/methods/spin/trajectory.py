@@ -7,7 +7,7 @@
               "finished": true, "steps": 2, "iteration": "iter0"}}
 
 ``finished``, ``steps`` and ``iteration`` are our additions. An unfinished episode is written with reward false and pred
-"", whereas the original loses it. Without evaluation the reward is null.
+"", whereas the original loses it. Without evaluation reward, em and f1 are null.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def to_entry(episode: SpinEpisode) -> dict[str, Any]:
     text = trajectory(episode)
     return {
         "reward": reward_of(episode),
-        "em": episode.em,
-        "f1": episode.f1 or 0,
+        "em": None if episode.reward is None else episode.em,
+        "f1": None if episode.reward is None else episode.f1 or 0,
         "gt": episode.gt,
         "pred": episode.pred,
         "prompt": few_shot_of(episode),

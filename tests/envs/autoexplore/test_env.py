@@ -214,14 +214,16 @@ LISTED = (
     "2\t",
     "\r\n2\xa0",
     "2. cd core",
-    "2 .",
-    "2 . cd",
     "2.5",
     "2..",
+    ".2",
     'cat "a b.py"',
     '\tcat "a b.py"\n',
 )
-NOT_LISTED = ("02", "Choice 2", "", " ", ".", ".2", ". 2", "2 cd core", "2,", "(2)", "\uff12", "3", "cat a b.py")
+NOT_LISTED = (
+    *("02", "Choice 2", "", " ", ".", "2 .", "2 . cd", ". 2"),
+    *("2 cd core", "2,", "(2)", "\uff12", "3", "cat a b.py"),
+)
 
 
 @pytest.mark.parametrize(

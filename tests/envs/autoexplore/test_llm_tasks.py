@@ -253,9 +253,10 @@ def test_no_file_to_ask_about_and_no_usable_answer_are_user_errors(
 def test_dropped_files_are_counted_by_reason(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     kept = {"a.py": TEXT, "precision.py": TEXT, "doc/b.md": TEXT}
     dropped = {".x.py": "hidden", "_x.py": "hidden", "tests/a.py": "ignored", "ci.yml": "ignored", "é.py": "not ASCII"}
-    dropped |= {"a.png": "suffix", "README": "suffix", "s.py": "short"}
+    dropped |= {"a.png": "suffix", "README": "suffix", "s.py": "short", "crlf.py": "short"}
     files = kept | dict.fromkeys(dropped, TEXT) | {"s.py": "x"}
     folder = make_folder("r", files)
+    (folder / "crlf.py").write_bytes(b"abcdefgh\r\n")  # nine characters
     (folder / "b.py").write_bytes(b"\xff" * 20)
     (folder / "g.md").write_text("é" * 20, encoding="utf-8")
     (folder / "l.py").symlink_to("a.py")

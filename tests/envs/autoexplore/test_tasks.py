@@ -58,8 +58,9 @@ def test_every_question_has_exactly_one_right_answer(make_folder: Callable[[str,
 
 def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     long = "def one():\n    pass\n" + "# words that make it long enough\n" * 20
-    asked = ["layout.py", "a/b/deep.py", "route.py", "contest.py", "digit.py"]
-    passed_over = ["a/b/c/deeper.py", "out/a.py", "test_a.py", "a_test.py", "a/test/b.py", "x.out.py", "output/b.py"]
+    asked = ["layout.py", "a/b/deep.py", "route.py", "contest.py", "git_notes.py"]
+    passed_over = ["a/b/c/deeper.py", "out/a.py", "test_a.py", "a_test.py", "a/test/b.py", "x.out.py", "output/b.py",
+                   "conftest.py", "test1.py", "testdata/a.py", "pytest_run.py"]  # fmt: skip
     repo = Repo.open(make_folder("r", dict.fromkeys([*asked, *passed_over], long)))
     assert sorted(asked_about(repo, seed=0)) == sorted(asked)
     assert asked_about(repo, seed=0) != asked_about(repo, seed=5)

@@ -13,6 +13,7 @@ from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read
 from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
+from selfimprove.methods.spin.prompts import NEUTRAL, written
 
 GOOD = (
     "Thought: I need Tolma.\nAction: search[Tolma]\nObservation: Tolma is a town.\n\nof two parts.\n"
@@ -67,6 +68,14 @@ def test_question_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Pa
     assert experts[1].question.question == "Is it so\nor not?"
     assert experts[0].rounds[0].thought == "I need Tolma."
     assert audit.repaired == {"options moved back to the question": 1, "question continued in the output": 1}
+
+
+def test_a_search_without_a_result_reads_as_in_the_policy_s_own_episodes(tmp_path: Path) -> None:
+    """The release writes "None"; the text must not tell experts from the policy."""
+    nothing = GOOD.replace("Tolma is a town.\n\nof two parts.", "None")
+    experts, _ = read(tmp_path, [alpaca("Is it so?", nothing)])
+    seen = [message.content for message in written(experts[0].rounds, "alpaca") if message.role == "user"]
+    assert seen == [f" {NEUTRAL}"]
 
 
 def test_a_question_repeated_at_the_start_of_the_output_is_asked_once(tmp_path: Path) -> None:

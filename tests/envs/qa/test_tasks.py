@@ -173,6 +173,17 @@ def test_mmlu_reads_each_split_from_the_folder_of_that_name_in_its_release(tmp_p
     ]  # fmt: skip
 
 
+def test_mmlu_reads_one_subject_s_split_by_the_original_s_name(tmp_path: Path) -> None:
+    for split in ("test", "train"):
+        (tmp_path / split).mkdir()
+        for subject in ("law", "art"):
+            (tmp_path / split / f"{subject}_{split}.csv").write_text(f"In {subject}?,1,2,3,4,A\n")
+    assert [question.kind for question in load_questions("mmlu", "law_test", tmp_path)] == ["law"]
+    assert [question.kind for question in load_questions("mmlu", "train", tmp_path)] == ["art", "law"]
+    with pytest.raises(UserError, match=r"test/music_test\.csv does not exist; choose a subject"):
+        load_questions("mmlu", "music_test", tmp_path)
+
+
 def test_bamboogle_reads_its_csv_and_is_scored_as_hotpotqa(tmp_path: Path) -> None:
     (tmp_path / "bamboogle_test.csv").write_text('Question,Answer\nWhen?,"April 30, 1789"\nWho?,the Owl\n')
     questions = load_questions("bamboogle", "test", tmp_path)

@@ -314,6 +314,21 @@ def test_conversations_round_trip_with_their_loss_flags(tmp_path: Path, form: st
     assert example.messages == messages
 
 
+def test_a_list_of_conversations_and_nulls_in_it_are_imported(tmp_path: Path) -> None:
+    """The original converts to one JSON list; rows that pass through Arrow have null for what is missing."""
+    turns = [{"system": None, "input": None, "output": "Hi.", "output_with_loss": None},
+             {"system": None, "input": "Go.", "output": "Gone.", "output_with_loss": True}]  # fmt: skip
+    said = [{"role": "user", "content": "Go.", "loss": None}, {"role": "assistant", "content": "No.", "loss": None}]
+    for form, row, loaded in (
+        ("xtuner", {"conversation": turns}, [("", 0), ("Hi.", 0), ("Go.", 0), ("Gone.", 1)]),
+        ("openai", {"messages": said}, [("Go.", 0), ("No.", 0)]),
+    ):
+        (tmp_path / "rows.json").write_text(json.dumps([row], indent=4))
+        command("import-conversations", tmp_path / "rows.json", tmp_path / "back.jsonl", "--from", form)
+        (example,) = read_jsonl(tmp_path / "back.jsonl", Example)
+        assert [(m.content, m.weight) for m in example.messages] == loaded
+
+
 def test_a_log_can_be_imported_as_examples(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone.", "loss": True}]
     write_rows(tmp_path / "log.jsonl", [{"task_num": "7", "revise_log": said, "revise": True}])
@@ -336,7 +351,7 @@ def test_whole_and_revised_episodes_are_exported_as_separate_result_rows(tmp_pat
     for task, options in ((3, []), (4, ["--revised"])):
         command("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
         ((_, row),) = read_rows(tmp_path / "rows.jsonl")
-        assert (row["task_id"], row["model_name"], row["env_score"], row["step_num"]) == (task, "M", 0.5, 1)
+        assert (row["task_id"], row["model_name"], row["env_score"], row["step_num"]) == (str(task), "M", 0.5, 1)
 
 
 def test_result_rows_take_the_task_and_the_kind_of_episode_from_the_episode_s_id(
@@ -349,7 +364,7 @@ def test_result_rows_take_the_task_and_the_kind_of_episode_from_the_episode_s_id
     write_jsonl(tmp_path / "episodes.jsonl", map(blocked, names))
     for task, options in ((10461, []), (8, ["--revised"])):
         command("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
-        assert [row["task_id"] for _, row in read_rows(tmp_path / "rows.jsonl")] == [task]
+        assert [row["task_id"] for _, row in read_rows(tmp_path / "rows.jsonl")] == [str(task)]
     for wrong in (f"textcraft-{'9' * 5000}", "other"):
         write_jsonl(tmp_path / "episodes.jsonl", [blocked(wrong)])
         refused("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M")

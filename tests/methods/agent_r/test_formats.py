@@ -175,13 +175,17 @@ def test_xtuner_rows_join_messages_between_replies_and_drop_those_after_the_last
     assert [(t["input"], t["output"], t["output_with_loss"]) for t in turns] == [("a\nb", "c", True), ("", "d", True)]
 
 
-def test_replies_before_the_first_user_message_have_no_xtuner_turn() -> None:
-    said: list[tuple[Any, str]] = [("system", "s"), ("assistant", "hello"), ("user", "a"), ("assistant", "b")]
-    example = Example(
-        id="e", messages=[Message(role=role, content=text, weight=role == "assistant") for role, text in said]
-    )
-    (turn,) = to_xtuner(example)["conversation"]
-    assert turn == {"system": "s", "input": "a", "output": "b", "output_with_loss": True}
+def test_replies_at_the_beginning_have_no_xtuner_turn_but_one_after_a_system_prompt_has() -> None:
+    answered: list[tuple[Any, str]] = [("user", "a"), ("assistant", "b")]
+    turn = {"system": "", "input": "a", "output": "b", "output_with_loss": True}
+    hello = {"system": "s", "input": "", "output": "hello", "output_with_loss": True}
+    first: list[tuple[Any, str]]
+    for first, turns in (
+        ([("assistant", "hello"), ("assistant", "there")], [turn]),
+        ([("system", "s"), ("assistant", "hello")], [hello, turn]),
+    ):
+        messages = [Message(role=role, content=text, weight=role == "assistant") for role, text in first + answered]
+        assert to_xtuner(Example(id="e", messages=messages))["conversation"] == turns
 
 
 def test_dialogues_that_xtuner_s_format_cannot_represent_are_refused() -> None:

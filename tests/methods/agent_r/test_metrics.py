@@ -175,16 +175,16 @@ def test_metrics_of_played_episodes_match_their_actions() -> None:
 def test_result_rows_have_the_original_s_format() -> None:
     row = eval_row(played(0, "take key", "wait", "open door"), "tiny")
     assert list(row) == ["task_id", "env_score", "model_name", "step_num", "state"]
-    assert (row["task_id"], row["env_score"], row["model_name"], row["step_num"]) == (0, 1.0, "tiny", 3)
+    assert (row["task_id"], row["env_score"], row["model_name"], row["step_num"]) == ("0", 1.0, "tiny", 3)
     assert eval_row(episode("a", 2 / 3), "tiny")["env_score"] == 2 / 3  # as in WebShop, unrounded
     assert [m["role"] for m in row["state"]] == ["system", "user", "assistant", "user", *["assistant", "user"] * 3]
     assert row["state"][6:8] == [
         {"role": "assistant", "content": "Thought: t\nAction: wait"}, {"role": "user", "content": "ok."}
     ]  # fmt: skip
     given = eval_row(episode("abc", 0.07, given=2, task=417, env="sciworld"), "tiny")
-    assert (given["task_id"], given["env_score"], given["step_num"]) == (417, 7.0, 1)
+    assert (given["task_id"], given["env_score"], given["step_num"]) == ("417", 7.0, 1)
     mixed = episode("abc", 0.07, given=2, task=417, env="sciworld").model_copy(update={"id": "sciworld+webshop-834"})
-    assert (eval_row(mixed, "tiny")["task_id"], eval_row(mixed, "tiny")["env_score"]) == (834, 7.0)
+    assert (eval_row(mixed, "tiny")["task_id"], eval_row(mixed, "tiny")["env_score"]) == ("834", 7.0)
 
 
 def test_search_metrics_match_trees_built_by_hand() -> None:

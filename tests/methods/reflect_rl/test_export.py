@@ -249,7 +249,9 @@ def test_logs_are_exported_in_the_originals_format_and_invalid_rows_are_refused(
     assert set(back) == {"iter", "loss", "critic_loss", "cost", "succ", "log"}
     assert back["iter"] == 0  # the original's iterations count from 0
     assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, -1.0, 0.5)]
-    assert back["log"][0]["detail"][0]["prob"] == pytest.approx(0.25)
+    detail = back["log"][0]["detail"][0]
+    assert detail["prob"] == pytest.approx(0.25)
+    assert detail["generation"] == {"role": "assistant", "content": "1"}
     wrong = [
         json.dumps(row).replace(json.dumps(math.log(0.25)), text) for text in ("1000", "0.5", "null", f"-1{0:0400}")
     ]

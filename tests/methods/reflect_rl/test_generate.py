@@ -324,6 +324,7 @@ def test_equal_seeds_give_equal_trajectories_and_other_seeds_different_ones() ->
         ("3. cat a.py", "3"),
         ("**12**", "12"),
         ("Action 12", "12"),
+        ("Action-12", "12"),
         ("I choose action: 12, since it helps.", "12"),
         ("The answer is 3", "3"),
         ("b", "b"),

@@ -113,6 +113,14 @@ def test_curves_of_the_originals_runs_include_their_ancestors(tmp_path: Path) ->
     assert curve[0].loss == 0.5
 
 
+@pytest.mark.parametrize(("updates", "loss"), [([0.5, 1.5], 1.0), ([None, 1.5], 1.5), ([0.5, None], 0.5), (0.25, 0.25)])
+def test_the_original_s_loss_is_the_mean_over_both_updates(tmp_path: Path, updates: object, loss: float) -> None:
+    """With gradient accumulation, often only the replayed episodes complete an optimiser step and have a loss."""
+    row = {"iter": 0, "loss": updates, "critic_loss": None, "cost": 1.0, "succ": 0.5, "log": []}
+    (tmp_path / "logs.json").write_text(json.dumps([row]))
+    assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, 1.0, loss)]
+
+
 @pytest.mark.parametrize("loaded", ["results/000_supervised_pretrain/checkpoint-9/", "results/000_supervised_pretrain"])
 def test_a_lineage_starts_after_its_supervised_run_whose_folder_may_be_missing(tmp_path: Path, loaded: str) -> None:
     run = original(tmp_path / "001_rl_finetune", 4, 1.0, 2, load_dir=loaded)

@@ -16,7 +16,8 @@ from tests.support.sentences import refused_with
 @pytest.mark.parametrize(
     ("names", "number"),
     [
-        ([], "001"),
+        ([], "000"),
+        (["notes"], "000"),
         (["000_supervised_pretrain"], "001"),
         (["007_rl_finetune", "012_supervised_pretrain", "notes", "plots_99"], "013"),
         (["999_rl_finetune"], "1000"),
@@ -30,9 +31,9 @@ def test_a_run_gets_the_highest_full_number_plus_one(names: list[str], number: s
 def test_an_exported_run_is_numbered_and_read_like_one_of_the_original(tmp_path: Path) -> None:
     row = {"level": "", "loss": [0.5, None], "critic_loss": None, "cost": -1.0, "succ": 0.5, "entropy": 1.0, "steps": 1}
     write_rows(tmp_path / "log.jsonl", [row | {"iter": number, "log": []} for number in (1, 2, 3)])
-    assert run("run", tmp_path / "log.jsonl", tmp_path / "results") == "001_rl_finetune\n"
-    assert run("run", tmp_path / "log.jsonl", tmp_path / "results", "--accumulation", "2") == "002_rl_finetune\n"
-    folder = tmp_path / "results/002_rl_finetune"
+    assert run("run", tmp_path / "log.jsonl", tmp_path / "results") == "000_rl_finetune\n"
+    assert run("run", tmp_path / "log.jsonl", tmp_path / "results", "--accumulation", "2") == "001_rl_finetune\n"
+    folder = tmp_path / "results/001_rl_finetune"
     assert (folder / "checkpoint-3/logs.json").is_file()
     (log,) = read_original(folder)
     assert log.accumulation == 2

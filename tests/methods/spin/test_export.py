@@ -192,6 +192,7 @@ def test_every_terminal_line_is_removed_with_any_line_endings() -> None:
     assert (
         without_terminal("Action: search[x]\nObservation: No result.\n") == "Action: search[x]\nObservation: No result."
     )
+    assert without_terminal("Action: finish[x]\nObservation: Episode finished, score=1\n") == "Action: finish[x]"
     assert without_terminal(f"Thought: {over}\nAction: x \n{over}\n") == f"Thought: {over}\nAction: x "
 
 

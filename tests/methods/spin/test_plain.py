@@ -229,10 +229,16 @@ def test_gathering_requires_all_fractions_and_no_others(tmp_path: Path, capsys: 
     with pytest.raises(UserError, match=r"contains loser_2.jsonl too"):
         gathered(tmp_path, 1, "train")
     (tmp_path / "aside.jsonl").rename(tmp_path / "loser_1.jsonl")
-    write_rows_to(tmp_path / "loser_7_test.jsonl", [make_row("7", "real", "said")])
-    run("gather", "--num-fracs", 4, "--input-dir", tmp_path, "--output-dir", tmp_path / "all")
-    rows = read_rows_of(tmp_path / "all" / "train_prefs-00000-of-00001.parquet")
-    assert [row["real"][0]["content"] for _, row in rows] == ["0", "1", "2", "3"]
+    everything = ("gather", "--num-fracs", 4, "--input-dir", tmp_path, "--output-dir", tmp_path / "all")
+    run(*everything)
+    assert [file.name for file in (tmp_path / "all").iterdir()] == ["train_prefs-00000-of-00001.parquet"]
+    write_rows_to(tmp_path / "loser_1_test.jsonl", [make_row("t1", "real", "said")])
+    assert "1 of 2 fractions are missing (0)" in fails(capsys, *everything)
+    write_rows_to(tmp_path / "loser_0_test.jsonl", [make_row("t0", "real", "said")])
+    run(*everything)
+    for split, asked in (("train", ["0", "1", "2", "3"]), ("test", ["t0", "t1"])):
+        rows = read_rows_of(tmp_path / "all" / f"{split}_prefs-00000-of-00001.parquet")
+        assert [row["real"][0]["content"] for _, row in rows] == asked
     write_rows_to(tmp_path / "loser_1.jsonl", [])
     with pytest.raises(UserError, match=r"loser_1\.jsonl is empty; add at least one row"):
         gathered(tmp_path, 4, "train")
@@ -257,7 +263,7 @@ def test_the_commands_have_the_originals_defaults() -> None:
     ]
     assert default(generate_command, "batch_size", "data_frac", "frac_len", "split") == [16, 0, 0, "train"]
     assert default(generate_command, "max_tokens", "temperature", "top_p") == [256, 1.0, 1.0]
-    assert default(gather_command, "num_fracs", "split") == [125, "train"]
+    assert default(gather_command, "num_fracs", "split") == [125, None]
 
 
 def test_the_pipeline_reads_the_rows_as_splits_and_experts(ultrachat: Any, tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_the_added_fields_tell_whether_the_policy_finished_its_rounds_and_the_it
     assert told == [(True, 2, "iter2"), (False, 3, "iter0")]
 
 
-def test_without_evaluation_the_reward_is_null() -> None:
+def test_without_evaluation_the_scores_are_null() -> None:
     entry = to_entry(sample_episode(evaluate=False))
-    assert entry["reward"] is None
+    assert (entry["reward"], entry["em"], entry["f1"]) == (None, None, None)
     assert entry["traj"].endswith("Observation: Episode finished, reward = None\n")
 
 
