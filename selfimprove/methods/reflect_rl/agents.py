@@ -4,8 +4,8 @@
 random    one of the listed labels, uniformly
 expert    the oracle: an upper bound
 direct    a chat model reads state and actions and answers with a label
-chat      it analyses the state first and chooses in a second turn; each step is a separate dialogue (auto_explore_gpt)
-react     the same in one dialogue over the whole episode, alternating reflection and action (evaluate_gpt)
+chat      it analyses the state first and chooses in a second turn; each step is a separate dialogue
+react     the same in one dialogue over the whole episode, alternating reflection and action
 ========  ===========================================================================================================
 
 Labels are parsed strictly, and an answer without a listed label is an invalid action. The original parses "Action 12"
