@@ -31,12 +31,12 @@ from selfimprove.methods.spin.chats import (
     content,
     fraction,
     fraction_name,
+    fractions_of_test,
     gathered,
     make_row,
     read_rows_of,
     reformat,
     reformatted,
-    test_fractions,
     write_rows_to,
 )
 from selfimprove.methods.spin.prompts import opening
@@ -145,7 +145,7 @@ def gather_command(
     file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "parquet",
 ) -> None:
     """Combine the fractions of each split into one file; a missing one is an error."""
-    of_test = test_fractions(input_dir)
+    of_test = fractions_of_test(input_dir)
     both: dict[Split, int] = {"train": num_fracs, "test": of_test or 1}
     wanted: list[Split] = [split] if split else ["train", "test"] if of_test else ["train"]
     gathered_rows = {one: gathered(input_dir, both[one], one) for one in wanted}

@@ -135,7 +135,7 @@ def fraction_name(index: int, split: Split) -> str:
     return f"loser_{index}.jsonl" if split == "train" else f"loser_{index}_test.jsonl"
 
 
-def test_fractions(folder: Path) -> int:
+def fractions_of_test(folder: Path) -> int:
     """The number of the test split's fractions, from the highest number of a file; 0 if there is none."""
     names = [file.name.removeprefix("loser_").removesuffix("_test.jsonl") for file in folder.glob("loser_*_test.jsonl")]
     return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
