@@ -28,6 +28,8 @@ class Point(NamedTuple):
     success: float | None
     cost: float | None
     loss: float | None
+    updates: int = 1
+    """Number of updates over which ``loss`` is the mean."""
 
 
 class Log(NamedTuple):
@@ -53,8 +55,12 @@ def stitch(lineage: Sequence[Log]) -> list[Point]:
     return curve
 
 
-def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[float | None]:
+def centred_mean(
+    values: Sequence[float | None], window: int = WINDOW, counts: Sequence[int] = ()
+) -> list[float | None]:
     """The mean of the known values in a ``window`` centred at each index, cut at the ends; None if none is known.
+
+    ``counts``: how many measurements each value is the mean of; by default one.
 
     Raises:
         UserError: the window is not a positive odd number.
@@ -63,15 +69,20 @@ def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[f
         raise UserError(f"a centred mean needs an odd window, not {window}; set it with --window.")
     half = window // 2
     means: list[float | None] = []
+    weighted = list(zip(values, counts or [1] * len(values), strict=True))
     for i in range(len(values)):
-        known = [value for value in values[max(0, i - half) : i + half + 1] if value is not None]
-        means.append(math.fsum(known) / len(known) if known else None)
+        known = [(value, count) for value, count in weighted[max(0, i - half) : i + half + 1] if value is not None]
+        total = sum(count for _, count in known)
+        means.append(math.fsum(value * count for value, count in known) / total if known else None)
     return means
 
 
 def smoothed(points: Sequence[Point], window: int = WINDOW) -> list[Point]:
     """The points with every column replaced by its centred mean."""
-    columns = [centred_mean([getattr(point, name) for point in points], window) for name in COLUMNS]
+    counts = {"loss": [point.updates for point in points]}
+    columns = [
+        centred_mean([getattr(point, name) for point in points], window, counts.get(name, ())) for name in COLUMNS
+    ]
     return [Point(point.step, *values) for point, values in zip(points, zip(*columns, strict=True), strict=True)]
 
 
@@ -97,9 +108,10 @@ def _row_point(row: Mapping[str, str], place: str) -> Point:
         cells = [math.nan]
     if not all(cell is None or math.isfinite(cell) for cell in cells):
         raise UserError(f"{place}: step, success, cost or loss is missing or not a finite number; fix it.")
-    if cells[0] is None:
+    step, success, cost, loss = cells
+    if step is None:
         raise UserError(f"{place}: no step; fix or delete the line.")
-    return Point(cells[0], *cells[1:])
+    return Point(step, success, cost, loss)
 
 
 def log_curve(log: Path) -> Iterator[dict[str, Any]]:
@@ -117,7 +129,7 @@ def log_curve(log: Path) -> Iterator[dict[str, Any]]:
 def curve_rows(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, Any]]:
     """Rows {row, step, success, cost, loss} of all runs, in order, for plots."""
     return [
-        {"row": name, **{key: "" if value is None else value for key, value in point._asdict().items()}}
+        {"row": name} | {key: "" if (cell := getattr(point, key)) is None else cell for key in ("step", *COLUMNS)}
         for name, points in curves.items()
         for point in points
     ]
@@ -213,7 +225,8 @@ def _point(row: Mapping[str, Any]) -> Point:
         raise ValueError("no loss")
     losses = [float(loss) for loss in updates if loss is not None]
     success, cost = (None if x is None else float(x) for x in (row["succ"], row["cost"]))
-    point = Point(float(row["iter"] + 1), success, cost, math.fsum(losses) / len(losses) if losses else None)
+    loss = math.fsum(losses) / len(losses) if losses else None
+    point = Point(float(row["iter"] + 1), success, cost, loss, max(1, len(losses)))
     if not all(math.isfinite(value) for value in point if value is not None):
         raise ValueError("not finite")
     return point

@@ -113,12 +113,22 @@ def test_curves_of_the_originals_runs_include_their_ancestors(tmp_path: Path) ->
     assert curve[0].loss == 0.5
 
 
-@pytest.mark.parametrize(("updates", "loss"), [([0.5, 1.5], 1.0), ([None, 1.5], 1.5), ([0.5, None], 0.5), (0.25, 0.25)])
-def test_the_original_s_loss_is_the_mean_over_both_updates(tmp_path: Path, updates: object, loss: float) -> None:
+@pytest.mark.parametrize(
+    ("updates", "loss", "count"),
+    [([0.5, 1.5], 1.0, 2), ([None, 1.5], 1.5, 1), ([0.5, None], 0.5, 1), ([None, None], None, 1), (0.25, 0.25, 1)],
+)
+def test_the_original_s_loss_is_the_mean_over_both_updates(
+    tmp_path: Path, updates: object, loss: float | None, count: int
+) -> None:
     """With gradient accumulation, often only the replayed episodes complete an optimiser step and have a loss."""
     row = {"iter": 0, "loss": updates, "critic_loss": None, "cost": 1.0, "succ": 0.5, "log": []}
     (tmp_path / "logs.json").write_text(json.dumps([row]))
-    assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, 1.0, loss)]
+    assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, 1.0, loss, count)]
+
+
+def test_each_update_counts_once_in_a_smoothed_loss() -> None:
+    points = [Point(1, None, None, 1.0, 2), Point(2, None, None, None), Point(3, None, None, 4.0)]
+    assert [point.loss for point in smoothed(points, 5)] == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("loaded", ["results/000_supervised_pretrain/checkpoint-9/", "results/000_supervised_pretrain"])
