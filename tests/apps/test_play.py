@@ -92,7 +92,7 @@ def test_play_a_user_types_labels_or_actions_and_sees_state_actions_and_cost(tax
 def test_play_a_dangerous_action_ends_the_episode_with_the_environment_s_reason(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "5\n")
     assert outcome == PlayOutcome(True, False, 1)
-    assert "failure after 1 step" in out
+    assert "failure after 1 step\n" in out
     assert "The episode is over: that action changed nothing, which is dangerous." in out
 
 
@@ -283,7 +283,7 @@ def test_play_reports_the_damaged_configuration_of_a_model(tmp_path: Path, confi
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--env", "taxi", "--task", "61"], 0, "stopped after 1 step"),
+        (["--env", "taxi", "--task", "61"], 0, "stopped after 1 step\n"),
         (["--env", "chess"], 2, "ENV='chess' is unknown; choose one of textcraft"),
         (["--env", "taxi", "--reflector", "x"], 2, "--reflector needs POLICY=model:FOLDER"),
         (["--env", "taxi", "--temperature", "inf"], 2, "--temperature inf is not a number from 0 to 100"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
-from selfimprove.apps.report.compare import Run, read_runs, table_of
+from selfimprove.apps.report.compare import Run, _lock, _recorded, read_runs, table_of
 from selfimprove.apps.report.table import show
+from selfimprove.core.git import git
 from selfimprove.methods.summary import headline_metrics
 
 
@@ -103,6 +106,25 @@ def test_results_of_other_params_are_not_shown() -> None:
     cells = {name: sorted(cells) for name, _, cells in read_runs(runs, own)}
     assert cells["main"] == ["rise m1@t5", "rise minus more_sft", "spin em"]
     assert cells["chill-maya"] == ["spin em"]
+
+
+def test_results_belong_to_the_params_that_dvc_lock_records_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In JSON every key is text; in dvc.lock the 3 below is a number."""
+    monkeypatch.chdir(tmp_path)
+    _lock.cache_clear()
+    (tmp_path / "dvc.yaml").write_text("stages:\n  rise-report: {cmd: x, params: [rise.steps, run.seed]}\n")
+    recorded = "stages: {rise-report: {params: {params.yaml: {rise.steps: {3: 1.0}, run.seed: %d}}}}\n"
+    (tmp_path / "dvc.lock").write_text(recorded % 17)
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "x"]):
+        assert git(*words)[0] == 0
+    (tmp_path / "dvc.lock").write_text(recorded % 18)
+    params = {seed: {"rise": {"steps": {"3": 1.0}}, "run": {"seed": seed}} for seed in (17, 18)}
+    assert [_recorded("HEAD", "rise", params[seed]) for seed in (17, 18)] == [True, False]
+    assert [_recorded("workspace", "rise", params[seed]) for seed in (17, 18)] == [False, True]
+    assert not _recorded("no-such-revision", "rise", params[17])
+    _lock.cache_clear()
 
 
 def test_markup_in_a_name_is_printed_literally() -> None:

@@ -127,7 +127,7 @@ def original(*episodes: Any) -> Any:
 
 def test_attempts_of_an_original_s_blocked_entry_stay_out_of_the_prompt() -> None:
     said = ["example", "solution", "problem", "a", "no"]
-    entry = {
+    entry: dict[str, Any] = {
         "task_id": 0,
         "query": QUESTION,
         "answer": "#### 72",
@@ -148,6 +148,8 @@ def test_attempts_of_an_original_s_blocked_entry_stay_out_of_the_prompt() -> Non
     (row,) = to_dataset(convert([one], ConvertParams(), seed=0).examples)
     assert [message["value"] for message in row["conversations"]] == said[:4]
     assert to_log([one])["0"]["turn_history"] == entry["turn_history"]
+    entry["turn_history"]["comment"] = "a reader of the released code ignores it"
+    assert from_log({"0": entry}, "log", "gsm8k") == [one]
     assert to_log([one])["0"]["dialogue"] == entry["dialogue"]
 
 
