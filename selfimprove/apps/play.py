@@ -32,6 +32,7 @@ LINE_LIMIT = 2000  # maximum number of characters read from a typed line
 STEPS = 100  # maximum number of actions in an episode
 SHORTEST = 16  # the smallest context of an engine
 HOTTEST = 100  # a larger temperature makes every token equally likely
+COMMANDS = ":a lists the actions, :h shows the expert's, :q quits."
 HELP = """\
 an action, or its label    take this action
 :a                         list the possible actions
@@ -60,6 +61,8 @@ class Person:
         self._console, self._stream = console, stream
 
     def __call__(self, game: Game, step: int) -> str | None:
+        if not step:
+            self._console.print(_shown("Type an action. " + COMMANDS, "yellow"))
         while (line := self._read()) is not None:
             if line in (":q", ":quit"):
                 return None
@@ -91,14 +94,16 @@ class Person:
         return HELP
 
     def _action(self, game: Game, line: str) -> str | None:
-        """The label of the typed action; the text itself if there are no labels."""
+        """The label of the typed action; the text itself, without a model's "Action:", if there are no labels."""
         choices = game.choices()
-        if not choices or line in choices:
+        if not choices:
+            return line.rpartition("Action:")[2].strip()
+        if line in choices:
             return line
         for label, command in choices.items():
             if line in (command, f"{label}. {command}", f"{label}."):
                 return label
-        self._console.print(_shown("No such action; :a lists the actions, :h shows the expert's, :q quits.", "yellow"))
+        self._console.print(_shown("No such action. " + COMMANDS, "yellow"))
         return None
 
 

@@ -1,6 +1,7 @@
-"""Checks the addresses of servers that params name."""
+"""Checks the addresses of servers that params name, and the environment's settings for calling them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import httpx
 
@@ -31,3 +32,20 @@ def checked_address(key: str, address: str, example: str, options: Collection[st
             "Keys belong in environment variables."
         )
     return url
+
+
+@contextmanager
+def client_settings() -> Iterator[None]:
+    """Around the creation of an HTTP client, which reads proxies and certificates from the environment.
+
+    Raises:
+        UserError: a proxy's address is wrong or needs another package, or a certificate file is missing.
+    """
+    try:
+        yield
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the environment's proxy or certificate settings can't be used ({reason}); correct or unset ALL_PROXY, "
+            "HTTP_PROXY, HTTPS_PROXY, NO_PROXY (also in lower case), SSL_CERT_FILE or SSL_CERT_DIR."
+        ) from None

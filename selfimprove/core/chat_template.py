@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_SECONDS = 10
@@ -25,8 +27,11 @@ LONGEST = 1 << 20
 
 def compile_template(source: str) -> Template:
     """Raises: TemplateError: not a Jinja template; RecursionError: nested too deeply."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
     environment.globals["raise_exception"] = _raise
+    environment.filters["tojson"] = _to_json
     return environment.from_string(source)
 
 
@@ -77,6 +82,21 @@ def _try_out() -> None:
             raise
         except Exception:
             continue  # reported where the template is used
+
+
+class _Generation(Extension):
+    """``{% generation %}…{% endgeneration %}``, which marks what the model writes, is rendered as its content."""
+
+    tags: ClassVar = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """As in transformers: Jinja's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise(message: str) -> None:

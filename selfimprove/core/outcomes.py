@@ -9,6 +9,9 @@ from selfimprove.core.records import Record, mean_and_error
 Estimate = dict[str, float | int]
 """{mean, se, n}: mean, standard error of the mean, number of tasks."""
 
+BEYOND = 3
+"""Differences of more standard errors than this are marked, and only such differences are claimed."""
+
 
 class Outcome(Record):
     """One task's value of every averaged metric. Runs over the same split are compared by these, in pairs."""
@@ -41,6 +44,11 @@ def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Estim
     """
     shared = [name for name in _names(run) if name in _names(other)]
     return {name: paired_difference(_of(run, name), _of(other, name)) for name in shared}
+
+
+def beyond(difference: Mapping[str, float | int]) -> bool:
+    """Whether a difference is more than ``BEYOND`` standard errors from 0; a single task has no standard error."""
+    return difference["n"] > 1 and abs(difference["mean"]) > BEYOND * difference["se"]
 
 
 def _names(results: Sequence[Outcome]) -> list[str]:

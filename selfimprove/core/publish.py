@@ -103,6 +103,7 @@ def aside(target: Path) -> Iterator[Path]:
     _make_parent(target)
     part = target.with_name(f".part-{target.name}")  # keep the suffix, which determines the format
     try:
+        _remove(part)  # of a killed process; a folder would be added to
         yield part
         flush(part)
         os.replace(part, target)

@@ -123,6 +123,8 @@ def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: floa
     import httpx
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+    from selfimprove.core.address import client_settings
+
     def passing(error: BaseException) -> bool:
         if isinstance(error, httpx.HTTPStatusError):
             return error.response.status_code == 429 or error.response.status_code >= 500
@@ -134,13 +136,11 @@ def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: floa
         wait=wait_exponential(multiplier=backoff, max=30),
         reraise=True,
     )
+    with client_settings():
+        client = httpx.Client(timeout=timeout, follow_redirects=True)
     try:
         for attempt in retrying:
-            with (
-                attempt,
-                httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response,
-                part.open("wb") as target,
-            ):
+            with attempt, client.stream("GET", url) as response, part.open("wb") as target:
                 response.raise_for_status()
                 for block in response.iter_bytes(_CHUNK):
                     target.write(block)
@@ -150,6 +150,8 @@ def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: floa
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     else:
         return
+    finally:
+        client.close()
     raise UserError(
         f"{url} can't be fetched ({reason}); check the network, or set DATA_MIRROR to a folder that contains the file."
     )

@@ -11,8 +11,8 @@ DEFAULT_NAME = "OPENAI_API_KEY"
 def find_key(variable: str | None, file: str | None, environment: Mapping[str, str]) -> str | None:
     """The API key: the environment variable, else the line ``NAME: value`` of the key file; None if both are None.
 
-    In the file, quotes around the value are dropped, ``=`` is accepted instead of the colon, and ``#`` starts a
-    comment line. NAME is ``variable``, or ``OPENAI_API_KEY`` if that is None.
+    In the file, quotes around the value are dropped, ``=`` is accepted instead of the colon and ``export`` before the
+    name, and ``#`` starts a comment line. NAME is ``variable``, or ``OPENAI_API_KEY`` if that is None.
 
     Raises:
         UserError: the key is found in neither place, or cannot be sent in a header. The message never contains the key.
@@ -35,7 +35,7 @@ def find_key(variable: str | None, file: str | None, environment: Mapping[str, s
 
 def _key_in_file(path: Path, name: str) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError):
@@ -45,6 +45,6 @@ def _key_in_file(path: Path, name: str) -> str:
             continue
         for mark in (":", "="):
             left, found, right = line.partition(mark)
-            if found and left.strip() == name:
+            if found and left.strip().removeprefix("export ").strip() == name:
                 return right.strip().strip("\"'").strip()
     return ""

@@ -170,6 +170,8 @@ class OpenAiEngine:
     async def _call(self, body: dict[str, Any], request: Request) -> list[Completion]:
         import httpx
 
+        from selfimprove.core.address import client_settings
+
         if self._client is None:
             headers = {"Content-Type": "application/json", "Accept": "application/json"}
             headers["Accept-Encoding"] = "identity"
@@ -180,7 +182,8 @@ class OpenAiEngine:
             # The whole call is timed below; the semaphore limits the connections.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._cfg.concurrency)
             query = {} if self._version is None else {_VERSION: self._version}
-            self._client = httpx.AsyncClient(headers=headers, params=query, timeout=None, limits=limits)
+            with client_settings():
+                self._client = httpx.AsyncClient(headers=headers, params=query, timeout=None, limits=limits)
         # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
         call = asyncio.create_task(self._post(json.dumps(body, ensure_ascii=True).encode("ascii")))
         try:
@@ -236,7 +239,7 @@ class OpenAiEngine:
         if status == 200:
             return
         cfg = self._cfg
-        if status in (401, 403):
+        if status == 401 or (status == 403 and not self._served):  # later, 403 means a refused prompt
             if self._key is None:
                 raise UserError(
                     f"{self._url} requires a key (status {status}); set api_key_env to the name of a variable that "
@@ -280,7 +283,14 @@ class OpenAiEngine:
             raise Passing("the body holds no choices")
         if all(isinstance(c.get("index"), int) for c in choices):
             choices = sorted(choices, key=lambda choice: choice["index"])
-        completions = [self._without_key(completion_of(choice, request.stop)) for choice in choices]
+        completions: list[Completion] = []
+        for choice in choices:
+            try:
+                completions.append(self._without_key(completion_of(choice, request.stop)))
+            except Passing:
+                if not completions:
+                    raise
+                break  # the completions so far are kept; the others are requested again, with other seeds
         self._count(body.get("usage"))
         return completions
 

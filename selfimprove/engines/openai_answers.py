@@ -18,6 +18,10 @@ LONGEST_RETRY_AFTER = 3600.0
 """Maximum seconds that a Retry-After header is followed."""
 
 
+BROKEN_OFF = ("abort", "error")
+"""Values of finish_reason, vLLM's and OpenRouter's, of an answer whose generation failed after the text so far."""
+
+
 class Passing(Exception):
     """A transient failure: the call may be retried after ``retry_after`` seconds."""
 
@@ -27,13 +31,15 @@ class Passing(Exception):
 
 
 def completion_of(choice: dict[str, Any], stop: Any) -> Completion:
-    """One choice of an answer, cut before the first stop string. Raises: Passing: it contains no text."""
+    """One choice of an answer, cut before the first stop string. Raises: Passing: it has no text, or was broken off."""
     reason = choice.get("finish_reason")
     message = choice.get("message")
     text = message.get("content") if isinstance(message, dict) else None
     finish: Finish = "length" if reason in ("length", "max_tokens") else "stop"
     if reason == "content_filter":
         raise Passing("the endpoint's content filter withheld an answer")
+    if reason in BROKEN_OFF:
+        raise Passing(f"the endpoint broke off an answer (finish_reason {reason})")
     if text is None and isinstance(message, dict) and finish == "length":
         text = ""  # a model may use up its tokens before the answer begins
     if not isinstance(text, str):
@@ -66,7 +72,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return 0.0
     return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if seconds == seconds else 0.0
 

@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.apps.claims import runs
-from selfimprove.apps.claims.claims import CLAIMS, Claim, difference, verdicts
+from selfimprove.apps.claims.claims import CLAIMS, Claim, by_side, difference, verdicts
 from selfimprove.apps.claims.pages import BEGIN, END, PAGES, with_results, written
 from selfimprove.apps.claims.published import (
     FOLDER,
@@ -95,6 +95,17 @@ def test_a_claim_must_exceed_three_pooled_standard_errors_on_every_kind_of_kerne
     assert not is_made(everywhere(**small))
     assert is_made(everywhere(**dict.fromkeys(small, 0.018)))
     assert not is_made(everywhere(avx2_17=0.5))  # seeds that disagree widen the error
+
+
+def test_differences_without_a_standard_error_are_grouped_by_their_side() -> None:
+    differences = {
+        "oracle": ({"mean": -1.0, "se": 0.0, "n": 100}, "em"),
+        "same": ({"mean": 0.0, "se": 0.0, "n": 100}, "em"),
+    }
+    assert by_side(differences) == {
+        "More than 3 standard errors below": ["oracle (-1.00±.000)"],
+        "Within 3 standard errors of": ["same (+.000±.000)"],
+    }
 
 
 def test_if_fewer_is_better_a_claim_holds_below_zero() -> None:

@@ -139,6 +139,20 @@ def test_play_text_environments_accept_any_text(monkeypatch: pytest.MonkeyPatch)
     assert "(not understood)" in out
 
 
+def test_play_a_user_may_write_an_action_as_the_instruction_asks_models_to() -> None:
+    game = make_game("textcraft", PARAMS)
+    game.begin(game.tasks()[0])
+    action = game.expert().action  # type: ignore[union-attr]
+    _, out = typed(game, game.tasks()[0], f"Thought: I need it. Action: {action}\n")
+    assert "(not understood)" not in out
+
+
+def test_play_tells_a_user_once_how_to_list_actions_and_to_leave() -> None:
+    game = make_game("textcraft", PARAMS)
+    _, out = typed(game, game.tasks()[0], "inventory\ninventory\n")
+    assert out.count(":a lists the actions, :h shows the expert's, :q quits.") == 1
+
+
 def test_play_a_wrong_answer_can_be_corrected(tmp_path: Path) -> None:
     game = make_game("arithmetic", PARAMS)
     game.begin(0)

@@ -1,8 +1,9 @@
 """Addresses of servers in params: what no address is, is refused in one sentence."""
 
+import httpx
 import pytest
 
-from selfimprove.core.address import checked_address
+from selfimprove.core.address import checked_address, client_settings
 from tests.support.sentences import refused_with
 
 
@@ -10,3 +11,23 @@ from tests.support.sentences import refused_with
 def test_text_that_is_no_address_is_refused(address: str) -> None:
     with refused_with("^base_url .*write it like http://localhost:8000"):
         checked_address("base_url", address, "http://localhost:8000")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1080"),
+        ("HTTP_PROXY", "foo://proxy"),
+        ("NO_PROXY", "10.0.0.0/8,fe80::/10"),
+        ("SSL_CERT_FILE", "/no/such/file.pem"),
+    ],
+)
+def test_settings_that_no_client_can_use_are_refused_by_name(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(other, raising=False)
+        monkeypatch.delenv(other.lower(), raising=False)
+    monkeypatch.setenv(name, value)
+    with refused_with(f"^the environment's proxy or certificate settings .*{name}"), client_settings():
+        httpx.Client()

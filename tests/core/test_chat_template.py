@@ -65,3 +65,21 @@ def test_a_template_that_never_ends_or_takes_all_memory_is_refused(
 def test_a_working_template_file_is_accepted(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(PLAIN + "\n")
     assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"
+
+
+def test_a_template_may_use_the_extensions_of_transformers(tokenizer: Path, tmp_path: Path) -> None:
+    turn = "{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% continue %}unreachable"
+    extended = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + turn + "{% endif %}"
+        "{{ m.content | tojson(ensure_ascii=false) }}{% endfor %}"
+    )
+    rendered = chat_template.render(
+        chat_template.compile_template(extended),
+        [{"role": "user", "content": "<ä>"}, {"role": "assistant", "content": "b"}], False, {},
+    )  # fmt: skip
+    assert rendered == '"<ä>"b<|end|>'
+    content = "{{ message['content'] }}"
+    assert content in PLAIN
+    marked = PLAIN.replace(content, "{% generation %}" + content + "{% endgeneration %}")
+    (tmp_path / "own.jinja").write_text(marked)
+    assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"

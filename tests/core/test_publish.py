@@ -165,6 +165,13 @@ def test_leftovers_of_a_killed_process_beside_the_target_are_removed(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced-other-0123", "out"]
 
 
+def test_a_folder_written_aside_holds_nothing_of_a_killed_process(tmp_path: Path) -> None:
+    folder(tmp_path / ".part-out", old="1")
+    with aside(tmp_path / "out") as part:
+        folder(part, new="2")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+
+
 def test_a_target_that_cannot_be_written_is_reported_by_name_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     folder(tmp_path / "folder", x="kept")

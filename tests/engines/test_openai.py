@@ -101,6 +101,8 @@ PASSING: dict[str, Step] = {
     "choices of no shape": send(b'{"choices": [3]}'),
     "no text": send(b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}'),
     "filtered": lambda _: answer("half a", finish="content_filter"),
+    "aborted": lambda _: answer("half a", finish="abort"),
+    "ended with an error": lambda _: answer("half a", finish="error"),
     "not the gzip it claims to be": lambda _: Reply(body=b"plain", headers={"Content-Encoding": "gzip"}),
     "dies in mid-answer": lambda _: Reply(body=b"x" * 1000, cut=True),
 }
@@ -164,7 +166,7 @@ def test_retry_after_may_be_seconds_or_a_date_and_is_0_if_invalid() -> None:
     assert retry_after({"retry-after": "12.5"}) == 12.5
     assert 3500 < retry_after({"retry-after": "Fri, 31 Dec 2100 23:59:59 GMT"}) <= 3600
     assert retry_after({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}) == 0
-    for nonsense in ("", "soon", "nan", "-3"):
+    for nonsense in ("", "soon", "nan", "-3", "Mon, 1 Jan 99999999999 00:00:00 GMT"):
         assert retry_after({"retry-after": nonsense}) == 0
 
 
@@ -190,6 +192,19 @@ def test_samples_are_in_order_and_each_call_requests_at_most_n_per_call() -> Non
         [completions], _ = run(server, ask("q", n=5), n_per_call=2)
     assert [s.body["n"] for s in server.seen] == [2, 2, 1]
     assert [c.text for c in completions] == ["q #0", "q #1", "q #0", "q #1", "q #0"]
+
+
+def test_choices_before_a_filtered_one_are_kept_and_only_the_others_are_requested_again() -> None:
+    def filtered(seen: Seen) -> Reply:
+        reply = json.loads(echo(seen).body)
+        reply["choices"][2]["finish_reason"] = "content_filter"
+        return Reply(body=json.dumps(reply).encode())
+
+    with endpoint(filtered) as server:
+        [completions], engine = run(server, ask("q", n=4))
+    assert [one.text for one in completions] == ["q #0", "q #1", "q #0", "q #1"]
+    assert [seen.body["n"] for seen in server.seen] == [4, 2]
+    assert engine.stats.retries == 0
 
 
 def test_surplus_choices_are_dropped() -> None:
@@ -260,6 +275,14 @@ def test_a_refused_request_fails_without_a_retry_and_no_other_request_fails() ->
     assert engine.stats.retries == 0
 
 
+def test_a_prompt_that_is_forbidden_after_others_were_answered_fails_alone() -> None:
+    with endpoint(echo, fail(403, "your input was flagged")) as server:
+        results, _ = run(server, ask("fine"), ask("flagged", task="t2"), ask("fine", task="t3"), concurrency=1)
+    assert isinstance(results[1], EngineError)
+    assert "your input was flagged" in str(results[1])
+    assert results[0] == results[2] == [Completion("fine #0", "stop")]
+
+
 @pytest.mark.parametrize(
     ("status", "remedy"),
     [(401, "OPENAI_API_KEY"), (403, "OPENAI_API_KEY"), (404, "model 'teacher'"), (301, "base_url")],
@@ -323,6 +346,12 @@ def test_a_key_is_read_from_the_environment_first_then_from_the_file(tmp_path: P
     assert find_key(None, str(file), {"OPENAI_API_KEY": "sk-env"}) == "sk-file"
     assert find_key("TEACHER", str(file), {}) == "sk-teacher"
     assert find_key(None, None, {"OPENAI_API_KEY": "sk-env"}) is None
+
+
+@pytest.mark.parametrize("line", ["\ufeffOPENAI_API_KEY: sk-file", "export OPENAI_API_KEY=sk-file"])
+def test_a_key_file_may_start_with_a_byte_order_mark_or_be_a_shell_script(tmp_path: Path, line: str) -> None:
+    (tmp_path / "key").write_text(line, encoding="utf-8")
+    assert find_key("OPENAI_API_KEY", str(tmp_path / "key"), {}) == "sk-file"
 
 
 def test_errors_about_keys_name_the_variable_or_the_file_but_not_the_key(tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from selfimprove.apps.claims.published import Published, pooled
 from selfimprove.apps.report.words import signed_text
-from selfimprove.core.outcomes import Estimate
+from selfimprove.core.outcomes import BEYOND, Estimate, beyond
 
 SEEDS = 3
 KINDS = 2
-BEYOND = 3
 
 
 class Claim(NamedTuple):
@@ -99,8 +98,8 @@ def _verdict(claim: Claim, runs: Sequence[Published]) -> Verdict | None:
     by_kernels = {kind: pooled(estimates) for kind, estimates in kinds.items()}
     held = sum(claim.gain(one) > 0 for _, one in measured)
     enough = [by_kernels[kind] for kind, estimates in kinds.items() if len(estimates) >= SEEDS]
-    beyond = all(claim.gain(one) > BEYOND * one["se"] for one in enough)
-    made = held == len(own) and len(enough) >= KINDS and beyond
+    sure = all(claim.gain(one) > 0 and beyond(one) for one in enough)
+    made = held == len(own) and len(enough) >= KINDS and sure
     return Verdict(claim, by_kernels, held, len(own), made)
 
 
@@ -119,8 +118,8 @@ def shown_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def side_of(difference: Mapping[str, float]) -> str:
-    """The side of zero on which a difference lies; "" if it is within ``BEYOND`` standard errors."""
-    if not difference["se"] or abs(difference["mean"]) <= BEYOND * difference["se"]:
+    """The side of zero on which a difference lies; "" if it is not ``beyond`` its error."""
+    if not beyond(difference):
         return ""
     return "above" if difference["mean"] > 0 else "below"
 

@@ -14,7 +14,7 @@ from selfimprove.apps.claims.arena import written_arena
 from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, by_side, shown_runs, verdicts
 from selfimprove.apps.claims.published import FOLDER, Published, folder_of, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
-from selfimprove.apps.report.words import method_name
+from selfimprove.apps.report.words import method_name, percent_text
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.pages import between, markdown, prose
@@ -170,7 +170,7 @@ def _omissions(runs: Sequence[Published]) -> list[str]:
                     if share > largest.get((stage, kind), (0.0, ""))[0]:
                         largest[stage, kind] = (share, row)
     return [
-        f"{method_name(runs[0]['method'])}, {stage}: {kind.replace('_', ' ')} {100 * share:.2g} % ({row})"
+        f"{method_name(runs[0]['method'])}, {stage}: {kind.replace('_', ' ')} {percent_text(share)} ({row})"
         for (stage, kind), (share, row) in largest.items()
     ]
 

@@ -26,6 +26,7 @@ from selfimprove.apps.report.charts import VEGA_LITE
 from selfimprove.apps.report.table import TIMING, figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import beyond
 from selfimprove.core.publish import publish
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.lock import LOCKS, in_turn
@@ -45,6 +46,9 @@ VIEWS = [
     ("compare.html", "Compare"),
 ]
 LIVE = ("live.html", "Live")
+PARTS = ("assets", "data", "tables", *(view for view, _ in (*VIEWS, LIVE)))
+MARK = Path("assets/page.js")
+"""A file that every folder with a page has."""
 
 IDEAS = {
     "rise": "Several attempts at a problem with feedback after each; reward-weighted training on improved attempts.",
@@ -65,14 +69,14 @@ class Built:
 def build(
     root: Path, out: Path, logprobs: Wanted = "auto", *, compare_with: Sequence[str] = (), live: bool = False
 ) -> Built:
-    """Write the report of the run in ``root`` to ``out``; other files in ``out`` are kept.
+    """Write the report of the run in ``root`` to ``out``; files in ``out`` that are not part of a report are kept.
 
     Args:
         compare_with: folders, commits or experiments; if empty, those that ``compare.others`` finds.
         live: include the view that ``make watch`` serves.
 
     Raises:
-        UserError: a run in ``compare_with`` does not exist.
+        UserError: a run in ``compare_with`` does not exist, or ``out`` cannot be used, see ``_made``.
     """
     run = Run(root)
     turn = in_turn(LOCKS / "page", f"another process is writing the page in {out}; waiting")
@@ -100,10 +104,12 @@ def _made(folder: Path) -> Path:
     """Create the folder of a page.
 
     Raises:
-        UserError: it is the root of a run, whose own ``data`` the page's would replace, or cannot be created.
+        UserError: the folder has something else with the name of a part of the page, or cannot be created.
     """
-    if (folder / "dvc.yaml").exists() or (folder / "params.yaml").exists():
-        raise UserError(f"--out {folder}: the page's data would replace the folder's own data/; name another folder.")
+    if not (folder / MARK).is_file():
+        for name in PARTS:
+            if (folder / name).exists() or (folder / name).is_symlink():
+                raise UserError(f"--out {folder}: the page would replace {name} there; name another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -234,7 +240,7 @@ def _claim(method: str, summary: Mapping[str, Any], run: Run) -> dict[str, Any] 
     lines = []
     for name, gains in summary["last_minus"].items():
         gain = gains[metric]
-        sure = bool(gain["se"]) and abs(gain["mean"]) > 3 * gain["se"]
+        sure = beyond(gain)
         sign = ("up" if gain["mean"] > 0 else "down") if sure else "level"
         lines.append(
             {"delta": signed_text(gain, metric).strip(), "text": f"vs. {row_name(method, name)}", "sign": sign}

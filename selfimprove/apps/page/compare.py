@@ -155,16 +155,20 @@ def shown(run: Run, other: Other) -> dict[str, Any]:
 
 def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, list[str], list[str]]]) -> Plain:
     columns = rows[0][1]
+    kept = [(row, cells) for row, found, cells in rows if found == columns]
+    others = [row_name(method, row) for row, found, _ in rows if found != columns]
     head = [("row", False)]
     for name in columns:
         head += [(f"{metric_name(name)}:\nother run", True), ("this run", True), ("difference", True)]
-    own = [row in own_rows(method, summary) for row, _, _ in rows]
+    own = [row in own_rows(method, summary) for row, _ in kept]
     notes = [
         "difference: this run minus the other, ± standard error; *: more than three standard errors from 0",
         "paired: whether both runs were evaluated on the same tasks",
     ]
-    kept = [cells for _, found, cells in rows if found == columns]
-    return Plain(f"{method_name(method)}: this run and the other run", [*head, ("paired", False)], kept, own, notes)
+    if others:
+        notes.append(f"not shown, since the two runs share other metrics of them: {', '.join(others)}")
+    title = f"{method_name(method)}: this run and the other run"
+    return Plain(title, [*head, ("paired", False)], [cells for _, cells in kept], own, notes)
 
 
 def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[dict[str, dict[str, float | int]], bool]:

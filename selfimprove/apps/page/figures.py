@@ -109,6 +109,6 @@ def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:
 
     def label(value: int) -> str:
         first = low + (value - low) // step * step
-        return f"{first / scale:.3g} to {(first + step - 1) / scale:.3g}"
+        return " to ".join(f"{end / scale:g}" if key == "r" else f"{end:,}" for end in (first, first + step - 1))
 
     return [label(first) for first in range(low, high + 1, step)], label

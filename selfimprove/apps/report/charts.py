@@ -138,7 +138,7 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
     scale = {"domain": [0, curve["top"]]} if curve.get("top") is not None else {"zero": False}
     height = {"type": "quantitative", "title": metric_name(curve["y"]), "scale": scale}
     line: Spec = {
-        "mark": {"type": "line", **({"point": {"size": 45, "filled": True}} if few else {})},
+        "layer": [{"mark": {"type": "line"}}, *_points(values)],
         "encoding": {**shared, "y": {"field": "y", **height}, "strokeWidth": wide, "strokeDash": dash,
                      "detail": {"field": "row"}, "tooltip": _tips("row", "x", "y")},
     }  # fmt: skip
@@ -176,8 +176,9 @@ def lines_chart(
         "color": _legend(method, list(series)),
         "tooltip": _tips("row", "x", "y"),
     }
-    mark = {"type": "line", "strokeWidth": 1.6, "point": len(values) < MANY}
-    return _spec(title, {"data": {"values": values}, "width": WIDTH, "height": 260, "mark": mark, "encoding": encoding})
+    layer = [{"mark": {"type": "line", "strokeWidth": 1.6}}, *_points(values)]
+    body = {"data": {"values": values}, "width": WIDTH, "height": 260, "encoding": encoding, "layer": layer}
+    return _spec(title, body)
 
 
 def counts_chart(
@@ -235,6 +236,16 @@ def _with_comment(png: bytes, text: str) -> bytes:
     body = b"tEXt" + b"Comment\x00" + text.encode("latin-1")
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return png[:-12] + chunk + png[-12:]
+
+
+def _points(values: Sequence[Mapping[str, Any]]) -> list[Spec]:
+    """A layer with point marks for the lines of fewer than ``MANY`` points; a line of one point is nothing else."""
+    counts = Counter(value["row"] for value in values)
+    few = [row for row, points in counts.items() if points < MANY]
+    if not few:
+        return []
+    shown = [{"filter": {"field": "row", "oneOf": few}}]
+    return [{"mark": {"type": "point", "filled": True, "size": 45, "opacity": 1}, "transform": shown}]
 
 
 def _legend(method: str, names: Sequence[str]) -> dict[str, Any]:

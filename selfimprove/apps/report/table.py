@@ -20,9 +20,9 @@ from rich.text import Text
 from selfimprove.apps.report.arena import arena, arena_tables
 from selfimprove.apps.report.charts import curve_chart, curves_of, rows_chart, write_png
 from selfimprove.apps.report.schema import Summary, read_timing
-from selfimprove.apps.report.words import figure_text, signed_text
+from selfimprove.apps.report.words import figure_text, percent_text, signed_text
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError, fault
+from selfimprove.core.errors import UserError, fault, first_line
 from selfimprove.core.records import read_object
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.summary import headline
@@ -49,11 +49,15 @@ def main() -> None:
     draw(summaries, OUT)
     if len(summaries) > 1:
         tables.append(overview(summaries))
-    compared = arena(Path(), read_summaries([]), TIMING)
-    if compared is not None:
-        tables += arena_tables(compared)
     for table in tables:
         show(table, console)
+    try:
+        compared = arena(Path(), read_summaries([]), TIMING)
+    except (OSError, UserError) as error:  # in the results of another method
+        print(f"the methods cannot be compared: {first_line(error)}", file=sys.stderr)
+    else:
+        for table in arena_tables(compared) if compared else ():
+            show(table, console)
     console.print(f"plots: {OUT}/*.png; all metrics: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
@@ -106,7 +110,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         cells += [figure_text(rows[name]["environments"][one][metric], metric) for one in mixed]
         cells += [signed_text(metrics[gain], gain) if gain in metrics else "-" for gain in gains]
         cells += [f"{metrics[key]['mean']:.2f}" if key in metrics else "-" for key in rates]
-        cells += [_percent(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
+        cells += [percent_text(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
@@ -127,11 +131,6 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
 
 def _omitted(row: dict[str, Any], stage: str, kind: str) -> float:
     return float(row.get("omissions", {}).get(stage, {}).get(kind, 0.0))
-
-
-def _percent(share: float) -> str:
-    """The percentage with two significant digits, so that a non-zero share never shows as 0; "" for zero."""
-    return f"{float(f'{100 * share:.2g}'):g} %" if share else ""
 
 
 def in_console() -> Console:

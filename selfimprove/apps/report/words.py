@@ -3,6 +3,8 @@ their values as text."""
 
 import re
 
+from selfimprove.core.outcomes import beyond
+
 METHOD_NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}
 
 _CAPITALS = {"sft": "SFT", "rl": "RL", "dpo": "DPO"}
@@ -35,10 +37,15 @@ def figure_text(figure: dict[str, float], column: str) -> str:
 
 
 def signed_text(figure: dict[str, float], column: str) -> str:
-    """A difference ± its standard error; * marks more than three standard errors."""
-    mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
+    """A difference ± its standard error; * marks one that is ``beyond`` the error."""
+    mark = "*" if beyond(figure) else " "
     sign = "-" if figure["mean"] < 0 else "+"
     return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
+
+
+def percent_text(share: float) -> str:
+    """The percentage with two significant digits, so that a non-zero share never shows as 0; "" for zero."""
+    return f"{float(f'{100 * share:.2g}'):g} %" if share else ""
 
 
 def _short(value: float, column: str) -> str:

@@ -152,6 +152,8 @@ class TransformersEngine(Templated):
                 f"{request.seed}: max_tokens {request.max_tokens}, n {request.n}, temperature {request.temperature} "
                 f"or top_p {request.top_p} is out of range"
             )
+        if not prompt:
+            raise EngineError(f"{request.seed}: the prompt is empty")
         if prompt + request.max_tokens > self.context:
             raise EngineError(
                 f"{request.seed}: a prompt of {prompt} tokens and max_tokens {request.max_tokens} do not fit the "
@@ -278,15 +280,21 @@ class TransformersEngine(Templated):
         stops = job.request.stop
         count = int(self._samples.count[slot])
         # A newly completed stop string is within the last tokens, of at least a byte each; decoding these is cheap.
+        # (Special tokens have no text: among many of them it is found when the sample ends.)
         reach = max(len(stop.encode()) for stop in stops) + 4
         recent = self.chat.decode(self._samples.drawn[slot, max(0, count - reach) : count].tolist())
-        if not any(stop in recent for stop in stops):
-            return
+        if any(stop in recent for stop in stops):
+            self._cut(slot, count)
+
+    def _cut(self, slot: int, count: int) -> bool:
+        """Finish the slot before the first stop string in its first ``count`` tokens; False if there is none."""
+        job = self._samples.job[slot]
+        assert job is not None
         ids = self._samples.drawn[slot, :count].tolist()
         text = self.chat.decode(ids)
-        found = first_stop(text, stops)
+        found = first_stop(text, job.request.stop)
         if found is None:
-            return
+            return False
         keep = job.request.keep_stop
         text = text[: found[1] if keep else found[0]]
         kept = next(k for k in range(count, -1, -1) if text.startswith(self.chat.decode(ids[:k])))
@@ -294,9 +302,12 @@ class TransformersEngine(Templated):
             self._deliver(slot, Completion(text, "stop"))
         else:
             self._deliver(slot, Completion(text, "stop", ids[:kept], self._samples.logprob[slot, :kept].tolist()))
+        return True
 
     def _finish(self, slot: int, *, ended: bool) -> None:
         count = int(self._samples.count[slot])
+        if slot in self._samples.with_stop and self._cut(slot, count - ended):
+            return
         ids = self._samples.drawn[slot, : count - ended].tolist()
         finish: Finish = "stop" if ended else "length"
         logprobs = self._samples.logprob[slot, :count].tolist()

@@ -15,7 +15,7 @@ import httpx
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
-from selfimprove.core.address import checked_address
+from selfimprove.core.address import checked_address, client_settings
 from selfimprove.core.errors import UserError, fault
 from selfimprove.envs.interface import EnvError
 
@@ -107,17 +107,18 @@ class Link:
 
     async def _send(self, method: Method, path: str, fields: Mapping[str, Any], timeout: float) -> httpx.Response:
         if self._client is None:
-            self._client = httpx.AsyncClient(
-                base_url=self.server,
-                timeout=None,  # the whole call is timed below
-                # Servers close connections that are idle for 5 s (uvicorn); a call on such a connection is lost.
-                limits=httpx.Limits(
-                    max_connections=None, max_keepalive_connections=self._concurrency, keepalive_expiry=2.0
-                ),
-                headers={"Content-Type": "application/json"},
-                verify=self.server.startswith("https"),  # plain http needs no certificates, which take 0.3 s to load
-                trust_env=httpx.URL(self.server).host not in _LOCAL,  # proxies cannot reach local servers
-            )
+            with client_settings():
+                self._client = httpx.AsyncClient(
+                    base_url=self.server,
+                    timeout=None,  # the whole call is timed below
+                    # Servers close connections that are idle for 5 s (uvicorn); a call on such a connection is lost.
+                    limits=httpx.Limits(
+                        max_connections=None, max_keepalive_connections=self._concurrency, keepalive_expiry=2.0
+                    ),
+                    headers={"Content-Type": "application/json"},
+                    verify=self.server.startswith("https"),  # loading certificates takes 0.3 s
+                    trust_env=httpx.URL(self.server).host not in _LOCAL,  # proxies cannot reach local servers
+                )
         try:
             async with asyncio.timeout(timeout):
                 if method == "GET":

@@ -113,6 +113,24 @@ def test_rows_on_different_tasks_are_compared_without_pairing(run: Path, tmp_pat
     assert [row[-1] for row in table.rows] == ["yes", "yes", "no"]
 
 
+def test_a_row_with_other_metrics_is_named_below_the_table_and_the_method_s_rows_stay_marked(
+    run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    outcomes = read_jsonl(other / OUTCOMES, Outcome)
+    for one in outcomes:
+        one.values = {"m1@t2": one.values["m1@t2"]}
+    write_jsonl(other / OUTCOMES, outcomes)
+    here = Run(run)
+    [table] = compare.shown(here, compare.others(here, [str(other)])[0])["tables"]
+    assert [(row[0], own) for row, own in zip(table.rows, table.own, strict=True)] == [
+        ("base", False),
+        ("more SFT", False),
+    ]
+    assert table.notes[-1] == "not shown, since the two runs share other metrics of them: RISE, iteration 1"
+
+
 def test_a_link_to_an_episode_keeps_every_character_of_its_id() -> None:
     name = "2+2, A & B 100%25 #1?"
     mine, theirs = ([Outcome(id=name, values={"m1@t5": value})] for value in (1.0, 0.0))

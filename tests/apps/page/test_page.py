@@ -69,17 +69,23 @@ def test_index_and_chunks_contain_every_line_of_every_file(tmp_path: Path) -> No
     assert {split for _, _, split in index["tasks"]} == {"test"}
 
 
-def test_a_page_is_never_written_over_a_run(tmp_path: Path) -> None:
-    """Its folder ``data`` would replace the run's."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/kept.txt").touch()
-    for name in ("dvc.yaml", "params.yaml"):
-        (tmp_path / name).write_text("run: {}\n")
-        for write in (lambda: build(tmp_path, tmp_path), lambda: write_live(tmp_path)):
-            with pytest.raises(UserError, match=r"the page's data would replace the folder's own data/"):
-                write()
-        (tmp_path / name).unlink()
-    assert (tmp_path / "data/kept.txt").exists()
+@pytest.mark.parametrize("name", ["data/kept.txt", "tables/kept.csv", "index.html"])
+def test_a_page_never_replaces_a_folder_s_own_files(run: Path, tmp_path: Path, name: str) -> None:
+    own = tmp_path / "own" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("kept")
+    for write in (lambda: build(run, tmp_path / "own"), lambda: write_live(tmp_path / "own")):
+        with pytest.raises(UserError, match=f"the page would replace {Path(name).parts[0]} there; name another folder"):
+            write()
+    assert own.read_text() == "kept"
+
+
+def test_a_page_replaces_an_earlier_one_and_keeps_other_files(run: Path, tmp_path: Path) -> None:
+    write_live(tmp_path / "out")
+    (tmp_path / "out/kept.txt").touch()
+    build(run, tmp_path / "out")
+    build(run, tmp_path / "out")
+    assert (tmp_path / "out/kept.txt").exists()
 
 
 def test_a_page_s_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Charts of a method's rows: points that do not hide each other, and lines that are explained."""
 
-from selfimprove.apps.report.charts import curve_chart
+import pytest
+from vl_convert import vegalite_to_svg
+
+from selfimprove.apps.page.figures import _bins
+from selfimprove.apps.report.charts import VEGA_LITE, Spec, curve_chart, lines_chart
 
 
 def curve(points: list[tuple[str, int, float]], x: str = "iteration") -> dict[str, object]:
@@ -28,3 +32,36 @@ def test_a_chart_with_solid_and_dashed_lines_says_what_they_are() -> None:
     assert all(value["place"] == value["x"] for value in spec["data"]["values"])
     noted = curve_chart("rise", {**curve(points, "turn"), "note": "mean over 3 turns"}, ["iter1"])
     assert noted["title"]["subtitle"] == "solid: the method; dashed: other rows; mean over 3 turns"
+
+
+def marks(spec: Spec) -> int:
+    """The number of point marks in the drawing."""
+    return vegalite_to_svg(spec, vl_version=VEGA_LITE).count('aria-roledescription="point"')
+
+
+def test_a_line_of_one_point_beside_long_lines_is_drawn_as_a_point() -> None:
+    long = [(float(step), 0.5) for step in range(20)]
+    loss = lines_chart("loss", "rise", {"base": long, "more_sft": [(5.0, 0.4)]}, "step", "loss")
+    assert loss is not None
+    assert marks(loss) == 1
+    both = curve([*(("base", step, 0.5) for step in range(20)), ("more_sft", 5, 0.4)], "step")
+    assert marks(curve_chart("rise", both, ["base"])) == 1
+    few = lines_chart("loss", "rise", {"base": long[:3], "more_sft": [(5.0, 0.4)]}, "step", "loss")
+    assert few is not None
+    assert marks(few) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "first", "last"),
+    [
+        (list(range(10_000, 10_140, 7)), "w", "10,000 to 10,016", "10,119 to 10,135"),
+        (list(range(0, 1000, 7)), "r", "0 to 0.124", "0.875 to 0.999"),
+    ],
+)
+def test_the_bins_of_a_distribution_have_exact_and_different_labels(
+    values: list[int], key: str, first: str, last: str
+) -> None:
+    order, label = _bins(values, key)
+    assert (order[0], order[-1]) == (first, last)
+    assert len(set(order)) == len(order)
+    assert {label(value) for value in values} <= set(order)

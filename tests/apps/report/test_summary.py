@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from selfimprove.apps.report import table as table_command
 from selfimprove.apps.report.table import (
     difference_table,
     draw,
@@ -21,8 +22,10 @@ from selfimprove.apps.report.table import (
     results_table,
     show,
 )
+from selfimprove.apps.report.words import signed_text
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
+from selfimprove.core.publish import write_json
 from selfimprove.core.records import mean_and_error, write_jsonl
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.rise.params import RiseParams
@@ -293,3 +296,24 @@ def test_a_control_that_matches_an_earlier_iteration_gives_a_warning(results: Pa
         "WARNING: single_turn has the training tokens of iter1, not of iter2 (last): unfair comparison; "
         "set rise.rows.single_turn.match: iter2"
     ) in str(results_table("rise", summary).caption)
+
+
+def test_a_damaged_file_of_another_method_does_not_hide_a_method_s_table(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results/summary").mkdir(parents=True)
+    write_json(tmp_path / "results/summary/rise.json", summarise_rise(params(), results))
+    (tmp_path / "results/summary/spin.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["table", "rise"])
+    table_command.main()
+    out, err = capsys.readouterr()
+    assert "rise: held-out split" in out
+    assert err.startswith("the methods cannot be compared: results/summary/spin.json")
+    assert err.count("\n") == 1
+
+
+def test_a_difference_that_is_the_same_for_every_task_is_beyond_its_error_but_one_task_is_not_evidence() -> None:
+    assert signed_text({"mean": -1.0, "se": 0.0, "n": 100}, "em") == "-1.00±.000*"
+    assert signed_text({"mean": -1.0, "se": 0.0, "n": 1}, "em") == "-1.00±.000 "
+    assert signed_text({"mean": 0.0, "se": 0.0, "n": 100}, "em") == "+.000±.000 "

@@ -255,6 +255,28 @@ def test_a_stop_string_is_found_across_token_boundaries(engine: TransformersEngi
             assert run(engine, [request])[0][0].text == text[: text.find(stop)]
 
 
+def test_a_stop_string_is_found_among_any_number_of_special_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(folder)
+    wait, rest = (engine.chat.content_ids(Message(role="user", content=text)) for text in ("Wait", ":hello"))
+    special = engine.chat.encode([Message(role="user", content="")]).ids[0]
+    reply = iter([*wait, *[special] * 12, *rest, engine.chat.end_id])
+
+    def drawn(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((len(logits),), next(reply)), torch.zeros(len(logits))
+
+    monkeypatch.setattr("selfimprove.engines.cpu.samples.choose", drawn)
+    [[completion]] = run(engine, [ask(8, max_tokens=60, stop=("Wait:",))])
+    assert (completion.text, completion.finish) == ("", "stop")
+
+
+def test_an_empty_prompt_is_refused(folder: Path) -> None:
+    engine = make_engine(folder, chat_template="text")
+    with pytest.raises(EngineError, match="the prompt is empty"):
+        run(engine, [Request([Message(role="user", content="")], SeedKey(1, "t"), max_tokens=4)])
+
+
 def test_only_allowed_outputs_are_generated_in_the_model_s_proportions_and_with_its_logprobs(
     engine: TransformersEngine, folder: Path
 ) -> None:

@@ -151,17 +151,20 @@
     return made;
   }
 
-  /** @param {Set} set @param {boolean} [focus] */
-  async function read(set, focus = false) {
+  let reading = 0;
+  /** @param {Set} set */
+  async function read(set) {
+    reading += 1;
+    const mine = reading;
     const place = state().at === undefined ? -1 : Number(state().at);
-    const reader = byId("reader");
-    if (!index || !(place >= 0 && place < set.size)) {
+    const [reader, library] = [byId("reader"), index];
+    if (!library || !(place >= 0 && place < set.size)) {
       reader.replaceChildren(el("p", { class: "empty" }, "Select an episode."));
       return;
     }
     const one = await record(set, place);
-    const vocabulary = tokens ? await load(`${index.method}-vocabulary`).catch(() => ({})) : {};
-    const others = index.sets.filter((other) => other !== set && other.phase === set.phase && set.s[0] !== "l" && outcomes(other).has(cell(set.t, place) * 4096 + cell(set.u, place)));
+    const vocabulary = tokens ? await load(`${library.method}-vocabulary`).catch(() => ({})) : {};
+    const others = library.sets.filter((other) => other !== set && other.phase === set.phase && set.s[0] !== "l" && outcomes(other).has(cell(set.t, place) * 4096 + cell(set.u, place)));
     const beside = others.find((other) => other.name === state().beside);
     const tools = el("p", { class: "tools" });
     tools.append(el("button", { type: "button", "aria-pressed": String(tokens), onclick: () => { tokens = !tokens; read(set); } }, tokens ? "Show text" : "Show tokens"));
@@ -170,13 +173,12 @@
       fill(picker, [["", "compare with another row …"], .../** @type {[string, string][]} */ (others.map((other) => [other.name, other.label]))], beside?.name ?? "");
       tools.append(picker);
     }
-    const mine = shown(set, one, place, vocabulary);
-    if (beside) {
-      const there = outcomes(beside).get(cell(set.t, place) * 4096 + cell(set.u, place))[1];
-      const other = shown(beside, await record(beside, there), there, vocabulary);
-      reader.replaceChildren(tools, el("div", { class: "beside" }, mine, other));
-    } else reader.replaceChildren(tools, ...legend(one), mine);
-    if (focus && innerWidth < 760) reader.scrollIntoView();
+    const there = beside ? outcomes(beside).get(cell(set.t, place) * 4096 + cell(set.u, place))[1] : -1;
+    const other = beside ? await record(beside, there) : null;
+    if (mine !== reading) return; // another episode was chosen while this one was loading
+    const article = shown(set, one, place, vocabulary);
+    if (beside) reader.replaceChildren(tools, el("div", { class: "beside" }, article, shown(beside, other, there, vocabulary)));
+    else reader.replaceChildren(tools, ...legend(one), article);
   }
 
   /** @param {any} one */
@@ -193,6 +195,7 @@
   function refresh() {
     const set = chosen();
     if (!set) return;
+    select("change").disabled = !select("against").value; // changes are relative to another row
     const began = performance.now();
     found = filter(set);
     list(set);
@@ -205,7 +208,12 @@
     const wanted = state();
     const method = select("method");
     if (wanted.method && [...method.options].some((option) => option.value === wanted.method)) method.value = wanted.method;
-    if (!index || index.method !== method.value) index = /** @type {Index} */ (await load(`${method.value}-index`));
+    const name = method.value;
+    if (!index || index.method !== name) {
+      const loaded = /** @type {Index} */ (await load(`${name}-index`));
+      if (name !== method.value) return; // another method was chosen while this one was loading
+      index = loaded;
+    }
     const sets = index.sets;
     fill(select("set"), sets.map((set) => [set.name, set.label]), wanted.set ?? "");
     fill(select("against"), [["", "no other row"], .../** @type {[string, string][]} */ (sets.filter(judged).map((set) => [set.name, set.label]))], wanted.against ?? "");

@@ -203,7 +203,7 @@ const page = (() => {
   /** @param {unknown} value */
   function short(value) {
     if (typeof value !== "number") return value === null || value === undefined ? "" : String(value);
-    return Number.isInteger(value) ? String(value) : value.toPrecision(4).replace(/\.?0+$/, "");
+    return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
   }
 
   function theme() {

@@ -63,7 +63,10 @@
         el("div", { class: "text" }, ...pieces.map(([differs, text]) => (differs ? el(mark, {}, visible(text)) : visible(text)))))));
   }
 
+  let reading = 0;
   async function read() {
+    reading += 1;
+    const mine = reading;
     const place = state().at === undefined ? -1 : Number(state().at);
     if (!(place >= 0 && place < set.ids.length)) {
       byId("reader").replaceChildren(el("p", { class: "empty" }, "Select a pair."));
@@ -71,7 +74,9 @@
     }
     let number = set.starts.length - 1;
     while (set.starts[number] > place) number -= 1;
-    const pair = (await load(`${set.file}-${number}`))[place - set.starts[number]];
+    const shown = set;
+    const pair = (await load(`${shown.file}-${number}`))[place - shown.starts[number]];
+    if (mine !== reading) return; // another pair was chosen while this one was loading
     const facts = el("p", { class: "facts" }, el("span", {}, set.label));
     if (pair.margin) {
       const [before, after] = pair.margin.map((/** @type {number} */ value) => dialogue.signed(value));
@@ -89,7 +94,11 @@
     if (wanted.set && sets.some((set) => set.key === wanted.set)) select("set").value = wanted.set;
     for (const name of ["show", "q"]) select(name).value = wanted[name] ?? "";
     const named = sets.find((one) => one.key === select("set").value) ?? sets[0];
-    if (set?.key !== named.key) set = { ...named, ...(await load(`${named.file}-index`)) };
+    if (set?.key !== named.key) {
+      const loaded = { ...named, ...(await load(`${named.file}-index`)) };
+      if (named.key !== (select("set").value || sets[0].key)) return; // another set was chosen while this one was loading
+      set = loaded;
+    }
     list();
     await read();
   }

@@ -182,7 +182,10 @@
     for (const id of [0, ...(now?.good ?? []), ...(now?.bad ?? [])]) opened.add(id);
   }
 
+  let showing = 0;
   async function show() {
+    showing += 1;
+    const mine = showing;
     const set = chosen();
     const place = Number(select("tree").value);
     if (!select("tree").options.length) {
@@ -192,7 +195,9 @@
     }
     let number = set.starts.length - 1;
     while (set.starts[number] > place) number -= 1;
-    tree = /** @type {Tree} */ ((await load(`${set.file}-${number}`))[place - set.starts[number]]);
+    const trees = /** @type {Tree[]} */ (await load(`${set.file}-${number}`));
+    if (mine !== showing) return; // another tree was chosen while this one was loading
+    tree = trees[place - set.starts[number]];
     children = tree.nodes.map(() => []);
     tree.nodes.forEach((one, id) => { if (id) children[one[PARENT]].push(id); });
     const wanted = state();
@@ -257,7 +262,7 @@
     event.preventDefault();
   });
   byId("expand").addEventListener("click", () => { children.forEach((below, id) => { if (below.length) opened.add(id); }); outline(); });
-  byId("collapse").addEventListener("click", () => { opened = new globalThis.Set(); outline(); });
+  byId("collapse").addEventListener("click", () => { opened = new globalThis.Set(); pick(0, false); });
   document.addEventListener("themed", () => { draw().catch(page.failed); });
   addEventListener("hashchange", () => open().catch(page.failed));
   open().catch(page.failed);

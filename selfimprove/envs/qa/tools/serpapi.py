@@ -44,6 +44,8 @@ class SerpApiSearch:
     def __init__(self, params: SerpApiParams, environment: Mapping[str, str] = os.environ) -> None:
         import httpx
 
+        from selfimprove.core.address import client_settings
+
         self._key = environment.get(params.api_key_env, "").strip()
         if not self._key:
             raise UserError(
@@ -53,7 +55,8 @@ class SerpApiSearch:
         self._params = params
         # httpx logs URLs, which contain the key.
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._client = httpx.Client(timeout=params.timeout)
+        with client_settings():
+            self._client = httpx.Client(timeout=params.timeout)
 
     def __call__(self, query: str) -> str | None:
         """See ``tools.search.Tool``.
