@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
@@ -87,7 +87,7 @@ def _try_out() -> None:
 class _Generation(Extension):
     """``{% generation %}…{% endgeneration %}``, which marks what the model writes, is rendered as its content."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -25,7 +25,8 @@ MADE = {
 }
 """Folders that params may specify before they exist, and how to create them."""
 
-WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.py"]
+"""Files of a hub model that are downloaded; a model's own code runs only with ``trust_remote_code``."""
 
 
 class BaseParams(Section):
@@ -114,7 +115,7 @@ def resolve_model(params: BaseParams) -> Path:
 
 
 def take_weights(source: Path, folder: Path, *, own: bool) -> None:
-    """Put a model's configuration and safetensors into ``folder``.
+    """Put a model's configuration, safetensors and the code that its configuration names into ``folder``.
 
     Files in the hub's cache are hard-linked if possible, else copied. A folder of the user's ``own`` is copied: DVC
     shares the file with its cache and makes it read-only, which must not happen to the user's files.
@@ -128,7 +129,10 @@ def take_weights(source: Path, folder: Path, *, own: bool) -> None:
             f"{source} contains no *.safetensors; convert the model, because other formats are not supported."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for file in [*files, source / "config.json", source / "generation_config.json"]:
+    configs = [source / "config.json", source / "tokenizer_config.json"]
+    own_code = any(file.is_file() and b'"auto_map"' in file.read_bytes() for file in configs)
+    code = source.glob("*.py") if own_code else ()
+    for file in [*files, *code, source / "config.json", source / "generation_config.json"]:
         if file.exists():
             copy = shutil.copyfile if own else link_copy
             copy(file.resolve(), folder / file.name)

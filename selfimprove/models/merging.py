@@ -97,8 +97,12 @@ def _lock(copy: Path, kind: int) -> int:
 def _remove_old() -> None:
     """Remove unused merged copies beyond the newest ``KEPT``, and what killed merges left behind."""
     store = STORE.absolute()
-    copies = [one for one in store.iterdir() if one.is_dir() and not one.suffix]
-    copies.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+    used: list[tuple[float, Path]] = []
+    for one in store.iterdir():
+        with suppress(FileNotFoundError):  # another process has just removed it
+            if not one.suffix and one.is_dir():
+                used.append((one.stat().st_mtime, one))
+    copies = [one for _, one in sorted(used, reverse=True)]
     for copy in [*copies[KEPT:], *(part.with_suffix("") for part in store.glob("*.part"))]:
         with suppress(BlockingIOError):
             descriptor = _lock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -48,6 +48,8 @@ class LauncherConfig(Section):
             raise ValueError("kind 'single' has one process; use fork, torchrun or deepspeed for more")
         if self.kind == "fork" and self.nodes > 1:
             raise ValueError("kind 'fork' supports only one node; use torchrun or deepspeed for more")
+        if self.offload and self.kind != "deepspeed":
+            raise ValueError("offload needs kind 'deepspeed'; remove it")
         return self
 
 

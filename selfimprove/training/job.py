@@ -103,10 +103,17 @@ def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_e
     )
 
 
+def check_gpu(section: str, device: str) -> None:
+    """Raise a ``UserError`` if ``device`` is cuda and there is no GPU."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"{section}.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it."
+        )
+
+
 def check_hardware(params: FinetuneParams) -> None:
     """Raise a ``UserError`` for settings that this machine cannot run."""
-    if params.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("train.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
+    check_gpu("train", params.device)
     processes = params.launcher.processes
     if params.device == "cuda" and processes > (found := torch.cuda.device_count()):
         raise UserError(

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -15,9 +15,25 @@ from selfimprove.models.adapters import take_adapter
 from selfimprove.models.loading import caps_scores, load_whole
 from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
 from selfimprove.training.config import FinetuneParams, LoraConfig
+from selfimprove.training.rows import END_TO_END
+
+MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
+"""Values of a config's ``layer_types`` whose layers see only what a mask shows them, or one token."""
 
 
-def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: bool = True) -> tuple[Any, float | None]:
+class Place(NamedTuple):
+    """Where messages say that a model's settings are: the section, and the key that limits an example's length."""
+
+    section: str = "train"
+    length: str = "train.max_length"
+
+
+TRAIN = Place()
+
+
+def load_model(
+    model_dir: Path, params: FinetuneParams, seed: int, *, dropout: bool = True, place: Place = TRAIN
+) -> tuple[Any, float | None]:
     """The model to train, with adapters if configured, and the RoPE scaling factor (None: no scaling needed).
 
     Without ``dropout``, dropout is also disabled in training, in the model and in the adapters.
@@ -25,7 +41,7 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
     Raises:
         UserError: no such model, not a causal language model, or quantisation without its library.
     """
-    model, factor = load_base(model_dir, params)
+    model, factor = load_base(model_dir, params, place)
     if not dropout:
         without_dropout(model)
     lora = params.lora
@@ -40,8 +56,8 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
             return peft.get_peft_model(model, peft_config(kept)), factor
         except ValueError as error:
             raise UserError(
-                f"train.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
-                "layers of the model, or set all-linear."
+                f"{place.section}.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name "
+                "linear layers of the model, or set all-linear."
             ) from None
 
 
@@ -58,14 +74,14 @@ def peft_config(lora: LoraConfig) -> Any:
     )
 
 
-def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
+def load_base(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -> tuple[Any, float | None]:
     """``load_model`` without adapters: the base model, quantised if configured, and the RoPE scaling factor."""
-    config, factor = load_config(model_dir, params)
-    _check_attention(model_dir, config.get_text_config(), params)
+    config, factor = load_config(model_dir, params, place)
+    _check_attention(model_dir, config.get_text_config(), params, place)
     lora = params.lora
     extra: dict[str, Any] = {}
     if lora is not None and lora.quantize != "none":
-        extra["quantization_config"] = _quantization(lora, params)
+        extra["quantization_config"] = _quantization(lora, params, place)
     # Full training keeps float32 weights and computes in bfloat16; with adapters, the base is in the computing dtype.
     # DeepSpeed also computes in that dtype and creates its own float32 master weights, sharded over the processes. A
     # float32 model would double every process's memory for the same values.
@@ -87,16 +103,27 @@ def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | Non
     return model, factor
 
 
-def _check_attention(folder: Path, config: Any, params: FinetuneParams) -> None:
-    """Raises: UserError: the attention would silently differ from the model's."""
+def _check_attention(folder: Path, config: Any, params: FinetuneParams, place: Place) -> None:
+    """Raises: UserError: examples of one row would influence each other, or attention would differ from the model's."""
     if params.attention == "sdpa" and caps_scores(config):
-        raise UserError(f"train.attention: sdpa ignores the soft cap on attention scores of {folder}; set eager.")
+        raise UserError(
+            f"{place.section}.attention: sdpa ignores the soft cap on attention scores of {folder}; set eager."
+        )
     window = getattr(config, "sliding_window", None)
     if params.attention in ("sdpa", "eager") and isinstance(window, int) and 0 < window < params.max_length:
+        other = ", or set train.attention: flash_attention_2" if place == TRAIN else ""
         raise UserError(
-            f"train.max_length: {params.max_length} exceeds the sliding window of {folder} ({window}), which is not "
-            f"applied to rows of several conversations with {params.attention}; lower max_length, or set "
-            "train.attention: flash_attention_2."
+            f"{place.length}: {params.max_length} exceeds the sliding window of {folder} ({window}), which is not "
+            f"applied to rows of several conversations with {params.attention}; lower it{other}."
+        )
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    if not kinds and getattr(config, "num_attention_heads", None) is None:
+        kinds = {"no attention"}
+    if (recurrent := kinds - MASKED_LAYERS) and (params.attention in END_TO_END or params.row_tokens > 1):
+        raise UserError(
+            f"{place.section}.row_tokens: the layers of {folder} ({', '.join(sorted(recurrent))}) would carry one "
+            "conversation of a row over to the next; set row_tokens: 1, which gives each a row of its own, and "
+            "attention: sdpa."
         )
 
 
@@ -136,11 +163,11 @@ def rope_factor(max_length: int, positions: int) -> int | None:
     return math.ceil(max_length / positions) if max_length > positions else None
 
 
-def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
+def load_config(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -> tuple[Any, float | None]:
     """The model's config with the RoPE scaling needed for ``params.max_length``, and its factor (None: no scaling).
 
     Raises:
-        UserError: there is no model, or its config is unreadable.
+        UserError: there is no model, its config is unreadable, or it has fewer positions and no RoPE to scale.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"{model_dir} contains no model (config.json is missing); run the stage that creates it.")
@@ -154,6 +181,11 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
         ) from None
     rope = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and rope is None and params.max_length > positions > 0:
+        raise UserError(
+            f"{place.length}: {params.max_length} exceeds the {positions} positions of {model_dir}, which can't be "
+            "scaled; lower it."
+        )
     if not positions or not isinstance(rope, dict) or rope.get("rope_type", "default") not in ("default", "linear"):
         return config, None
     factor = rope_factor(params.max_length, positions)
@@ -163,10 +195,10 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
     return config, config.rope_parameters["factor"]
 
 
-def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
+def _quantization(lora: LoraConfig, params: FinetuneParams, place: Place) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            f"train.lora.quantize: {lora.quantize} needs the package bitsandbytes; install it, or set 'none'."
+            f"{place.section}.lora.quantize: {lora.quantize} needs the package bitsandbytes; install it, or set 'none'."
         )
     from transformers.utils.quantization_config import BitsAndBytesConfig
 

@@ -74,12 +74,14 @@ def make_plan(
 ) -> PackingPlan:
     """Plan a run over examples of the given ``lengths`` (in tokens, each at least 1).
 
-    Every epoch contains each example once, in a new order drawn for (seed, epoch). Steps take ``batch_size`` examples
-    from that stream, across epoch boundaries, and only the last may be smaller. With ``whole_epochs``, steps do not
-    cross epoch boundaries, so that an epoch has ceil(n / batch_size) steps. The stream ends after round(epochs * n)
-    examples. With ``max_tokens`` it instead repeats as needed and ends after the step that brings ``real_tokens`` to at
-    least that number (``epochs`` is then ignored). With ``group_by_length``, each step has examples of similar length
-    (from ``GROUP`` steps' worth of the drawn order, sorted), which reduces padding; the order of steps is drawn again.
+    Every epoch contains each example once, in a new order drawn for (seed, epoch). Steps take ``batch_size``
+    examples from that stream, across epoch boundaries, and only the last may be smaller. With ``whole_epochs``,
+    steps do not cross epoch boundaries, so that an epoch has ceil(n / batch_size) steps. The stream ends after
+    round(epochs * n) examples (at least one, unless ``epochs`` is 0). With ``max_tokens`` it instead repeats as
+    needed and ends after the step that brings ``real_tokens`` to at least that number (``epochs`` is then ignored).
+    With ``group_by_length``, each step has examples of similar length (from ``GROUP`` steps' worth of the drawn
+    order, sorted), which reduces padding; the order of steps is drawn again. Only a step that crosses an epoch
+    boundary has examples of any length.
 
     Rows are ``filled`` to equal width or laid end to end. A row exceeds ``row_tokens`` only if a single example does,
     and a micro-batch exceeds ``micro_batch_tokens`` only if a single row does. Padding is at most ``MAX_PADDING`` of
@@ -89,8 +91,8 @@ def make_plan(
         return PackingPlan((), 0, 0, 0)
     steps: list[OptimiserStep] = []
     examples = real = padded = 0
-    remaining = round(epochs * len(lengths))
-    stream = _stream(lengths, seed, batch_size if group_by_length else 0)
+    remaining = max(round(epochs * len(lengths)), 1 if epochs else 0)
+    stream = _stream(lengths, seed, batch_size if group_by_length else 0, whole_epochs)
     while (real < max_tokens) if max_tokens is not None else (remaining > 0):
         size = batch_size if max_tokens is not None else min(batch_size, remaining)
         if whole_epochs:
@@ -183,7 +185,7 @@ def _width(row: Row, lengths: Sequence[int]) -> int:
     return sum(lengths[index] for index in row)
 
 
-def _stream(lengths: Sequence[int], seed: int, group: int) -> Iterator[int]:
+def _stream(lengths: Sequence[int], seed: int, group: int, whole_epochs: bool) -> Iterator[int]:
     """Example indices, epoch after epoch. ``group``: size of batches of similar length (0: no grouping)."""
     epoch = 0
     while True:
@@ -191,7 +193,8 @@ def _stream(lengths: Sequence[int], seed: int, group: int) -> Iterator[int]:
         order = list(range(len(lengths)))
         draws.shuffle(order)
         if group:
-            order = _grouped(order, lengths, group, draws)
+            begun = 0 if whole_epochs else -epoch * len(order) % group  # these complete the last epoch's last step
+            order = order[:begun] + _grouped(order[begun:], lengths, group, draws)
         yield from order
         epoch += 1
 
@@ -201,7 +204,9 @@ def _grouped(order: list[int], lengths: Sequence[int], group: int, draws: Random
     for start in range(0, len(order), GROUP * group):
         alike = sorted(order[start : start + GROUP * group], key=lambda index: lengths[index])
         batches += [alike[i : i + group] for i in range(0, len(alike), group)]
-    partial = [batches.pop()] if len(batches[-1]) < group else []  # goes last, so that all other steps are full
+    partial = (
+        [batches.pop()] if batches and len(batches[-1]) < group else []
+    )  # goes last, so that all other steps are full
     draws.shuffle(batches)
     return [index for batch in batches + partial for index in batch]
 

@@ -154,6 +154,25 @@ def test_the_newest_merged_copies_and_those_in_use_are_kept(own: Path) -> None:
     assert {one.name for one in merging.STORE.iterdir()} == {copy.name, f"{copy.name}.lock", "old0", "old1"}
 
 
+def test_a_merged_copy_that_another_process_removes_meanwhile_is_ignored(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "STORE", own / "store")
+    for name in "abcde":
+        (own / "store" / name).mkdir(parents=True)
+    real = Path.is_dir
+
+    def removed_afterwards(path: Path, **options: Any) -> bool:
+        found = real(path, **options)
+        if path.name == "c":
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", removed_afterwards)
+    merging._remove_old()
+    assert len([one for one in (own / "store").iterdir() if not one.suffix]) == merging.KEPT
+
+
 def test_merging_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "selfimprove.models.merge", str(tmp_path / "nowhere")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

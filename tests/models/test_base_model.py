@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.models.base import SHIPPED, BaseParams, resolve_model, take_weights
+from selfimprove.models.base import SHIPPED, WANTED, BaseParams, resolve_model, take_weights
 
 COMMIT = "0" * 39 + "1"
 CONFIG = b'{"model_type": "llama"}'
@@ -126,3 +126,18 @@ def test_a_missing_shipped_model_is_reported_only_when_it_is_needed(
     named = BaseParams(model=SHIPPED)  # valid as long as no method starts from it
     with pytest.raises(UserError, match="git checkout models/pretrained"):
         resolve_model(named)
+
+
+def test_a_model_s_own_code_is_kept_if_its_configuration_names_it(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, text in {
+        "config.json": "{}", "model.safetensors": "", "modeling_own.py": "code", "layers.py": "code",
+    }.items():  # fmt: skip
+        (source / name).write_text(text)
+    take_weights(source, tmp_path / "plain", own=True)
+    assert not list((tmp_path / "plain").glob("*.py"))
+    (source / "config.json").write_text('{"auto_map": {"AutoConfig": "modeling_own.OwnConfig"}}')
+    take_weights(source, tmp_path / "own", own=True)
+    assert sorted(file.name for file in (tmp_path / "own").glob("*.py")) == ["layers.py", "modeling_own.py"]
+    assert "*.py" in WANTED

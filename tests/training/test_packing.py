@@ -163,3 +163,25 @@ def test_grouping_by_length_needs_fewer_micro_batches_and_shuffles_the_steps() -
     firsts = [lengths[step.examples[0]] for step in grouped.steps]
     assert firsts != sorted(firsts)
     assert drawn(grouped)[:2000] != drawn(grouped)[2000:]
+
+
+@pytest.mark.parametrize("batch_size", [8, 16, 2000])
+def test_grouping_by_length_holds_in_every_epoch_whatever_the_number_of_examples(batch_size: int) -> None:
+    lengths = [1 + rng("lengths", i).randrange(800) for i in range(1001)]
+    plan = make_plan(
+        lengths, batch_size=batch_size, row_tokens=1, micro_batch_tokens=10**6, seed=3, epochs=3, group_by_length=True
+    )
+    for epoch in range(3):
+        assert sorted(drawn(plan)[1001 * epoch : 1001 * (epoch + 1)]) == list(range(1001))
+    wide = [
+        step
+        for step in plan.steps
+        if max(lengths[i] for i in step.examples) - min(lengths[i] for i in step.examples) > 100
+    ]
+    assert len(wide) <= 3, "at most the steps that cross an epoch's boundary, and the last"
+
+
+def test_any_share_of_an_epoch_is_at_least_one_example() -> None:
+    shape: dict[str, Any] = {"batch_size": 4, "row_tokens": 50, "micro_batch_tokens": 500, "seed": 1}
+    assert drawn(make_plan([5] * 20, epochs=0.02, **shape)) != []
+    assert drawn(make_plan([5] * 20, epochs=0, **shape)) == []

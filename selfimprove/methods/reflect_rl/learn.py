@@ -23,6 +23,7 @@ from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.models.adapters import complete
 from selfimprove.models.merging import full_weights
 from selfimprove.training.checkpoints import drop_damaged, newest_whole
+from selfimprove.training.job import check_gpu
 from selfimprove.training.progress import Progress
 
 
@@ -37,6 +38,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
             iterations, a cost or loss is not finite, or the GPU's memory is exhausted.
     """
     processes = job.params.launcher.processes
+    check_gpu("rl", job.params.device)
     check_reflector_engine(job.reflector_engine, processes)
     own = [cfg for cfg in (job.policy_engine, job.reflector_engine) if isinstance(cfg, TransformersEngineConfig)]
     if any(cfg.slots != "auto" and cfg.slots < processes for cfg in own):

@@ -18,7 +18,7 @@ from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rl_objective import Decision
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.loading import load_model, without_dropout, write_adapter
+from selfimprove.training.loading import Place, load_model, without_dropout, write_adapter
 from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch
 from selfimprove.training.rows import render
@@ -39,6 +39,9 @@ def shrunk_head(model: Any, ids: Sequence[int]) -> Iterator[torch.nn.Linear]:
         yield head
     finally:
         model.set_output_embeddings(whole)
+
+
+RL = Place("rl", "engines.policy.context")
 
 
 class Policy:
@@ -65,7 +68,7 @@ class Policy:
             UserError: the model cannot be loaded, or its output layer has a bias, which a shrunk head would drop.
         """
         self._model_dir, self._params, self._acting = model_dir, params, acting or ActingParams()
-        self._outer, _ = load_model(model_dir, params, seed)
+        self._outer, _ = load_model(model_dir, params, seed, place=RL)
         if params.lora is None or params.lora.quantize == "none":  # quantised weights are already on their device
             self._outer.to(params.device)
         else:

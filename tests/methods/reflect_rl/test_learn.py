@@ -340,6 +340,12 @@ def test_a_final_weight_that_is_not_finite_ends_the_run_without_a_model(
     assert not job.out_dir.exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about a machine without a GPU")
+def test_reinforcement_learning_on_a_gpu_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^rl\.device: cuda, but torch finds no GPU here"):
+        learn(make_job(folder, tmp_path, params(device="cuda")))
+
+
 def test_fewer_slots_than_processes_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="slots is below the 9 processes"):
         learn(make_job(folder, tmp_path, params(launcher={"kind": "fork", "processes": 9})))

@@ -139,7 +139,7 @@ def test_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.
 
     model = load_causal_lm(tiny)
     model.lm_head = torch.nn.Linear(32, model.lm_head.out_features)
-    monkeypatch.setattr(rl_policy, "load_model", lambda *_: (model, None))
+    monkeypatch.setattr(rl_policy, "load_model", lambda *_, **__: (model, None))
     with pytest.raises(UserError, match="has a bias; set shrink_head: false"):
         load(tiny)
 
