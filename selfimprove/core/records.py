@@ -66,6 +66,7 @@ class Turn(Record):
     omitted: int = Field(
         default=0, ge=0, description="number of earlier messages (the oldest) omitted from this turn's prompt"
     )
+    degenerate: int = Field(default=0, ge=0, description="number of samples dropped as degenerate, in all draws")
 
     @model_validator(mode="after")
     def _chose_one(self) -> Turn:

@@ -16,8 +16,10 @@ OMISSIONS = {
     "blocked": "share of episodes that an engine or the environment failed",
     "shortened_prompts": "share of turns whose prompt left something out (the engine's context, dialogue_limit)",
     "cut_completions": "share of completions that max_tokens ended",
+    "degenerate": "share of samples that were dropped because they repeat one word or hold an endless one",
     "cramped": "share of episodes that ended since the next round did not fit the context",
     "shortened_judgements": "share of judged steps whose log left out its oldest steps",
+    "dropped_revisions": "share of revision trajectories that the judge's engine or the environment failed",
     "unlisted_actions": "share of turns at which there were more actions than labels",
     "shortened_examples": "share of training examples that lost turns or tokens to fit max_length, or were left out",
 }
@@ -81,7 +83,9 @@ def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_conversion(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return _shares({"shortened_judgements": metrics.get("shortened_judgements", 0)})
+    failed = metrics.get("dropped_by_judge", 0) + metrics.get("dropped_by_environment", 0)
+    shares = _shares({"shortened_judgements": metrics.get("shortened_judgements", 0)})
+    return shares | ({"dropped_revisions": failed / metrics["kept_pairs"]} if failed else {})
 
 
 def _of_training(report: Mapping[str, Any]) -> dict[str, float]:

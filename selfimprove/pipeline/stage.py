@@ -150,18 +150,26 @@ class Stage(Generic[S]):
         Raises:
             UserError: their share exceeds ``run.max_blocked``; nothing is published, and the answers are kept.
         """
-        blocked = [one for one in played if one.status == "blocked"]
-        if not blocked:
+        failed = [(one.id, one.error or "") for one in played if one.status == "blocked"]
+        self.count_failed(failed, len(played), "episodes", "They count as failed")
+
+    def count_failed(self, failed: Sequence[tuple[str, str]], total: int, what: str, effect: str) -> None:
+        """As ``count_blocked``, for any work of which each failure has an id and a cause.
+
+        Raises:
+            UserError: as ``count_blocked``.
+        """
+        if not failed:
             return
-        said = f"{len(blocked)} of {len(played)} episodes are blocked; the first, {blocked[0].id}: {blocked[0].error}"
-        if len(blocked) > self.run.max_blocked * len(played):
+        said = f"{len(failed)} of {total} {what} are blocked; the first, {failed[0][0]}: {failed[0][1]}"
+        if len(failed) > self.run.max_blocked * total:
             raise UserError(
                 f"{said.rstrip('.')}. run.max_blocked allows a share of {self.run.max_blocked:g}; fix the cause and "
-                "run again: finished episodes are kept, only the blocked ones are repeated."
+                f"run again: finished {what} are kept, only the blocked ones are repeated."
             )
         self._blocked = True
         shown = for_terminal(" ".join(said.split()).rstrip("."))
-        print(f"{self.name}: {shown}. They count as failed; `dvc repro --force` repeats them.", file=sys.stderr)
+        print(f"{self.name}: {shown}. {effect}; `dvc repro --force` repeats them.", file=sys.stderr)
 
     @property
     def journal_seconds(self) -> float:

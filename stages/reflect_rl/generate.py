@@ -1,6 +1,7 @@
 """reflect_rl-generate: the teacher's complete and negative trajectories with reflections, hundreds concurrently."""
 
 import asyncio
+import sys
 
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
@@ -42,6 +43,11 @@ def main(stage: Stage[ReflectRLParams]) -> None:
             made = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
         trajectories = [trajectory for found in made for trajectory in found]
         stage.count_blocked(trajectories)
+        if none := len(asked) - len(trajectories):
+            print(
+                f"{stage.name}: {none} of {len(asked)} trajectories do not exist, because too few other files are "
+                "listed, or max_turns leaves no step for the correction.", file=sys.stderr
+            )  # fmt: skip
         write_jsonl(stage.output("data/reflect_rl/trajectories.jsonl"), trajectories)
 
     asyncio.run(run())

@@ -1,6 +1,7 @@
 """reflect_rl-reinforce@<run>: reinforcement learning on episodes of the training split."""
 
 import shutil
+import sys
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
@@ -38,10 +39,13 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         model_dir=model, reflector_dir=advisor, out_dir=out, checkpoints=stage.scratch / "rl", env=env,
         tasks=load_split(tasks / "train.jsonl", env.name), params=run.rl, policy_engine=policy,
         reflector_engine=reflector, seed=stage.run.seed, threads=stage.run.threads,
-        markers=MARKERS[reflect_rl.prompt.markers],
+        markers=MARKERS[reflect_rl.prompt.markers], max_blocked=stage.run.max_blocked,
     )  # fmt: skip
     with stage.progress(run.rl.max_steps) as progress:
         report = learn(job, progress.reach)
+    if report.blocked:
+        said = f"{report.blocked} of {report.episodes} episodes were blocked and not learnt from."
+        print(f"{stage.name}: {said}", file=sys.stderr)
     mark_environment(out, env)
     stage.timing |= {"work_seconds": report.seconds, "play_seconds": report.play_seconds}
     stage.timing |= {"rollout_generated_tokens": report.generated_tokens}

@@ -194,6 +194,24 @@ def test_control_characters_in_an_environment_s_error_are_escaped(
     assert all(char.isprintable() or char == "\n" for char in said)
 
 
+@pytest.mark.parametrize(("failed", "ends"), [(1, False), (2, True)])
+def test_other_failed_work_has_the_same_limit_as_blocked_episodes(
+    folder: Path, capsys: pytest.CaptureFixture[str], failed: int, ends: bool
+) -> None:
+    (folder / "params.yaml").write_text("run: {seed: 1, threads: 1, max_blocked: 0.3}\nbase: {}\n")
+
+    def body(stage: Stage[Small]) -> None:
+        stage.output("results/b.txt").write_text("b")
+        stage.count_failed([("a", "judge: no answer")] * failed, 4, "revision trajectories", "They are left out")
+
+    with suppress(SystemExit):
+        run(body)
+    said = capsys.readouterr().err
+    assert f"{failed} of 4 revision trajectories are blocked; the first, a: judge: no answer. " in said
+    assert ("run.max_blocked allows a share of 0.3" in said) == ends
+    assert (folder / "results/b.txt").exists() != ends
+
+
 def test_a_file_that_cannot_be_accessed_gives_one_line_and_exit_code_2(
     work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

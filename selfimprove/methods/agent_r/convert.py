@@ -36,7 +36,7 @@ class Converted:
 
     ``examples``: all examples, shuffled, including earlier iterations' if they accumulate; ``own``: those of this
     conversion, after mixing; ``rows``: one log line per own trajectory, in the original's schema; ``warnings``: for the
-    user.
+    user; ``failed``: (source, cause) of the revision trajectories that the judge's engine or the environment failed.
     """
 
     examples: list[Example]
@@ -44,6 +44,7 @@ class Converted:
     stats: dict[str, Any]
     rows: list[dict[str, Any]]
     warnings: list[str]
+    failed: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,10 @@ async def convert(
         **_by_environment(trees, revisions, good),
         **(_revision_figures(revisions, asked, cfg) if cfg.data_type == "centric" else {}),
     }
-    return Converted(examples, own, stats, rows, [] if cfg.mix.general else [GENERAL_OFF])
+    failed = [
+        (_source(one.tree, one.pair), one.why) for one in revisions if one.why.startswith(("judge", "environment"))
+    ]
+    return Converted(examples, own, stats, rows, [] if cfg.mix.general else [GENERAL_OFF], failed)
 
 
 class _Asked:

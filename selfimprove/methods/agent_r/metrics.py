@@ -101,6 +101,8 @@ def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ())
 
 def over_environments(metrics: Sequence[Estimate]) -> Estimate:
     """The unweighted mean of independent means, as in the paper's column Avg; n is the total number of episodes."""
+    if not metrics:
+        return {"mean": 0.0, "se": 0.0, "n": 0}
     k = len(metrics)
     return {
         "mean": math.fsum(metric["mean"] for metric in metrics) / k,

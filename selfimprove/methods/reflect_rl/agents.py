@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
-from selfimprove.engines.base import Engine, Request
+from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
@@ -29,10 +29,11 @@ REFLECT, ACT = 0, 1
 
 
 class AgentChoice(NamedTuple):
-    """An agent's thought and choice; ``label`` is "" if it named no listed label."""
+    """An agent's thought and choice; ``label`` is "" if it named no listed label. ``cut``: as in ``RLStep``."""
 
     reflection: str | None
     label: str
+    cut: bool = False
 
 
 Agent = Callable[[EnumeratedEnv, SeedKey], Awaitable[AgentChoice]]
@@ -63,21 +64,24 @@ class ChatAgent:
         here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
         if self._cfg.kind == "direct":
             asked = [system, Message(role="user", content=f"{here}\n\n{actions}")]
-            return AgentChoice(None, read_choice(await self._ask(asked, key.at(ACT)), env) or "")
+            answer = await self._ask(asked, key.at(ACT))
+            return AgentChoice(None, read_choice(answer.text.strip(), env) or "", answer.finish == "length")
         before = self._dialogue if self._cfg.kind == "react" else []
         asked = [*(before or [system]), Message(role="user", content=f"{here}\n\n{ANALYZE}")]
-        reflection = await self._ask(asked, key.at(REFLECT))
+        thought = await self._ask(asked, key.at(REFLECT))
+        reflection = thought.text.strip()
         turns = [*asked, Message(role="assistant", content=reflection), Message(role="user", content=actions)]
         answer = await self._ask(turns, key.at(ACT))
-        self._dialogue = [*turns, Message(role="assistant", content=answer)]
-        return AgentChoice(reflection, read_choice(answer, env) or "")
+        said = answer.text.strip()
+        self._dialogue = [*turns, Message(role="assistant", content=said)]
+        return AgentChoice(reflection, read_choice(said, env) or "", "length" in (thought.finish, answer.finish))
 
-    async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> str:
+    async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> Completion:
         cfg = self._cfg
         (answer,) = await self._engine.generate(
             Request(dialogue, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
         )
-        return answer.text.strip()
+        return answer
 
 
 def make_agent(cfg: AgentParams, engine: Engine | None) -> Callable[[], Agent]:
@@ -98,7 +102,7 @@ async def play_agent(
         command, played = taken(env, task, chosen.label)
         step = RLStep(
             prompt=f"{state.pre}{state.post}", reflection=chosen.reflection, label=chosen.label, command=command,
-            cost=played.cost, valid=played.valid, unlisted=state.unlisted,
+            cost=played.cost, valid=played.valid, cut=chosen.cut, unlisted=state.unlisted,
         )  # fmt: skip
         return step, played
 

@@ -54,7 +54,9 @@ def convert(
         for name, step in trained_steps(trajectory):
             state = State(step.pre, step.post, tuple(step.labels))
             plain = policy_example(name, instruction, state, None, step.label, markers, trajectory.id)
-            reflect = reflection_example(name, instruction, state, step.reflection, markers, trajectory.id)
+            reflect = reflection_example(
+                name, instruction, state, step.reflection, markers, trajectory.id, cut=step.cut
+            )
             act = policy_example(name, instruction, state, step.reflection, step.label, markers, trajectory.id)
             positive, acts = trajectory.info == "positive", demonstrated is None or trajectory.task_id in demonstrated
             sets["sft_reflection"].append(reflect)
@@ -106,8 +108,13 @@ def texts(
 
 
 def metrics(trajectories: Sequence[TeacherTrajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
-    """Counts: trajectories by kind, successes, dropped states, examples of each set; and statistics of reflections."""
+    """Counts: trajectories by kind, successes, dropped states, examples of each set; and statistics of reflections.
+
+    Negatives without a correction and reflections cut at the token limit are counted if there are any.
+    """
     positive = [one for one in trajectories if one.info == "positive"]
+    unsolved = sum(one.info != "positive" and one.status == "unsolved" for one in trajectories)
+    cut = sum(step.cut for one in trajectories for step in one.steps)
     reflections = [example.messages[1].content for example in sets["sft_reflection"]]
     return {
         "positives": len(positive),
@@ -118,4 +125,6 @@ def metrics(trajectories: Sequence[TeacherTrajectory], sets: dict[DataSet, list[
         "examples": {name: len(examples) for name, examples in sets.items()},
         "reflection_words": sum(len(text.split()) for text in reflections) / len(reflections),
         "distinct_reflections": len(set(reflections)),
+        **({"negatives_unsolved": unsolved} if unsolved else {}),
+        **({"cut_reflections": cut} if cut else {}),
     }

@@ -40,7 +40,7 @@ class RLStep(Record):
     shortened: bool = Field(
         default=False, description="the prompt of the policy or the reflector was truncated on the left"
     )
-    cut: bool = Field(default=False, description="the reflection was cut at max_tokens")
+    cut: bool = Field(default=False, description="the reflection (of an agent: an answer) was cut at max_tokens")
     prompt_ids: list[int] = Field(default=[], exclude=True)
     token: int = Field(default=-1, exclude=True)
     labels: tuple[str, ...] = Field(default=(), exclude=True)

@@ -21,19 +21,24 @@ from selfimprove.engines.base import EngineError
 from selfimprove.envs.interface import EnumeratedEnv, EnvError, Last, Played
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.params import GenerateParams
-from selfimprove.methods.reflect_rl.teacher import Teacher
+from selfimprove.methods.reflect_rl.teacher import Reflection, Teacher
+
+NOTHING = Reflection("")
+"""The reflection of a replayed step."""
 
 
 class TaughtStep(Record):
     """A state, the reflection on it, and the action. ``learn``: it becomes training data; replayed steps do not.
 
-    ``label``, ``command``: the teacher's or oracle's choice; ``done``: the action taken, if it differs.
+    ``label``, ``command``: the teacher's or oracle's choice; ``done``: the action taken, if it differs; ``cut``: the
+    reflection ended at the token limit.
     """
 
     pre: str
     post: str
     labels: list[str]
     reflection: str = ""
+    cut: bool = False
     label: str
     command: str
     done: str | None = None
@@ -116,7 +121,7 @@ async def _whole(made: TeacherTrajectory, env: EnumeratedEnv, teacher: Teacher, 
     for number in range(env.max_turns):
         key = SeedKey(seed, made.id, number)
         reflection = await teacher.reflect(env, last, key, exploring=False)
-        label = await teacher.choose(env, last, reflection or "", key, exploring=False)
+        label = await teacher.choose(env, last, reflection.text if reflection else "", key, exploring=False)
         if label is None:  # the teacher named no listed action: the episode ends here, unsolved
             break
         made = _with_step(made, env, reflection, label)
@@ -166,14 +171,14 @@ async def _wrong_file(
     env.reset(made.task_id, 0, made.level)
     way, verb = env.oracle(), f"{env.decisive} "
     while way and not way[0].startswith(verb):
-        made = _with_step(made, env, "", oracle_label(env), learn=False)
+        made = _with_step(made, env, NOTHING, oracle_label(env), learn=False)
         made.cost += _act(env, oracle_label(env) or "")[1].cost
         way = env.oracle()
     others = [label for label, command in env.commands().items() if command.startswith(verb) and command != way[0]]
     rng("wrong files", seed, made.env, made.task_id).shuffle(others)
     if k >= len(others):
         return None
-    made = _with_step(made, env, "", oracle_label(env), done=others[k], learn=False)
+    made = _with_step(made, env, NOTHING, oracle_label(env), done=others[k], learn=False)
     wrong, played = _act(env, others[k])
     made.cost += played.cost
     if played.done:  # max_turns leaves no step for the correction
@@ -181,8 +186,8 @@ async def _wrong_file(
     key = SeedKey(seed, made.id, len(made.steps))
     reflection = await teacher.reflect(env, wrong, key, exploring=True)
     if reflection is None:
-        return made
-    corrected = await teacher.choose(env, wrong, reflection, key, exploring=True)
+        return made.model_copy(update={"told": made.told + 1})
+    corrected = await teacher.choose(env, wrong, reflection.text, key, exploring=True)
     if corrected is not None:
         made = _with_step(made, env, reflection, corrected)
         _, played = _act(env, corrected)
@@ -195,7 +200,7 @@ async def _wrong_file(
 def _with_step(
     made: TeacherTrajectory,
     env: EnumeratedEnv,
-    reflection: str | None,
+    reflection: Reflection | None,
     label: str | None,
     *,
     done: str | None = None,
@@ -209,7 +214,8 @@ def _with_step(
         pre=state.pre,
         post=state.post,
         labels=list(state.labels),
-        reflection=reflection or "",
+        reflection=reflection.text if reflection else "",
+        cut=reflection.cut if reflection else False,
         label=label or "",
         command=commands.get(label or "", ""),
         done=commands[done] if done is not None and done != label else None,

@@ -61,10 +61,18 @@ def cut_reflection(text: str, markers: Markers = MARKERS["spaced"]) -> str:
 
 
 def reflection_example(
-    name: str, instr: str, state: State, reflection: str, markers: Markers = MARKERS["spaced"], source: str = ""
-) -> Example:
-    """Training example of the reflection model, with loss from after the analyse marker up to and including the EOS."""
-    return _example(name, reflection_prompt(instr, state, markers), cut_reflection(reflection, markers), source)
+    name: str, instr: str, state: State, reflection: str, markers: Markers = MARKERS["spaced"], source: str = "",
+    *, cut: bool = False,
+) -> Example:  # fmt: skip
+    """Training example of the reflection model, with loss from after the analyse marker up to and including the EOS.
+
+    A reflection that was ``cut`` at the token limit has no EOS.
+    """
+    said = cut_reflection(reflection, markers)
+    made = _example(name, reflection_prompt(instr, state, markers), said, source)
+    if cut and said == reflection.strip():  # not if what was cut lies after a marker
+        made.messages[-1].finish = "length"
+    return made
 
 
 def policy_example(

@@ -20,6 +20,7 @@ class RLJob:
 
     ``policy_engine`` decodes with the weights that are trained. ``reflector_engine`` can be any engine, but vLLM only
     with one process. Slots are divided among the processes. ``threads`` is the total over all processes.
+    ``max_blocked``: largest share of the run's episodes that may be blocked.
     """
 
     model_dir: Path
@@ -34,6 +35,7 @@ class RLJob:
     seed: int
     threads: int
     markers: Markers = MARKERS["spaced"]
+    max_blocked: float = 1.0
 
     @property
     def log(self) -> Path:
@@ -45,8 +47,9 @@ class RLReport(BaseModel):
     """The report of a run. Values from ``seconds`` on differ between repeated runs. ``generated_tokens``: of labels and
     reflections, since the run was resumed.
 
-    ``shortened_prompts``, ``cut_completions``: number of ``decisions`` whose prompt (or the reflector's) was cut on the
-    left, and whose reflection reached the token limit. ``update_tokens``: tokens of forward and backward passes;
+    ``shortened_prompts``, ``cut_completions``, ``unlisted_actions``: number of ``decisions`` whose prompt (or the
+    reflector's) was cut on the left, whose reflection reached the token limit, and whose state had more actions than
+    labels. ``update_tokens``: tokens of forward and backward passes;
     ``rollout_tokens``: prompt tokens of both models in play. ``real_tokens``: tokens that fine-tuning would process
     with the same compute, where a token in play counts as a third of a trained one.
     """
@@ -57,6 +60,7 @@ class RLReport(BaseModel):
     blocked: int
     shortened_prompts: int
     cut_completions: int
+    unlisted_actions: int
     update_tokens: int
     rollout_tokens: int
     real_tokens: int

@@ -15,6 +15,7 @@ from typing import IO, Any
 import torch
 from transformers.utils.import_utils import enable_tf32
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.core.sums import float_sum
 from selfimprove.engines.config import TransformersEngineConfig
@@ -72,7 +73,16 @@ class Run:
         self._phase, self._done = 0, 0
         self._clock = SaveClock()
         self._totals = dict.fromkeys(
-            ("episodes", "decisions", "blocked", "shortened_prompts", "cut_completions", "rollout_tokens"), 0
+            (
+                "episodes",
+                "decisions",
+                "blocked",
+                "shortened_prompts",
+                "cut_completions",
+                "unlisted_actions",
+                "rollout_tokens",
+            ),
+            0,
         )
         self._play_seconds = 0.0
 
@@ -205,20 +215,32 @@ class Run:
 
     def _summary(self, episode: RLEpisode, tell: bool) -> _EpisodeSummary:
         if episode.status == "blocked":
-            return _EpisodeSummary(None, episode.cost, False, 0, 0, 0, [])
+            return _EpisodeSummary(None, episode.cost, False, 0, 0, 0, 0, [], f"{episode.id}: {episode.error}")
         path = trajectory(episode, self._ids, self._params.mask_invalid)
         read = sum(len(step.prompt_ids) * (2 if step.reflection else 1) for step in episode.steps)
         detail = details(episode, path.decisions, self._params.entropy_coef) if tell else []
         shortened, cut = (sum(getattr(step, what) for step in episode.steps) for what in ("shortened", "cut"))
-        return _EpisodeSummary(path, episode.cost, episode.success, read, shortened, cut, detail)
+        unlisted = sum(step.unlisted > 0 for step in episode.steps)
+        return _EpisodeSummary(path, episode.cost, episode.success, read, shortened, cut, unlisted, detail)
 
     def _count(self, played: Sequence[_EpisodeSummary]) -> None:
+        """Add an iteration's episodes to the totals. Raises: UserError: too many are blocked."""
         self._totals["episodes"] += len(played)
         self._totals["blocked"] += sum(one.trajectory is None for one in played)
         self._totals["decisions"] += sum(len(one.trajectory.decisions) for one in played if one.trajectory)
         self._totals["rollout_tokens"] += sum(one.read for one in played)
         self._totals["shortened_prompts"] += sum(one.shortened for one in played)
         self._totals["cut_completions"] += sum(one.cut for one in played)
+        self._totals["unlisted_actions"] += sum(one.unlisted for one in played)
+        blocked, planned = self._totals["blocked"], self._params.max_steps * self._params.episodes
+        if (
+            error := next((one.error for one in played if one.error), "")
+        ) and blocked > self._job.max_blocked * planned:
+            raise UserError(
+                f"{blocked} of the {self._totals['episodes']} episodes so far are blocked; in the last iteration first "
+                f"{error.rstrip('.')}. run.max_blocked allows a share of {self._job.max_blocked:g} of the run's "
+                f"{planned}; fix the cause and run again: it resumes from its newest checkpoint."
+            )
 
     def _save_if_due(self, log: IO[bytes]) -> None:
         """Save every ``save_steps``, or sooner if the clock or a stop request demands it (all processes call it)."""
@@ -271,7 +293,7 @@ class Run:
         rest["waiting"] = [(_read(episode), fresh) for episode, fresh in rest["waiting"]]
         self._learner.load(checkpoint, rest)
         self._replay = Replay(self._params.replay_buffer, map(_read, state["replay"]))
-        self._done, self._phase, self._totals = state["done"], state["phase"], state["totals"]
+        self._done, self._phase, self._totals = state["done"], state["phase"], self._totals | state["totals"]
         return self._done
 
 
@@ -285,7 +307,9 @@ class _EpisodeSummary:
     read: int
     shortened: int
     cut: int
+    unlisted: int
     detail: list[dict[str, Any]]
+    error: str = ""
 
 
 def _read(row: dict[str, Any]) -> RLTrajectory:

@@ -11,7 +11,7 @@ A chat model is prompted in two turns per step, as the original prompts GPT-4::
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
@@ -134,6 +134,13 @@ def opening(env: EnumeratedEnv) -> Message:
     return Message(role="system", content=f"{SYSTEM}\n{env.rules}" if isinstance(env, TellsRules) else SYSTEM)
 
 
+class Reflection(NamedTuple):
+    """A teacher's reflection. ``cut``: it ended at the token limit, so that no end token may be trained after it."""
+
+    text: str
+    cut: bool = False
+
+
 class Teacher(Protocol):
     """Reflects on states and, in complete trajectories, acts."""
 
@@ -141,7 +148,9 @@ class Teacher(Protocol):
     def name(self) -> str:
         """The name of the data's author."""
 
-    async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
+    async def reflect(
+        self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool
+    ) -> Reflection | None:
         """A reflection on the state, or None if it revealed the spoiler every time.
 
         Args:
@@ -169,9 +178,11 @@ class ScriptedTeacher:
     def __init__(self, error_rate: float = 0.0) -> None:
         self._error_rate = error_rate
 
-    async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
+    async def reflect(
+        self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool
+    ) -> Reflection | None:
         said = env.explain(last, key)
-        return None if env.reveals(said) else said
+        return None if env.reveals(said) else Reflection(said)
 
     async def choose(
         self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
@@ -188,13 +199,16 @@ class ChatTeacher:
         self.name = name
         self._engine, self._cfg = engine, cfg
 
-    async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
+    async def reflect(
+        self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool
+    ) -> Reflection | None:
         """See ``Teacher``; if the answer reveals the spoiler, the request is repeated with another key."""
         dialogue = analysis_request(env, last, exploring=exploring)
         for attempt in range(TELLING_TRIES):
-            said = (await self._ask(dialogue, key.at(2 * attempt))).text.strip()
+            answer = await self._ask(dialogue, key.at(2 * attempt))
+            said = answer.text.strip()
             if said and not env.reveals(said):
-                return said
+                return Reflection(said, answer.finish == "length")
         return None
 
     async def choose(

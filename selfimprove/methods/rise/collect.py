@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from selfimprove.core.outcomes import ratio
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn, mean_and_error
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
@@ -53,7 +54,7 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
         model = cfg.models[turn]
         dialogue = _prompt(start, pairs, engines[model], cfg)
         try:
-            drawn = await _draw(engines[model], dialogue, problem, turn, play, cfg)
+            drawn, dropped = await _draw(engines[model], dialogue, problem, turn, play, cfg)
             scored = [await _score(completion, problem, play.env) for completion in drawn]
         except (EngineError, EnvError) as error:
             return _episode(problem, start, turns, play, "blocked", str(error))
@@ -67,6 +68,7 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
                 chosen=chosen,
                 observation=feedback(attempts[chosen].reward, problem.question, told=scored[chosen][1]),
                 omitted=_omitted(start, pairs, dialogue),
+                degenerate=dropped,
             )
         )
         if solved:
@@ -128,10 +130,15 @@ def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -
     """Metrics of a collection: correct and unparsable first attempts, solved and blocked episodes, number of samples.
 
     ``shortened_prompts`` is the share of turns whose prompt left out messages that the context window ``window`` shows;
-    ``cut_completions`` is the share of samples that reached ``max_tokens``.
+    ``cut_completions`` is the share of the kept samples that reached ``max_tokens``; ``degenerate``, present only if
+    there are any, the share of all samples that were dropped as degenerate.
     """
     firsts = [episode.turns[0].attempt for episode in episodes if episode.turns]
     samples = [len(turn.attempts) for episode in episodes for turn in episode.turns]
+    dropped = [
+        (sum(turn.degenerate for turn in episode.turns), sum(len(turn.attempts) for turn in episode.turns))
+        for episode in episodes
+    ]
     return {
         "episodes": len(episodes),
         "first_right": mean_and_error(float(attempt.reward == 1) for attempt in firsts),
@@ -141,23 +148,26 @@ def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -
         "samples": sum(samples),
         "shortened_prompts": shortened_prompts(episodes, window),
         "cut_completions": cut_completions(episodes),
+        **({"degenerate": ratio((n, n + kept) for n, kept in dropped)} if any(n for n, _ in dropped) else {}),
     }
 
 
 async def _draw(
     engine: Engine, dialogue: Sequence[Message], problem: Problem, turn: int, play: Play, cfg: GenerateParams
-) -> list[Completion]:
-    """A turn's samples without degenerate ones; redrawn up to ``resamples`` times while all are degenerate."""
-    drawn: list[Completion] = []
+) -> tuple[list[Completion], int]:
+    """A turn's samples without degenerate ones, and the number of these; redrawn up to ``resamples`` times if all are
+    degenerate."""
+    drawn, dropped = list[Completion](), 0
     for again in range(cfg.resamples + 1):
         stride = max(RESAMPLE_STRIDE, cfg.num_of_samples[turn])
         key = SeedKey(play.run_seed, problem.id, turn, again * stride)
         request = _request(dialogue, problem, turn, cfg.num_of_samples[turn], play, cfg, key)
         drawn = await engine.generate(request)
         kept = [completion for completion in drawn if not degenerate(completion.text)]
+        dropped += len(drawn) - len(kept)
         if kept:
-            return kept
-    return drawn[:1]  # all draws are degenerate: the first one is scored
+            return kept, dropped
+    return drawn[:1], dropped - 1  # all draws are degenerate: the first of the last one is scored
 
 
 def _request(

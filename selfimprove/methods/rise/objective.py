@@ -13,7 +13,7 @@ as the weight of each example's last message, the only one trained on. The rest 
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
@@ -43,6 +43,8 @@ def reward_baselines(attempts: Sequence[tuple[str, int, float]], kind: Baseline)
 
     Means are over the given attempts, i.e. those that are trained on.
     """
+    if kind not in get_args(Baseline):
+        raise ValueError(f"there is no baseline {kind!r}; choose one of {', '.join(get_args(Baseline))}")
     if kind == "none":
         return [0.0] * len(attempts)
     groups: dict[str | int, list[float]] = {}

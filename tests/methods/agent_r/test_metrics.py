@@ -20,6 +20,7 @@ from selfimprove.methods.agent_r.metrics import (
     final_score,
     is_success,
     outcomes,
+    over_environments,
     repeated_blocks,
     repeated_runs,
     revision_lengths,
@@ -236,3 +237,7 @@ def test_repeated_blocks_are_counted_by_length_and_number_of_repetitions(said: s
 @given(st.lists(st.sampled_from("ABC"), max_size=30))
 def test_blocks_of_one_action_are_the_repeated_runs(actions: Any) -> None:
     assert repeated_blocks(actions)[1] == repeated_runs(actions)
+
+
+def test_the_mean_over_no_environments_is_zero_of_none() -> None:
+    assert over_environments([]) == {"mean": 0.0, "se": 0.0, "n": 0}

@@ -9,7 +9,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey
-from selfimprove.engines.base import EngineError, Request
+from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
@@ -36,6 +36,18 @@ def test_the_expert_solves_a_task_within_max_turns() -> None:
     assert (one.status, one.id) == ("solved", "taxi-61-full-0")
     assert [step.command for step in one.steps][-1] == "drop off passenger"
     assert one.cost == pytest.approx(0.05 * (len(one.steps) - 2) - 2)
+
+
+@pytest.mark.parametrize("kind", ["direct", "chat", "react"])
+def test_steps_with_a_cut_answer_are_counted(kind: str) -> None:
+    async def cut(request: Request) -> list[Completion]:
+        return [Completion("1", "length")]
+
+    engine = ScriptedEngine(lambda request, index: "")
+    engine.generate = cut  # type: ignore[method-assign]
+    agent = make_agent(AgentParams(kind=kind, engine="chat"), engine)  # type: ignore[arg-type]
+    one = asyncio.run(play_agent(61, ENV, agent, KEY, "full"))
+    assert [step.cut for step in one.steps] == [True] * len(one.steps) != []
 
 
 def test_the_random_agent_depends_only_on_the_seed_key() -> None:

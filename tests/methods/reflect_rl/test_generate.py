@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.journal import Journal
-from selfimprove.engines.base import Engine, EngineError, Request
+from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
@@ -20,7 +20,7 @@ from selfimprove.envs.interface import EnumeratedEnv, Last
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.grid import ACTIONS
-from selfimprove.methods.reflect_rl.convert import convert
+from selfimprove.methods.reflect_rl.convert import convert, metrics
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach, teaching_tasks
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
@@ -175,6 +175,34 @@ def test_episodes_of_the_teacher_cycle_through_the_levels() -> None:
     ]
     aboard = made(asked[3], taxi())
     assert "X" in aboard.steps[0].pre
+
+
+def test_a_reflection_that_was_cut_is_counted_and_has_no_end_token_to_learn() -> None:
+    async def cut(request: Request) -> list[Completion]:
+        text = "0" if CHOOSE in request.messages[-1].content else "The passenger waits in"
+        return [Completion(text, "stop" if text == "0" else "length")]
+
+    engine = ScriptedEngine(lambda request, index: "")
+    engine.generate = cut  # type: ignore[method-assign]
+    one = made(TeachingTask(task_id=61, negative=0), taxi(), ChatTeacher(engine, "brief", CFG))
+    sets = convert([one], "", MARKERS["spaced"])
+    assert {example.messages[-1].finish for example in sets["sft_reflection"]} == {"length"}
+    assert {example.messages[-1].finish for example in sets["sft_policy"]} == {None}
+    assert metrics([one], sets)["cut_reflections"] == len(one.steps) > 0
+
+
+def test_negatives_without_a_correction_are_counted(explore: EnumeratedEnv) -> None:
+    def silent(request: Request, index: int) -> str:
+        return "nothing" if CHOOSE in request.messages[-1].content else "That file was the wrong one."
+
+    teacher = ChatTeacher(ScriptedEngine(silent), "silent", CFG)
+    found = [
+        made(TeachingTask(task_id=0, negative=0), explore, teacher), made(TeachingTask(task_id=0, negative=0), explore),
+    ]  # fmt: skip
+    assert [one.status for one in found] == ["unsolved", "solved"]
+    assert metrics(found, convert(found, "", MARKERS["spaced"]))["negatives_unsolved"] == 1
+    mute = ChatTeacher(ScriptedEngine(lambda request, index: ""), "mute", CFG)
+    assert made(TeachingTask(task_id=0, negative=0), explore, mute).told == 1
 
 
 def test_no_secret_is_in_the_training_data() -> None:

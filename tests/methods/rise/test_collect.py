@@ -223,6 +223,15 @@ def test_each_redraw_has_its_own_noise_and_the_number_of_redraws_is_limited() ->
     assert gather({"s": second}, ["s"], [2]).turns[0].attempt.text == WRONG
 
 
+def test_degenerate_samples_are_counted_in_all_draws() -> None:
+    stuck = "no " * 151
+    mixed = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
+    redrawn = gather({"s": Script([stuck, stuck])}, ["s"], [2], resamples=2)
+    assert [one.turns[0].degenerate for one in (mixed, redrawn)] == [3, 5]
+    assert collection_metrics([mixed, redrawn])["degenerate"]["mean"] == 8 / 10
+    assert "degenerate" not in collection_metrics([gather({"s": Script([WRONG])}, ["s"], [1])])
+
+
 def test_without_an_oracle_every_turn_is_played_and_called_incorrect() -> None:
     student = Script([RIGHT], [RIGHT + "!"], [WRONG])
     sequential, _ = assess(student, context_window=2)

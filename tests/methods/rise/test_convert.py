@@ -165,6 +165,8 @@ def test_reward_baselines_are_means_by_problem_or_by_turn() -> None:
     episodes = (run(0, 1, id="a"), run(-1, -1, id="b"))
     samples = [(e.id, s.index, s.reward) for e in episodes for s in select(e, "all", False)]
     assert reward_baselines(samples, "none") == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match="there is no baseline 'problem-mean'; choose one of none, problem_mean"):
+        reward_baselines(samples, "problem-mean")  # type: ignore[arg-type]
     assert reward_baselines(samples, "problem_mean") == [0.5, 0.5, -1, -1]
     assert reward_baselines(samples, "turn_mean") == [-0.5, 0.0, -0.5, 0.0]
     converted = convert([run(0, 1)], config(reward_baseline="problem_mean"), seed=0)
