@@ -362,10 +362,9 @@ class Broken(Corridor):
 def test_a_run_ends_when_too_many_of_its_episodes_are_blocked(folder: Path, tmp_path: Path) -> None:
     cfg = params(max_steps=3, curriculum=False)
     job = make_job(folder, tmp_path, cfg, env=Broken(0), max_blocked=0.4)
-    said = (
-        r"12 of the 12 episodes so far are blocked; .* first corridor.*: the game has crashed\. run\.max_blocked .*0\.4"
-    )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(
+        UserError, match=r"12 of the 12 episodes so far .* the game has crashed\. run\.max_blocked .*0\.4"
+    ):
         learn(job)
     assert not job.out_dir.exists()
 
