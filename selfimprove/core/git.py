@@ -19,6 +19,20 @@ def git(*words: str, folder: Path = Path()) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 
+def check_commit() -> None:
+    """Raises: UserError: this folder has no commit to which a DVC experiment could belong, or git refuses it."""
+    code, _ = git("rev-parse", "--verify", "--quiet", "HEAD")
+    if code == ABSENT:
+        raise UserError("git is not installed, and DVC experiments need it; install it.")
+    if not code:
+        return
+    found = subprocess.run(["git", "rev-parse", "--git-dir"], capture_output=True, check=False)
+    if found.returncode:
+        said = " ".join(found.stderr.decode("utf-8", "replace").strip().partition("\n")[0].split())
+        raise UserError(f"git refuses this folder ({said}), and DVC experiments need it; correct that first.")
+    raise UserError("the repository has no commit yet, and DVC experiments need one; run `git commit` first.")
+
+
 def identity() -> dict[str, str]:
     """The author of commits, as variables that git and DVC read.
 

@@ -67,20 +67,7 @@ def main() -> None:
         for word in asked:
             if word not in METHODS and word != PARAMS_ONLY:
                 raise UserError(f"there is no method {word!r}; choose {', '.join(METHODS)}, or {PARAMS_ONLY}.")
-        faults = list(params_faults(read_yaml(PARAMS_FILE)))
-        if not faults:
-            sections = read_yaml(PARAMS_FILE)
-            use(load_section(sections, "run", RunParams, str(PARAMS_FILE)).cluster.asked())
-            base = load_section(sections, "base", BaseSection, str(PARAMS_FILE))
-            missing = [method for method in methods if not has_results(method, sections)]
-            for method in missing:
-                section = load_section(sections, method, SCHEMAS[method], str(PARAMS_FILE))
-                lacking = machine_faults(section, os.environ)
-                faults += [f"{method}: {fault.removeprefix(f'{method}.')}" for fault in lacking]
-                wrong_base = list(base_faults(method, getattr(base, method)))
-                faults += wrong_base
-                if not wrong_base and (warning := small_settings(sections, method)):
-                    print(warning, file=sys.stderr)
+        faults, missing = run_faults(read_yaml(PARAMS_FILE), methods)
     except UserError as error:
         faults = [str(error)]
     if faults:
@@ -90,6 +77,28 @@ def main() -> None:
         listed = ", ".join(missing or methods)
         rest = f"everything that {listed} will need is available" if missing else f"all results of {listed} exist"
         print(f"{PARAMS_FILE}: all {len(SCHEMAS)} sections are valid, and {rest}.")
+
+
+def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str], list[str]]:
+    """All faults that a run of ``methods`` with these params would meet, and the methods that have no results of them.
+
+    A warning about a base that a method's settings are too small for is printed.
+    """
+    faults = list(params_faults(values))
+    if faults:
+        return faults, []
+    use(load_section(values, "run", RunParams, str(PARAMS_FILE)).cluster.asked())
+    base = load_section(values, "base", BaseSection, str(PARAMS_FILE))
+    missing = [method for method in methods if not has_results(method, values)]
+    for method in missing:
+        section = load_section(values, method, SCHEMAS[method], str(PARAMS_FILE))
+        lacking = machine_faults(section, os.environ)
+        faults += [f"{method}: {fault.removeprefix(f'{method}.')}" for fault in lacking]
+        wrong_base = list(base_faults(method, getattr(base, method)))
+        faults += wrong_base
+        if not wrong_base and (warning := small_settings(values, method)):
+            print(warning, file=sys.stderr)
+    return faults, missing
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
-from selfimprove.core.git import git, identity
+from selfimprove.core.git import check_commit, identity
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.check import PARAMS_FILE, params_faults, run_faults
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.params import short
 
@@ -21,10 +21,9 @@ def check_settings(text: str) -> dict[str, Any]:
 
     Raises:
         UserError: a setting that DVC cannot parse, an unknown key (suggests the closest one) or an invalid value; or
-            the repository has no commit to which the experiment could belong, or git has no name for its author.
+            as ``check_commit`` and ``identity``.
     """
-    if git("rev-parse", "--verify", "--quiet", "HEAD")[0]:
-        raise UserError("the repository has no commit yet, and a DVC experiment needs one; run `git commit` first.")
+    check_commit()
     identity()
     read_yaml(PARAMS_FILE)
     keys = [word.partition("=")[0].lstrip("+~") for word in text.split()]
@@ -77,8 +76,10 @@ def _taken(file: Path, word: str) -> bool:
 
 @one_sentence()
 def main() -> None:
-    """Argument: the settings, separated by spaces."""
-    check_settings(sys.argv[1])
+    """Arguments: the settings, separated by spaces, and the methods about to run, which are checked as by ``check``."""
+    faults, _ = run_faults(check_settings(sys.argv[1]), sys.argv[2:])
+    if faults:
+        raise UserError("\n".join([*dict.fromkeys(faults), f"{PARAMS_FILE} was not changed."]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import psutil
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.overlay import mappings
-from selfimprove.core.yaml import read_yaml
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.forks import uses_gpu
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
@@ -94,8 +93,9 @@ def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
     found = visible_gpus()
     if found is None:
         cores = len(os.sched_getaffinity(0))
-        threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
-        if jobs * threads > cores:
+        points = params if isinstance(params, list) else [params]
+        threads = max((load_section(one, "run", RunParams, str(PARAMS_FILE)).threads for one in points), default=1)
+        if jobs > 1 and jobs * threads > cores:
             print(f"JOBS={jobs} runs of {threads} threads each (run.threads) share {cores} cores; fewer may be faster.")
         return [{} for _ in range(jobs)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

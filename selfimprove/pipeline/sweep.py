@@ -32,7 +32,7 @@ from ruamel.yaml.error import YAMLError
 
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
-from selfimprove.core.git import identity
+from selfimprove.core.git import check_commit, identity
 from selfimprove.core.overlay import mappings
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import DEEPEST, read_yaml
@@ -42,7 +42,7 @@ from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS, named_paths, short
 from selfimprove.pipeline.stage import content_digest
-from selfimprove.pipeline.verify import LOCK, outputs
+from selfimprove.pipeline.verify import KEPT_BY_GIT, LOCK, outputs
 
 HOME = Path(".scratch/sweep")
 MOST_POINTS = 1000
@@ -273,19 +273,18 @@ def _remove_others(points: Sequence[GridPoint]) -> None:
 def _state(method: str) -> bytes:
     """Hash of what determines an experiment besides its settings: the commit, uncommitted edits and the method.
 
+    Files of git that runs rewrite do not count, or a sweep could not be resumed after another run.
+
     Raises:
-        UserError: nothing is committed yet.
+        UserError: as ``check_commit``.
     """
-    try:
-        digest = blake2b(_git("rev-parse", "HEAD").encode(), digest_size=8)
-    except subprocess.CalledProcessError:
-        raise UserError(
-            "the repository has no commit yet, and DVC experiments need one; run `git commit` first."
-        ) from None
+    check_commit()
+    digest = blake2b(_git("rev-parse", "HEAD").encode(), digest_size=8)
     digest.update(method.encode())
     for name in _edited():
         path = Path(name)
-        digest.update(os.fsencode(name) + b"\0" + (path.read_bytes() if path.is_file() and name != str(LOCK) else b""))
+        if path != LOCK and not path.is_relative_to(KEPT_BY_GIT):
+            digest.update(os.fsencode(name) + b"\0" + (path.read_bytes() if path.is_file() else b""))
     return digest.digest()
 
 

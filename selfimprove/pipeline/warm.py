@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, for_terminal, refusal
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.forks import (
     NVML_CHECK,
@@ -153,10 +153,15 @@ def _run(environment: dict[str, str]) -> int:
 
         try:
             turn.append(take_turn())
+            for sentence in back_on_branch():
+                print(sentence, file=sys.stderr, flush=True)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        for sentence in back_on_branch():
-            print(sentence, file=sys.stderr, flush=True)
+        except OSError as error:
+            if (said := refusal(error)) is None:
+                raise
+            print(for_terminal(said), file=sys.stderr)
+            return 2
         if command[1:2] == ["exp"]:
             keep_branch()
         if not several:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline.exp import write_settings
+from selfimprove.pipeline.exp import main, write_settings
 from selfimprove.pipeline.profiles import compose
 from tests.support.repo_copy import ROOT, run
 from tests.support.sentences import refused_with
@@ -108,6 +109,46 @@ def test_numeric_keys_stay_numbers(params: Path) -> None:
 def test_without_a_git_commit_nothing_is_written(params: Path) -> None:
     shutil.rmtree(params.parent / ".git")
     before = params.read_bytes()
-    with pytest.raises(UserError, match="a DVC experiment needs one; run `git commit` first"):
+    with pytest.raises(UserError, match=r"git refuses this folder \(fatal: not a git repository"):
+        write_settings("run.seed=18")
+    run(params.parent, "git", "init", "--quiet")
+    with pytest.raises(UserError, match="no commit yet, and DVC experiments need one; run `git commit` first"):
         write_settings("run.seed=18")
     assert params.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("base.spin.chat_template=my.jinja", "base.spin.chat_template: 'my.jinja' is neither"),
+        ("spin.tools.use.search=serpapi", "spin: tools: the search key SERPAPI_API_KEY is not set"),
+    ],
+)
+def test_what_the_new_params_need_is_checked_before_anything_is_written(
+    params: Path, setting: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (params.parent / "models").symlink_to(ROOT / "models")
+    monkeypatch.delenv("SERPAPI_API_KEY", raising=False)
+    before = params.read_bytes()
+    monkeypatch.setattr("sys.argv", ["exp", setting, "spin"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    err = capsys.readouterr().err
+    assert said in err
+    assert "params.yaml was not changed." in err
+    assert params.read_bytes() == before
+
+
+def test_a_setting_may_repair_params_that_could_not_run(params: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (params.parent / "models").symlink_to(ROOT / "models")
+    write_text(params, params.read_text().replace("model: models/pretrained", "model: models/nope", 1))
+    assert read_yaml(params)["base"]["rise"]["model"] == "models/nope"
+    monkeypatch.setattr("sys.argv", ["exp", "base.rise.model=models/pretrained", "rise"])
+    main()
+
+
+def test_a_folder_that_git_refuses_is_not_said_to_have_no_commit(params: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(params.parent / "none"))
+    with refused_with(r"^git refuses this folder \(fatal: detected dubious ownership"):
+        write_settings("run.seed=18")

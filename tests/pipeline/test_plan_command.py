@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
+from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.__main__ import app
 from selfimprove.pipeline.plan.hardware import GPUS, Asked, visible_gpus
@@ -112,6 +113,29 @@ def test_visible_gpus_are_detected_from_nvidia_smi_and_cuda_visible_devices(
     assert visible_gpus() == (1, large, GPUS["H100"])
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert visible_gpus() is None
+
+
+def test_an_edited_method_is_planned_whatever_the_profile_of_the_file_sets_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = ROOT / "profiles"
+    (tmp_path / "params.yaml").write_text(compose("rise-24gb", profiles))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    assert [one.method for one in plans(folder=profiles)] == ["rise"]
+    text = (tmp_path / "params.yaml").read_text()
+    head, spin = text.split("\nspin:\n")
+    (tmp_path / "params.yaml").write_text(f"{head}\nspin:\n{spin.replace('train: 6000', 'train: 7000', 1)}")
+    assert [one.method for one in plans(folder=profiles)] == ["rise", "spin"]
+    assert [one.method for one in plans(method="spin", folder=profiles)] == ["spin"]
+
+
+def test_one_run_at_a_time_is_not_advised_to_be_fewer(capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"run": {"seed": 1, "threads": 1024}}
+    gpu_shares(1, [run])
+    assert capsys.readouterr().out == ""
+    gpu_shares(2, [{"run": {"seed": 1, "threads": 1}}, run])
+    assert "JOBS=2 runs of 1024 threads each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import runpy
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -179,11 +181,36 @@ def test_targets_that_read_params_yaml_refuse_a_profile(target: str) -> None:
     assert "PROFILE has no effect here; run `make use PROFILE=smoke`" in done.stderr
 
 
+def test_a_profile_s_name_in_the_environment_is_refused_but_no_other_profile() -> None:
+    for name, code in (("smoke", 2), ("somebody-else-s", 0)):
+        done = subprocess.run(
+            ["make", "-n", "repro"], cwd=ROOT, env={**os.environ, "PROFILE": name}, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == code
+    assert "PROFILE has no effect here" not in done.stderr
+
+
+def test_scratch_folders_are_not_deleted_under_a_run(tmp_path: Path) -> None:
+    (tmp_path / ".scratch/stages/one").mkdir(parents=True)
+    (tmp_path / ".scratch/locks").mkdir()
+    command = [sys.executable, "-m", "selfimprove.pipeline.clean"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (tmp_path / ".scratch/locks/repro").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("a run is active in this folder")
+    assert (tmp_path / ".scratch/stages/one").exists()
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert not (tmp_path / ".scratch/stages").exists()
+
+
 def test_a_line_break_in_a_make_variable_separates_words_and_runs_nothing() -> None:
     words = ["make", "-n", "exp", "SET=run.seed=18\nrun.threads='2'"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     command = next(line for line in done.stdout.splitlines() if "pipeline.exp" in line)
-    assert shlex.split(command)[-1] == "run.seed=18 run.threads='2'"
+    assert shlex.split(command)[3] == "run.seed=18 run.threads='2'"
 
 
 def test_make_leaderboard_checks_the_model_before_it_installs_its_environment() -> None:

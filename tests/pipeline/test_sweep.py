@@ -152,6 +152,16 @@ def test_a_renamed_file_has_only_its_new_name_in_a_point_and_names_may_contain_a
     assert sweep._state("rise") == sweep._state("rise")
 
 
+def test_files_of_git_that_runs_rewrite_do_not_rename_a_point(repo: Path) -> None:
+    before = sweep._state("rise")
+    for name in ("dvc.lock", "results/headline/spin.json"):
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_text("of another run")
+        assert sweep._state("rise") == before
+    (repo / "stages.py").write_text("an edit")
+    assert sweep._state("rise") != before
+
+
 def test_a_changed_file_that_git_ignores_and_params_name_makes_another_point(repo: Path) -> None:
     values = {"rise": {"tasks": {"file": "build/train.jsonl"}}}
     (repo / "build").mkdir()

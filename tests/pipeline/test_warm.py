@@ -258,3 +258,14 @@ def test_a_caller_killed_before_it_sends_its_request_leaves_no_waiting_process()
         "ours, theirs = socket.socketpair(); theirs.close(); _answer(ours, True, False)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_a_folder_in_which_no_run_lock_can_be_made_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".scratch").write_text("a file")
+    (tmp_path / "params.yaml").write_text("run: {seed: 1}\n")
+    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", "rise-report"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(".scratch")

@@ -138,6 +138,9 @@ def plans(
     values = composed(profile, folder) if profile else read_yaml(PARAMS)
     written = profile or named(PARAMS.read_text(encoding="utf-8"))
     own = methods_of(written if written in names(folder) else DEFAULT, folder)
+    if not profile:
+        default = composed(DEFAULT, folder)
+        own = [name for name in METHODS if name in own or _sections(values, name) != _sections(default, name)]
     if method not in ("all", *own):
         raise UserError(
             f"profile {written!r} sets up only {', '.join(own)}; its {method} is the default's: plan that with "
@@ -146,6 +149,11 @@ def plans(
     where = f"{folder}/{profile}.yaml" if profile else str(PARAMS)
     asked_for = own if method == "all" else [method]
     return [make_plan(profile, values, name, asked, where, named_memory(written)) for name in asked_for]
+
+
+def _sections(values: Mapping[str, Any], method: str) -> list[Any]:
+    """The parts of the params that concern one method alone."""
+    return [values.get(method), *((values.get(part) or {}).get(method) for part in ("base", "tokenizer"))]
 
 
 def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
