@@ -28,6 +28,7 @@ from typing import NamedTuple
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, Problem, World
 from selfimprove.envs.plans import Plans
+from selfimprove.envs.qa.normalise import exact_match
 from selfimprove.envs.splits import beside
 
 RULE = (
@@ -62,8 +63,8 @@ class Reading(Plans):
         return (line.rpartition("]")[0] if "]" in line else line).strip() or None
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """Whether the words are the same, ignoring case."""
-        return a is not None and b is not None and a.lower().split() == b.lower().split()
+        """Whether one would be right if the other were, as graded: case, punctuation and articles do not count."""
+        return a is not None and b is not None and exact_match(a, b)
 
     def slip(self, problem: Problem, *key: object) -> str:
         """The expert's thoughts with the answer to another question."""

@@ -65,6 +65,9 @@ def test_problems_of_the_encyclopedia_contain_a_question_and_its_paragraphs() ->
     answered = asyncio.run(env.carry_out(f"It is\nfinish[x] or finish[ {problem.gold} ]", problem))
     assert answered == ((1.0, problem.gold), f"> finish[{problem.gold}]\nThe episode ended.")
     assert env.equivalent("New Town", "new  town")
+    right = [problem.gold, f"the {problem.gold}", f"{problem.gold}.", problem.gold.upper()]
+    assert [env.grade(f"finish[{answer}]", problem).reward for answer in right] == [1.0] * 4
+    assert all(env.equivalent(one, other) for one in right for other in right)
     assert not env.equivalent(None, None)
     assert env.grade("It is Tolma.", problem) == (0.0, None)
 

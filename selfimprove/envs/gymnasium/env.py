@@ -7,6 +7,7 @@ values.
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -135,7 +136,8 @@ class Gymnasium(TextEnv):
         return self._seen
 
     def _written(self, seen: Any, info: Mapping[str, Any]) -> str:
-        self._seen = repr(seen)
+        with np.printoptions(threshold=sys.maxsize):  # repr would leave out most values of a large array
+            self._seen = repr(seen)
         self._mask = info.get("action_mask") if self.actions else None
         if self._env.render_mode == "ansi":
             return drawing(str(self._env.render()))

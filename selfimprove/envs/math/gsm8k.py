@@ -99,6 +99,12 @@ _NUMBER_WORDS = frozenset(
         *("trillion", "plus", "minus", "divided", "multiplied", "e", "k", "x", "\u03c0"),
     ]
 )
+_ORDINALS = frozenset(
+    [
+        *("third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "twelfth", "twelfths"),
+        *("hundredth", "hundredths", "thousandth", "thousandths"),
+    ]
+)
 _CARDINALS = frozenset(
     [
         *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -153,7 +159,12 @@ def extract_robust(attempt: str) -> str | None:
     if match is None:
         return None
     words = re.split(r"[-./'\u2019 ]+", match[4].lower())
-    if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
+    if (
+        _NUMBER_WORDS & set(words)
+        or words[0] in _POWERS
+        or _name_a_fraction(words)
+        or (match[3] and words[0] in _DIVISORS)
+    ):
         return None
     if _join_a_number(words):
         return None
@@ -169,7 +180,12 @@ def extract_robust(attempt: str) -> str | None:
 def _unwrapped(text: re.Match[str]) -> str:
     """The replacement of a ``\\text{..}``: its content if that specifies a quantity, else a space."""
     words = set(re.split(r"[^a-z]+", text[1].lower()))
-    return f" {text[1]} " if (_NUMBER_WORDS | _JOINTS) & words or re.search(r"[0-9]", text[1]) else " "
+    return f" {text[1]} " if (_NUMBER_WORDS | _ORDINALS | _JOINTS) & words or re.search(r"[0-9]", text[1]) else " "
+
+
+def _name_a_fraction(words: list[str]) -> bool:
+    """Whether the word after a number is the denominator of a fraction: 1 third of it, but not 12 fifth graders."""
+    return words[0] in _ORDINALS and (len(words) == 1 or words[1] == "of")
 
 
 def _join_a_number(words: list[str]) -> bool:

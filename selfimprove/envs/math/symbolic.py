@@ -9,6 +9,7 @@ This does not protect against code execution: math-verify parses by grammar and 
 """
 
 import json
+import re
 import resource
 import select
 import signal
@@ -117,7 +118,14 @@ def _read_line(worker: subprocess.Popen[str], seconds: float) -> str:
     return worker.stdout.readline() if ready else ""
 
 
+_BASED = re.compile(r"\s*(-?[0-9A-Za-z.,\s]*[0-9A-Za-z])\s*_\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*")
+"""A number in a base, such as 3032_5 or 11_{12}."""
+
+
 def _compare(gold: str, answer: str) -> bool:
+    bases = [found[2] or found[3] for text in (gold, answer) if (found := _BASED.fullmatch(text))]
+    if len(set(bases)) > 1:  # math-verify ignores a subscript
+        return False
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     sides = [

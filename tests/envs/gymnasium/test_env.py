@@ -178,3 +178,36 @@ def test_an_environment_whose_observations_have_more_than_1000_values_is_refused
     text_env(name="gymnasium:Picture-v0", options={"pixels": 999}).make()
     with pytest.raises(UserError, match=r"has observations of 1001 values, but at most 1000"):
         text_env(name="gymnasium:Picture-v0", options={"pixels": 1000}).make()
+
+
+class Line(gymnasium.Env[Any, Any]):
+    """A place on a line, observed as an array with a single one; the goal is four steps to the right."""
+
+    action_space = spaces.Discrete(2)
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
+
+    def __init__(self, cells: int, render_mode: str | None = None) -> None:
+        self.observation_space = spaces.Box(0, 1, (cells,), np.int8)
+        self.cells, self.at, self.render_mode = cells, cells // 2, render_mode
+
+    def reset(self, **_: Any) -> Any:
+        self.at = self.cells // 2
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1 if action else -1
+        done = self.at == self.cells // 2 + 4
+        return self._seen(), float(done), done, False, {}
+
+    def render(self) -> Any:
+        return f"at {self.at}"
+
+    def _seen(self) -> Any:
+        return np.eye(1, self.cells, self.at, dtype=np.int8)[0]
+
+
+def test_the_expert_tells_large_observations_apart() -> None:
+    gymnasium.register("Line-v0", entry_point=f"{__name__}:Line")
+    env = text_env(name="gymnasium:Line-v0", options={"cells": 1600}, actions=["left", "right"]).make()
+    env.reset(0)
+    assert [move.action for move in env.expert()] == ["right"] * 4

@@ -181,6 +181,10 @@ def test_extended_equivalence_proves_what_the_normaliser_cannot() -> None:
         assert not hendrycks.equivalent(gold, answer)
         assert env.equivalent(gold, answer)
     assert not env.equivalent("x^2", "x^3")
+    assert env.equivalent("3032_5", "3032_{5}")
+    assert not env.equivalent("3032_5", "3032_{6}"), "numbers in different bases"
+    assert not env.equivalent("-221_3", "-221_4")
+    assert env.equivalent("x_1", "x_{1}")
     assert not env.equivalent(None, None)
     assert not env.equivalent(r"\text{__import__('os')}", "0")
     env.close()  # type: ignore[attr-defined]
