@@ -283,6 +283,63 @@ def test_a_tree_can_be_navigated_with_the_keyboard(tab: Tab) -> None:
     assert page.locator("[role=treeitem]").count() == 1
 
 
+def test_a_collapsed_tree_can_still_be_reached_with_the_keyboard(tab: Tab) -> None:
+    page = tab.open("trees.html#tree=0&node=3")
+    page.wait_for_selector("#node-3")
+    page.click("#collapse")
+    assert page.locator("[role=treeitem]").count() == 1
+    page.focus("#node-0")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("[role=treeitem]").count() > 1
+    assert page.get_attribute("#node-0", "tabindex") == "0"
+
+
+def test_numbers_keep_their_size(tab: Tab) -> None:
+    page = tab.open("index.html")
+    shown = [page.evaluate(f"page.short({number})") for number in (1230.4, 1000.4, -2500.3, 2.5e-10, 0.12345, 7)]
+    assert shown == ["1230", "1000", "-2500", "2.5e-10", "0.1235", "7"]
+
+
+@pytest.mark.parametrize("view", ["episodes.html#method=rise&set=base/evaluation", "pairs.html#set=spin/iter1/pairs"])
+def test_the_reader_shows_the_newest_choice_even_if_an_earlier_one_arrives_later(
+    browser: Browser, tmp_path: Path, view: str
+) -> None:
+    long = "x" * 1_100_000  # more than a chunk holds
+    write_rise(tmp_path / "run", texts={0: long, 1: long})
+    write_pairs(tmp_path / "run", [(long, "y"), (long, "z"), ("a", "b")])
+    build(tmp_path / "run", tmp_path / "out", "no")
+    opened = Tab(browser, tmp_path / "out")
+    page = opened.open(view)
+    page.wait_for_selector("#list a >> nth=1")
+    page.evaluate("""() => {
+        const received = page.received;
+        page.received = (name, packed) => {
+            if (name.endsWith("-0")) window.late = () => received(name, packed);
+            else received(name, packed);
+        };
+    }""")
+    ids = [page.inner_text(f"#list a >> nth={place} >> .id span >> nth=0") for place in (0, 1)]
+    page.click("#list a >> nth=0")
+    until(page, "window.late !== undefined")
+    page.click("#list a >> nth=1")
+    page.wait_for_selector("#reader h2")
+    page.evaluate("window.late()")
+    time.sleep(1)
+    shown = page.inner_text("#reader h2")
+    opened.close()
+    assert ids[0] != ids[1]
+    assert ids[1].startswith(shown)
+    assert opened.wrong == []
+
+
+def test_a_filter_by_change_needs_another_row(tab: Tab) -> None:
+    page = tab.open("episodes.html#method=rise&set=iter1/evaluation")
+    counted(page)
+    assert page.locator("[name=change]").is_disabled()
+    page.select_option("[name=against]", "base/evaluation")
+    assert page.locator("[name=change]").is_enabled()
+
+
 def test_pairs_highlight_their_differences(tab: Tab) -> None:
     page = tab.open("pairs.html#set=spin/iter1/pairs&at=1")
     page.wait_for_selector("#reader ins")

@@ -171,7 +171,8 @@ def test_facts_are_divided_into_splits_that_share_no_question() -> None:
     assert [len(one) for one in dealt] == [16, 2, 2]
     assert len(set.union(*dealt)) == 20
     with pytest.raises(
-        UserError, match=r"spin\.tasks\.dev: 3 questions are requested, but Colours has 2 for this split"
+        UserError,
+        match=r"spin\.tasks\.dev, or env\.questions .*: 3 questions are requested, but Colours has 2 for",
     ):
         Colours().quests("dev", 3)
 

@@ -159,14 +159,9 @@ def extract_robust(attempt: str) -> str | None:
     if match is None:
         return None
     words = re.split(r"[-./'\u2019 ]+", match[4].lower())
-    if (
-        _NUMBER_WORDS & set(words)
-        or words[0] in _POWERS
-        or _name_a_fraction(words)
-        or (match[3] and words[0] in _DIVISORS)
-    ):
+    if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
         return None
-    if _join_a_number(words):
+    if _join_a_number(words) or _name_a_fraction(words):
         return None
     if match[3] and len(words[0]) == 1 and words[0] not in _PER_LETTERS:
         return None

@@ -12,10 +12,6 @@ SHARES: dict[Split, range] = {"train": range(8), "dev": range(8, 9), "test": ran
 """Each split's positions within every ten consecutive facts."""
 
 
-WHERE = "spin.tasks.{split} (of another method: env.questions)"
-"""The params that request questions."""
-
-
 class Fact(NamedTuple):
     """A paragraph, and a question that it answers."""
 
@@ -48,8 +44,9 @@ class Facts(ABC):
         facts = [fact for i, fact in enumerate(self.facts()) if i % 10 in SHARES[split]]
         if len(facts) < count:
             raise UserError(
-                f"{type(self).__name__} has {len(facts)} questions for {split} (of ten facts, eight are for train, one "
-                f"for dev and one for test), but {count} are requested; add facts, or lower {WHERE.format(split=split)}."
+                f"spin.tasks.{split}, or env.questions of another method: {count} questions are requested, but "
+                f"{type(self).__name__} has {len(facts)} for this split (of ten facts, eight are for train, one for "
+                "dev and one for test); request fewer or add facts."
             )
         return [self._quest(fact) for fact in facts[:count]]
 
