@@ -31,7 +31,7 @@ def publish(source: Path, target: Path) -> None:
     """
     _make_parent(target)
     part = target.with_name(f".part-{target.name}")
-    _remove(part)
+    remove(part)
     make_durable(source)
     try:
         _replace(source, target)
@@ -43,10 +43,10 @@ def publish(source: Path, target: Path) -> None:
             make_durable(part)
             _replace(part, target)
         finally:
-            _remove(part)
+            remove(part)
     flush(target.parent)
     for left in target.parent.glob(f"{REPLACED}{target.name}-*"):
-        _remove(left)
+        remove(left)
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -103,7 +103,7 @@ def aside(target: Path) -> Iterator[Path]:
     _make_parent(target)
     part = target.with_name(f".part-{target.name}")  # keep the suffix, which determines the format
     try:
-        _remove(part)  # of a killed process; a folder would be added to
+        remove(part)  # of a killed process; a folder would be added to
         yield part
         flush(part)
         os.replace(part, target)
@@ -116,7 +116,7 @@ def aside(target: Path) -> Iterator[Path]:
         raise UserError(f"{target} can't be written ({error.strerror}); {remedy}.") from None
     finally:
         if os.path.lexists(part):
-            _remove(part)
+            remove(part)
 
 
 def flush(path: Path) -> None:
@@ -140,7 +140,8 @@ def _make_parent(target: Path) -> None:
         ) from None
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,9 +1,8 @@
 """``make clean-scratch``: deletes the stages' scratch folders, with checkpoints and journals; results stay."""
 
-import shutil
-
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
+from selfimprove.core.publish import remove
 from selfimprove.pipeline.dvc_files import active
 from selfimprove.pipeline.stage import SCRATCH
 
@@ -16,7 +15,7 @@ def main() -> None:
             "a run is active in this folder and works in .scratch/stages; wait for it to end, or stop it, then run "
             "`make clean-scratch` again."
         )
-    shutil.rmtree(SCRATCH / "stages", ignore_errors=True)
+    remove(SCRATCH / "stages")
 
 
 if __name__ == "__main__":

@@ -68,15 +68,14 @@ def sign_turn(turn: int, pid: int) -> None:
 
 
 def active() -> bool:
-    """Whether a run uses this folder now."""
-    if not TURN.exists():
-        return False
-    with TURN.open("rb") as turn:
-        try:
-            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    """Whether a run uses this folder now, or a DVC that was started without make."""
+    if TURN.exists():
+        with TURN.open("rb") as turn:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return bool(_others())
 
 
 def keep() -> None:
@@ -117,12 +116,17 @@ def restore() -> Iterator[str]:
 def wait_for_others() -> None:
     """Wait while a DVC that was started without make is running in this folder; reported once."""
     said = False
-    while others := [pid for pid in _processes(_entries() or _Entries()) if _is_dvc(pid)]:
+    while others := _others():
         if not said:
             names = ", ".join(str(pid) for pid in sorted(set(others)))
             _say_waiting(names)
             said = True
         time.sleep(POLL_SECONDS)
+
+
+def _others() -> list[int]:
+    """The processes of DVCs that use files of this folder."""
+    return [pid for pid in _processes(_entries() or _Entries()) if _is_dvc(pid)]
 
 
 def _say_waiting(who: str) -> None:

@@ -17,8 +17,14 @@ from selfimprove.training import segments  # noqa: F401  (registers the attentio
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.rows import END_TO_END
 
-MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
+MASKED_LAYERS = {
+    "full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention", "attention",
+    "mlp", "moe", "dense", "sparse",
+}  # fmt: skip
 """Values of a config's ``layer_types`` whose layers see only what a mask shows them, or one token."""
+
+RECURRENT_MODELS = {"rwkv", "xlstm"}
+"""Model types without ``layer_types`` whose layers read a row from left to right."""
 
 
 class Place(NamedTuple):
@@ -116,15 +122,19 @@ def _check_attention(folder: Path, config: Any, params: FinetuneParams, place: P
             f"{place.length}: {params.max_length} exceeds the sliding window of {folder} ({window}), which is not "
             f"applied to rows of several conversations with {params.attention}; lower it{other}."
         )
-    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    if not kinds and getattr(config, "num_attention_heads", None) is None:
-        kinds = {"no attention"}
-    if (recurrent := kinds - MASKED_LAYERS) and (params.attention in END_TO_END or params.row_tokens > 1):
+    recurrent = recurrent_layers(config)
+    if recurrent and (params.attention in END_TO_END or params.row_tokens > 1):
         raise UserError(
-            f"{place.section}.row_tokens: the layers of {folder} ({', '.join(sorted(recurrent))}) would carry one "
+            f"{place.section}.row_tokens: the layers of {folder} ({', '.join(recurrent)}) would carry one "
             "conversation of a row over to the next; set row_tokens: 1, which gives each a row of its own, and "
             "attention: sdpa."
         )
+
+
+def recurrent_layers(config: Any) -> list[str]:
+    """The kinds of a model's layers that read whole rows, whatever a mask says: convolutions, state spaces, …"""
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    return sorted(kinds - MASKED_LAYERS) or [config.model_type] * (config.model_type in RECURRENT_MODELS)
 
 
 def placement(params: FinetuneParams) -> dict[str, Any]:
@@ -181,7 +191,8 @@ def load_config(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -
         ) from None
     rope = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and rope is None and params.max_length > positions > 0:
+    short = isinstance(positions, int) and params.max_length > positions > 0
+    if short and rope is None and not recurrent_layers(config.get_text_config()):
         raise UserError(
             f"{place.length}: {params.max_length} exceeds the {positions} positions of {model_dir}, which can't be "
             "scaled; lower it."

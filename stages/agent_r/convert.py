@@ -56,8 +56,8 @@ def main(stage: Stage[AgentRParams]) -> None:
                 stage.timing |= replay_counts(world)
         finally:
             await world.close()
-        tried = made.stats["kept_pairs"] + direct.stats["kept_pairs"]
-        stage.count_failed([*made.failed, *direct.failed], tried, "revision trajectories", "They are left out")
+        for one in (made, direct):
+            stage.count_failed(one.failed, one.stats["kept_pairs"], "revision trajectories", "They are left out")
         for sentence in made.warnings:
             print(f"{stage.name}: {sentence}", file=sys.stderr)
         say_diverged(stage.name, diverged(world))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from selfimprove.apps.page.build import VIEWS, build
+from selfimprove.apps.page.chunks import write_records
 from selfimprove.core.records import read_rows
 from tests.support.repo_copy import ROOT, copy_repo
 from tests.support.repo_copy import run as run_in
@@ -302,11 +304,12 @@ def test_numbers_keep_their_size(tab: Tab) -> None:
 
 @pytest.mark.parametrize("view", ["episodes.html#method=rise&set=base/evaluation", "pairs.html#set=spin/iter1/pairs"])
 def test_the_reader_shows_the_newest_choice_even_if_an_earlier_one_arrives_later(
-    browser: Browser, tmp_path: Path, view: str
+    browser: Browser, tmp_path: Path, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = "x" * 1_100_000  # more than a chunk holds
-    write_rise(tmp_path / "run", texts={0: long, 1: long})
-    write_pairs(tmp_path / "run", [(long, "y"), (long, "z"), ("a", "b")])
+    for module in ("library", "pairs"):  # one record in each chunk
+        monkeypatch.setattr(f"selfimprove.apps.page.{module}.write_records", partial(write_records, size=1))
+    write_rise(tmp_path / "run")
+    write_pairs(tmp_path / "run", [("x", "y"), ("x", "z"), ("a", "b")])
     build(tmp_path / "run", tmp_path / "out", "no")
     opened = Tab(browser, tmp_path / "out")
     page = opened.open(view)

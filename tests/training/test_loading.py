@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import Gemma2Config, GPT2Config, Lfm2Config, LlamaConfig, MistralConfig, RwkvConfig
+from transformers import Gemma2Config, GPT2Config, Lfm2Config, LlamaConfig, MistralConfig, RwkvConfig, ZambaConfig
 
 from selfimprove.core.errors import UserError
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_policy import RL
 from selfimprove.models.loading import check_attention
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.loading import Place, load_base
+from selfimprove.training.loading import load_base
 
 SIZES: dict[str, Any] = {
     "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 16,
@@ -38,7 +40,7 @@ SIZES: dict[str, Any] = {
             {"max_length": 64},
             r"train\.row_tokens: the layers of .* \(conv\) would carry .* set row_tokens: 1",
         ),
-        (RwkvConfig(num_hidden_layers=1), {"max_length": 64}, r"\(no attention\) would carry"),
+        (RwkvConfig(num_hidden_layers=1), {"max_length": 64}, r"\(rwkv\) would carry"),
         (
             Lfm2Config(**SIZES, layer_types=["conv"]),
             {"max_length": 64, "attention": "segments", "row_tokens": 1},
@@ -51,6 +53,7 @@ SIZES: dict[str, Any] = {
         ),
         # Accepted: only the weights are missing.
         (GPT2Config(n_positions=64), {"max_length": 64}, "contains no|cannot be loaded"),
+        (ZambaConfig(max_position_embeddings=32), {"max_length": 64, "row_tokens": 1}, "contains no|cannot be loaded"),
         (
             Lfm2Config(**SIZES, layer_types=["conv"]),
             {"max_length": 64, "row_tokens": 1},
@@ -83,4 +86,9 @@ def test_the_default_engine_refuses_a_model_with_a_soft_cap_on_attention_scores(
 def test_messages_about_reinforcement_learning_s_model_name_keys_that_it_has(tmp_path: Path) -> None:
     MistralConfig(**SIZES, sliding_window=32).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^engines\.policy\.context: 64 exceeds .*; lower it\.$"):
-        load_base(tmp_path, FinetuneParams(max_length=64), Place("rl", "engines.policy.context"))
+        load_base(tmp_path, RLParams().loading(64), RL)
+    Lfm2Config(**SIZES, layer_types=["conv"]).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^rl\.row_tokens: .* set row_tokens: 1"):
+        load_base(tmp_path, RLParams().loading(64), RL)
+    with pytest.raises(UserError, match=r"contains no|cannot be loaded"):
+        load_base(tmp_path, RLParams(row_tokens=1).loading(64), RL)

@@ -106,10 +106,12 @@ def _made(folder: Path) -> Path:
     Raises:
         UserError: the folder has something else with the name of a part of the page, or cannot be created.
     """
-    if not (folder / MARK).is_file():
+    if folder != OUT and not (folder / MARK).is_file():  # a killed process may have left half of a page in report/
         for name in PARTS:
             if (folder / name).exists() or (folder / name).is_symlink():
-                raise UserError(f"--out {folder}: the page would replace {name} there; name another folder.")
+                raise UserError(
+                    f"--out {folder}: the page would replace {name} there; delete it, or name another folder."
+                )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

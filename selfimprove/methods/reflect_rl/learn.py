@@ -35,7 +35,8 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
 
     Raises:
         UserError: a model cannot be loaded, a label is not a single token, a level of the curriculum has no
-            iterations, a cost or loss is not finite, or the GPU's memory is exhausted.
+            iterations, a cost or loss is not finite, there is no GPU or its memory is exhausted, or more than
+            ``job.max_blocked`` of the episodes are blocked.
     """
     processes = job.params.launcher.processes
     check_gpu("rl", job.params.device)

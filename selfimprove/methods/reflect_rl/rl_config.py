@@ -124,6 +124,7 @@ class RLParams(ActingParams):
         """Settings for loading the model, in the form that fine-tuning uses."""
         return FinetuneParams(
             max_length=max_length,
+            row_tokens=self.row_tokens,
             dtype=self.dtype,
             attention=self.attention,
             gradient_checkpointing=self.gradient_checkpointing,

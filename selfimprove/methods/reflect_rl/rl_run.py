@@ -85,6 +85,7 @@ class Run:
             0,
         )
         self._play_seconds = 0.0
+        self._first_error = ""
 
     def _load(self) -> Policy:
         params, job = self._params, self._job
@@ -130,6 +131,7 @@ class Run:
                 self._save_if_due(log)
                 if self._progress is not None and self._group.first:
                     self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}", _metrics(row))
+        self._check_blocked(self._totals["episodes"])  # the token budget may have ended the run early
         if self._reflector is not None and self._reflector.weights() != frozen:
             raise RuntimeError("the frozen reflection model has changed during reinforcement learning")
         self._learner.check_weights()
@@ -232,14 +234,17 @@ class Run:
         self._totals["shortened_prompts"] += sum(one.shortened for one in played)
         self._totals["cut_completions"] += sum(one.cut for one in played)
         self._totals["unlisted_actions"] += sum(one.unlisted for one in played)
-        blocked, planned = self._totals["blocked"], self._params.max_steps * self._params.episodes
-        if (
-            error := next((one.error for one in played if one.error), "")
-        ) and blocked > self._job.max_blocked * planned:
+        self._first_error = self._first_error or next((one.error for one in played if one.error), "")
+        self._check_blocked(self._params.max_steps * self._params.episodes)
+
+    def _check_blocked(self, episodes: int) -> None:
+        """Raise a ``UserError`` if too many of the run's ``episodes`` have been blocked."""
+        blocked, most = self._totals["blocked"], self._job.max_blocked
+        if blocked > most * episodes:
             raise UserError(
-                f"{blocked} of the {self._totals['episodes']} episodes so far are blocked; in the last iteration first "
-                f"{error.rstrip('.')}. run.max_blocked allows a share of {self._job.max_blocked:g} of the run's "
-                f"{planned}; fix the cause and run again: it resumes from its newest checkpoint."
+                f"{blocked} of the {self._totals['episodes']} episodes so far are blocked; the first of this run: "
+                f"{self._first_error.rstrip('.')}. run.max_blocked allows a share of {most:g}; fix the cause and run "
+                "again: it resumes from its newest checkpoint."
             )
 
     def _save_if_due(self, log: IO[bytes]) -> None:

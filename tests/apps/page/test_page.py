@@ -75,7 +75,9 @@ def test_a_page_never_replaces_a_folder_s_own_files(run: Path, tmp_path: Path, n
     own.parent.mkdir(parents=True)
     own.write_text("kept")
     for write in (lambda: build(run, tmp_path / "own"), lambda: write_live(tmp_path / "own")):
-        with pytest.raises(UserError, match=f"the page would replace {Path(name).parts[0]} there; name another folder"):
+        with pytest.raises(
+            UserError, match=f"the page would replace {Path(name).parts[0]} there; delete it, or name another"
+        ):
             write()
     assert own.read_text() == "kept"
 

@@ -369,6 +369,12 @@ def test_a_run_ends_when_too_many_of_its_episodes_are_blocked(folder: Path, tmp_
     assert not job.out_dir.exists()
 
 
+def test_the_limit_of_blocked_episodes_holds_for_a_run_that_its_token_budget_ends(folder: Path, tmp_path: Path) -> None:
+    cfg = params(max_steps=100, curriculum=False, max_train_tokens=1)
+    with pytest.raises(UserError, match=r"of the 6 episodes so far are blocked"):
+        learn(make_job(folder, tmp_path, cfg, env=Broken(2), max_blocked=0.1))
+
+
 def test_a_report_counts_blocked_episodes_and_states_with_more_actions_than_labels(
     folder: Path, tmp_path: Path
 ) -> None:
