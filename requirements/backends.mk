@@ -201,6 +201,7 @@ publish: $(REMOTE_STAMP) ## upload outputs, models and the run cache to the remo
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote publish
 
 fetch: $(REMOTE_STAMP) ## download the outputs in dvc.lock, so that make repro runs nothing (RUNS=all: also those of other published runs)
+	@$(if $(filter-out all,$(RUNS)),$(error RUNS=$(RUNS) is unknown; the only value is: all))true
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote fetch $(if $(filter all,$(RUNS)),--all-runs)
 
 test-backends-remote: $(REMOTE_STAMP)

@@ -10,6 +10,7 @@ variables, ``~/.aws``, a machine's role) and are never written.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,8 +37,8 @@ FOLDER = ".dir"
 EARLIER = "an earlier run"
 """Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
 
-_WRITABLE = re.compile(r"[^%\"'\x00-\x1f\x7f]*")
-"""Texts that .dvc/config returns as they were written: it interpolates ``%(name)s``."""
+_WRITABLE = re.compile(r"[^%\"'\x00-\x1f\x7f-\U0010ffff]*")
+"""Texts that .dvc/config returns as they were written: it interpolates ``%(name)s``, and is written as ASCII."""
 
 COMMITTED = ("dvc.lock", "params.yaml", ".dvc/config", str(verify.KEPT_BY_GIT))
 """Files through which a clone finds what was published."""
@@ -118,9 +119,10 @@ def fetch(
             raise UserError(f"{where} has nothing that dvc.lock names; run `make publish` where the run was made.")
         there = [str(out.path) for out in published if out.md5 not in missing and out.stage not in removed]
         if there:  # without targets, DVC would check out everything
-            with _graph_read_once():
+            with _graph_read_once(), _unsaved_named():
                 repo.checkout(there, allow_missing=True)
-        excused = {out.md5 for out in outs} - {out.md5 for out in published}
+        needed = {out.md5 for out in published if out.stage not in removed}
+        excused = {out.md5 for out in outs} - needed
         faults = list(_faults(missing - excused, named, remote))
     print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")
     if unpublished:
@@ -129,6 +131,24 @@ def fetch(
         print(f"stages of dvc.lock that params.yaml no longer has: {len(removed)}, such as {min(removed)}.")
     if faults:
         raise UserError("\n".join(faults))
+
+
+@contextmanager
+def _unsaved_named() -> Iterator[None]:
+    """Raises: UserError: DVC would have to replace files whose content is saved nowhere."""
+    from dvc.exceptions import DvcException
+
+    try:
+        yield
+    except DvcException as error:
+        said, *files = str(error).splitlines()
+        if "unsaved files" not in said or not files:
+            raise
+        names = ", ".join(os.path.relpath(file) for file in files[:3]) + (" and others" if len(files) > 3 else "")
+        raise UserError(
+            f"{names}: not as in dvc.lock, and saved nowhere; move them away (or give them up with `dvc checkout "
+            "--force`), then run `make fetch` again."
+        ) from None
 
 
 @contextmanager
@@ -252,7 +272,7 @@ def _check_url(url: str, endpoint: str) -> None:
     """Raises: UserError."""
     for name, text in (("URL", url), ("ENDPOINT", endpoint)):
         if not _WRITABLE.fullmatch(text):
-            raise UserError(f"{name} contains a percent sign, a quote or a control character; write it without.")
+            raise UserError(f"{name} contains a percent sign, a quote, or a character outside ASCII; write it without.")
         try:
             parts = urlsplit(text)
         except ValueError as error:
@@ -264,6 +284,8 @@ def _check_url(url: str, endpoint: str) -> None:
             )
     if endpoint and not (endpoint.startswith(("http://", "https://")) and urlsplit(endpoint).hostname):
         raise UserError(f"ENDPOINT={endpoint!r} is not the address of a server; write for example https://host:9000.")
+    if endpoint and not url.startswith("s3://"):
+        raise UserError("ENDPOINT is only for s3:// remotes; leave it out for a folder.")
     if url.startswith("s3://"):
         if not urlsplit(url).netloc:
             raise UserError(f"URL={url!r} names no bucket; write s3://bucket/folder.")
@@ -290,6 +312,11 @@ def _opened(doing: str) -> Iterator[tuple[Any, Any, str]]:
             if NAME not in repo.config["remote"]:
                 raise UserError("no remote is set; run `make remote URL=s3://bucket/folder`, and commit .dvc/config.")
             where = repo.config["remote"][NAME]["url"]
+            if "://" not in where and not Path(where).is_dir():
+                raise UserError(
+                    f"{where} does not exist on this machine; mount or create that folder, or set another with `make "
+                    "remote URL=…`."
+                )
             yield repo, repo.cloud.get_remote_odb(NAME), where
     except UserError:
         raise

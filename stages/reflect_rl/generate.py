@@ -22,10 +22,13 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     stage.narrow((reflect_rl.env, config, cfg))
 
     env = reflect_rl.env.model_copy(update={"max_turns": cfg.max_turns}).make(folder)
-    asked, seed = (
-        teaching_tasks(load_split(folder / "train.jsonl", env.name), cfg),
-        key_bits(stage.run.seed, stage.name),
-    )
+    train = load_split(folder / "train.jsonl", env.name)
+    asked, seed = teaching_tasks(train, cfg), key_bits(stage.run.seed, stage.name)
+    for key, count in (("tasks", cfg.tasks), ("negative_tasks", cfg.negative_tasks)):
+        if (count or 0) > len(train):
+            print(
+                f"{stage.name}: generate.{key} is {count}, but there are {len(train)} training tasks.", file=sys.stderr
+            )
     chat = {} if isinstance(config, ScriptedEngineConfig) else {cfg.teacher: folder}
 
     async def run() -> None:

@@ -388,3 +388,18 @@ def test_claims_run_the_pipeline_in_separate_folders_and_resume(
     again = capfd.readouterr().out
     assert "reflect_rl-finetune" not in again
     assert json.loads(file.read_text()) == first
+
+
+def test_a_claim_is_not_made_if_a_run_of_its_method_lacks_the_row() -> None:
+    lacking = run("avx2", 20)
+    lacking["results"]["last_minus"] = {}
+    assert not is_made([*everywhere(), lacking])
+
+
+def test_the_digest_of_the_params_includes_the_threads_but_not_the_seed() -> None:
+    params = profile("default")
+    name = params_digest(params)
+    params["run"]["seed"] += 1
+    assert params_digest(params) == name
+    params["run"]["threads"] += 1
+    assert params_digest(params) != name

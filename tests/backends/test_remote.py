@@ -248,6 +248,8 @@ def test_remote_configuration_errors_are_reported_in_one_sentence(publisher: Pat
         ([f"URL={URL}", "ENDPOINT=http://[::1"], "is not an address"),
         (["URL=/no/such/folder"], "does not exist on this machine"),
         ([f"URL={URL}", "ENDPOINT=localhost:9000"], "is not the address of a server"),
+        ([f"URL={tmp_path}", "ENDPOINT=https://h:9000"], "ENDPOINT is only for s3:// remotes"),
+        ([f"URL={tmp_path}/ü"], "a character outside ASCII"),
     ):
         assert said in refused(folder, "remote", *words)
     run(folder, "git", "checkout", "--quiet", ".dvc/config")
@@ -267,6 +269,10 @@ def test_a_missing_bucket_is_reported_and_a_shared_folder_needs_no_server(
     empty = clone(fetched, tmp_path / "empty")
     make(empty, "remote", f"URL={tmp_path / 'shared'}")
     assert "has nothing that dvc.lock names; run `make publish`" in refused(empty, "fetch")
+    (tmp_path / "shared").rename(tmp_path / "unmounted")
+    for words in ("publish", "fetch"):
+        assert "shared does not exist on this machine; mount or create" in refused(fetched, words)
+    (tmp_path / "unmounted").rename(tmp_path / "shared")
     make(fetched, "publish")
     folder = clone(publisher, tmp_path / "repo")
     make(folder, "remote", f"URL={tmp_path / 'shared'}")
@@ -279,4 +285,12 @@ def test_a_missing_bucket_is_reported_and_a_shared_folder_needs_no_server(
     said = make(folder, "fetch").stdout
     assert "stages of dvc.lock that params.yaml no longer has: 1, such as spin-convert@iter9." in said
     assert not (folder / "data/spin/iter9").exists()
+    own = folder / "results/spin/iter0/metrics.json"
+    own.unlink()  # a link to DVC's cache
+    own.write_text("a result of my own")
+    assert "results/spin/iter0/metrics.json: not as in dvc.lock, and saved nowhere" in refused(folder, "fetch")
+    assert own.read_text() == "a result of my own"
+    own.unlink()
+    make(folder, "fetch")
+    assert "RUNS=every is unknown; the only value is: all" in refused(folder, "fetch", "RUNS=every")
     assert ran(make(folder, "repro", METHOD).stdout) == set()

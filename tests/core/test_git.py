@@ -30,5 +30,5 @@ def test_code_that_only_reports_the_commit_works_without_git(without_git: Path) 
 
 
 def test_a_sweep_without_git_is_refused_in_one_sentence(without_git: Path) -> None:
-    with refused_with(r"^git is not installed; install it: each point of a sweep runs in a clone"):
+    with refused_with(r"^git is not installed, and DVC experiments need it; install it"):
         sweep._state("spin")

@@ -204,3 +204,24 @@ def test_top_p_keeps_the_same_of_equally_probable_choices_for_draws_and_scores(i
         assert int(drawn) in kept
         assert float(logprob.exp()) == pytest.approx(1 / len(kept))
         assert float(entropy) == pytest.approx(math.log(len(kept)))
+
+
+def test_a_drawn_token_that_is_filtered_out_in_scoring_still_has_a_probability() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    logprob, _ = score_choices(logits, torch.ones(1), torch.tensor([1]), None, None, torch.tensor([1]))
+    assert float(logprob) == pytest.approx(float(torch.log_softmax(logits[0, :2].double(), -1)[1]))
+
+
+def test_top_k_counts_only_the_allowed_tokens() -> None:
+    logits, noise = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([0.9], dtype=torch.float64)
+    drawn, _ = choose(logits, noise, torch.ones(1), None, [([0], [2, 3])], torch.tensor([1]))
+    assert drawn.tolist() == [2]
+
+
+def test_top_p_filters_the_tempered_distribution_for_draws_and_scores() -> None:
+    """At temperature 0.5 the first token has 0.87, at 1 it would have 0.67."""
+    logits, cold, narrow = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0.5]), torch.tensor([0.8])
+    drawn, _ = choose(logits, torch.tensor([0.99], dtype=torch.float64), cold, narrow)
+    assert drawn.tolist() == [0]
+    logprob, entropy = score_choices(logits, cold, drawn, None, narrow)
+    assert (float(logprob), float(entropy)) == (0.0, 0.0)

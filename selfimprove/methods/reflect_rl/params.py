@@ -245,17 +245,6 @@ class ReflectRLParams(Trained):
                     f"tasks.{key}: {self.env.name} does not support tasks from a file or a teacher; remove it"
                 )
         check_split(self.evaluate.split, self.tasks)
-        if self.tasks.train is not None:
-            room = min(self.tasks.train, self.tasks.few_data or self.tasks.train)
-            counts = {
-                "generate.tasks": self.generate.tasks, "generate.negative_tasks": self.generate.negative_tasks,
-                "tasks.demonstrations": self.tasks.demonstrations,
-            }  # fmt: skip
-            for key, count in counts.items():
-                if count is not None and count > room:
-                    raise ValueError(
-                        f"{key}: {count} exceeds the {room} training tasks; lower it, or raise tasks.train"
-                    )
         return self
 
     @model_validator(mode="after")

@@ -45,7 +45,6 @@ CAPS: Mapping[str, float] = {
     "agent_r.iterations.*.generate.n_gen": 3,
     "agent_r.iterations.*.generate.max_tokens": 24,
     "agent_r.iterations.*.convert.judge_max_tokens": 24,
-    "reflect_rl.tasks.demonstrations": 3,
     "reflect_rl.env.max_turns": 6,
     "reflect_rl.env.packages": 2,
     "reflect_rl.env.files_per_repo": 8,

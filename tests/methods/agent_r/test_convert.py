@@ -21,8 +21,8 @@ from selfimprove.envs.interface import EmbeddedWorld, EnvError
 from selfimprove.methods.agent_r.convert import Converted, convert
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge
 from selfimprove.methods.agent_r.judge_prompt import Judgement
-from selfimprove.methods.agent_r.mixing import GENERAL_OFF, read_chats
-from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed, read_chats
+from selfimprove.methods.agent_r.params import ConvertParams, Mix
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
 from selfimprove.methods.agent_r.tree import Node, Tree
@@ -414,3 +414,15 @@ def test_a_failing_environment_drops_the_sample_and_a_missing_environment_is_nam
 
 def test_the_statistics_are_plain_json() -> None:
     json.dumps(made(grown(range(3)), ScriptedJudge({"corridor": Corridor()})).stats, allow_nan=False)
+
+
+def test_a_mix_rounds_to_the_nearest_number_of_examples() -> None:
+    trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]  # 20 good leaves
+    assert made(trees, mix={"good": 0.28}).stats["good_examples"] == 6  # of 5.6
+
+
+def test_general_chats_are_in_proportion_to_the_agent_s_data_without_the_warm_start(tmp_path: Path) -> None:
+    agent = [Example(id=str(i), messages=[], source="") for i in range(10)]
+    mix = Mix(general=0.5, general_file=chats(tmp_path, 20), warm_start=1.0)
+    kinds = mixed(agent, [], mix, 0, agent)
+    assert (len(kinds["warm_start"]), len(kinds["general"])) == (10, 5)

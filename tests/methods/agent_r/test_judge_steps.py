@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from selfimprove.envs.interface import Step
-from selfimprove.methods.agent_r.judge import LONGEST, judge_examples, judge_step, starting
+from selfimprove.methods.agent_r.judge import LONGEST, ScriptedJudge, judge_examples, judge_step, starting
+from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.corridor import Corridor
+from tests.methods.agent_r.trees import PROMPT
 
 
 class Generous(Corridor):
@@ -55,3 +59,19 @@ def test_a_walk_that_never_ends_is_cut() -> None:
     made = judge_examples(Endless(), [16], 10_000, seed=1, style="full")
     logs = [one.messages[0].content.partition("Log so far:")[2] for one in made]
     assert max(log.count("\nAction: ") for log in logs) == LONGEST - 1  # and the step that is judged
+
+
+class Begun(Corridor):
+    """A corridor that gives half of the points at the start and never takes them back."""
+
+    begun_with = 0.5
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        return step._replace(reward=max(0.5, step.reward))
+
+
+def test_points_that_the_reset_gives_do_not_make_the_first_step_of_a_tree_good() -> None:
+    nodes = [Node(children=[1]), Node(parent=0, action="left", depth=1)]  # against the wall of room 0
+    tree = Tree(id="corridor-16", env="corridor", task_id=16, prompt=PROMPT, nodes=nodes, seed="s")
+    assert asyncio.run(ScriptedJudge({"corridor": Begun()})(tree, 1)).verdict == "uncertain"

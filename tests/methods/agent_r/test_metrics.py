@@ -241,3 +241,18 @@ def test_blocks_of_one_action_are_the_repeated_runs(actions: Any) -> None:
 
 def test_the_mean_over_no_environments_is_zero_of_none() -> None:
     assert over_environments([]) == {"mean": 0.0, "se": 0.0, "n": 0}
+
+
+def test_a_given_invalid_action_is_not_the_policy_s() -> None:
+    metrics = evaluate_metrics([episode("a")], [episode("xxab", given=2), episode("xxx", given=2, task=2)])
+    assert mean(metrics["revision_invalid_actions"]) == 0.5
+
+
+def test_a_blocked_episode_is_no_success_even_at_the_maximum_score() -> None:
+    blocked = episode("ab", 1.0).model_copy(update={"status": "blocked"})
+    assert final_score(blocked) == 1
+    assert not is_success(blocked)
+
+
+def test_runs_of_repeated_blocks_do_not_overlap() -> None:
+    assert repeated_blocks(["A", "B", "A", "B", "C", "B", "C"])[2] == [2]  # the second B is part of the first run

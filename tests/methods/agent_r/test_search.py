@@ -311,3 +311,9 @@ def test_every_reply_is_acted_on(reply: str) -> None:
     tree = grow(FAR, Script(lambda request, index: reply), params(n_gen=2, dives=1))
     assert len(tree.nodes) == 6  # one child per node: both samples have the same text
     assert Tree.model_validate_json(dump_line(tree)) == tree
+
+
+def test_siblings_with_the_same_action_but_other_words_have_their_own_noise() -> None:
+    actor = Script(lambda request, index: ["Thought: a\nAction: right", "Thought: b\nAction: right"][index])
+    grow(FAR, actor, params(n_gen=2, dives=4, max_depth=1))
+    assert len({str(request.seed) for request in actor.asked}) == len(actor.asked) > 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.envs.labels import oracle_label
-from selfimprove.methods.reflect_rl.episode import taken
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, taken, trajectory
 from tests.envs.labelled_worlds import all_three
 
 
@@ -22,3 +22,11 @@ def test_the_executed_command_is_recorded_whatever_text_selected_it(tmp_path: Pa
         command, played = taken(env, task, text.format(label=label, command=wanted))
         assert command == (wanted if played.valid else None)
         assert played.valid == (text == "{label}" or (env.name != "alfworld" and text != "no such"))
+
+
+def test_decisions_were_chosen_among_all_labels_unless_those_not_listed_were_masked() -> None:
+    step = RLStep(prompt="", label="0", cost=1.0, logprob=-0.5, entropy=0.1, labels=("0",), token=7, prompt_ids=[1])
+    played = RLEpisode(id="", env="taxi", task_id=0, status="solved", steps=[step], seed="")
+    ids = {"0": 7, "1": 9}
+    allowed = [trajectory(played, ids, masked).decisions[0].allowed for masked in (False, True)]
+    assert allowed == [[7, 9], [7]]

@@ -67,3 +67,9 @@ def test_rows_over_the_same_tasks_have_paired_differences() -> None:
     one = outcomes("taxi", [episode(1, True), episode(2, True)])
     other = outcomes("taxi", [episode(1, False), episode(2, True)])
     assert compare(one, other)["success"] == {"mean": 0.5, "se": 0.5, "n": 2}
+
+
+def test_outcomes_of_a_single_level_are_not_repeated_by_level() -> None:
+    for level in ("", "full"):
+        (only,) = outcomes("taxi", [episode(1, True, level=level)])
+        assert set(only.values) == {"success", "cost", "steps"}

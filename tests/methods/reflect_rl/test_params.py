@@ -188,17 +188,3 @@ def test_invalid_params_are_refused_in_one_sentence(changes: Any, said: str) -> 
         load(**changes)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"generate": {"tasks": 151}}, "generate.tasks: 151 exceeds the 150 training tasks"),
-        ({"generate": {"negative_tasks": 200}}, "generate.negative_tasks: 200 exceeds the 150 training tasks"),
-        ({"tasks": {"demonstrations": 41, "few_data": 40}}, "tasks.demonstrations: 41 exceeds the 40 training tasks"),
-    ],
-)
-def test_more_tasks_than_there_are_for_training_are_refused(changes: dict[str, dict[str, int]], said: str) -> None:
-    tasks = {"train": 150, "dev": 50, "test": 100} | changes.get("tasks", {})
-    with pytest.raises(UserError, match=said):
-        load(**{"generate": {}, **changes, "tasks": tasks})

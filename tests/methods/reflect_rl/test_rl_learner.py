@@ -292,3 +292,12 @@ def test_a_learner_restored_from_a_checkpoint_continues_bit_identically(
     assert (ends[0][-1] is not None) == (critic is not None)
     assert other.tokens == learner.tokens
     assert weights_hash(policy.model) == weights_hash(twin.model)
+
+
+def test_a_linear_schedule_falls_in_proportion_to_the_iterations(tiny: Path) -> None:
+    learner, policy = make(tiny, lr=1e-3, schedule="linear", max_steps=4)
+    rates = []
+    for iteration in (0, 1, 3):
+        learner.train(episodes(policy, [2]), iteration=iteration, fresh=True)
+        rates.append(learner._optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([1e-3, 7.5e-4, 2.5e-4])

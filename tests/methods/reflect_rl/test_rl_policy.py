@@ -207,3 +207,10 @@ def test_quantised_weights_require_their_package(tiny: Path, quantize: str, monk
     )
     with pytest.raises(UserError, match="bitsandbytes"):
         load(tiny, lora={"quantize": quantize})
+
+
+def test_a_replayed_choice_that_top_k_now_excludes_has_a_probability(tiny: Path) -> None:
+    cfg = RLParams.model_validate({"top_k": 1})
+    policy = Policy(tiny, cfg.loading(CONTEXT), 3, IDS, cfg)
+    some = [replace(one, token=token) for one in decisions(3) for token in IDS]
+    assert logprobs(policy, some).isfinite().all()

@@ -327,3 +327,19 @@ def test_every_example_alternates_roles_and_ends_in_an_attempt_with_weight(
         assert example.messages[-1].weight > 0
         assert example.messages[:3] == episodes[0].prompt
     assert sum(row["count"] for row in converted.histogram) == len(converted.examples)
+
+
+def test_the_control_single_turn_has_no_earlier_turns_even_if_the_answer_s_prompt_omitted_some() -> None:
+    one = run(0, 0, 1)
+    one.turns[2].omitted = 2
+    (first,) = single_turn([one], seed=0)
+    assert [m.content for m in first.messages] == [*(m.content for m in one.prompt), "try 2: 1"]
+
+
+def test_best_drops_an_attempt_that_equals_the_previous_one_but_not_the_best() -> None:
+    assert keep([0, -1, -1], "best") == [0]
+
+
+def test_only_success_keeps_a_trajectory_that_went_on_after_its_success() -> None:
+    converted = convert([run(0, 1, 0, id="on")], config(only_success=True), seed=0)
+    assert finals(converted) == ["try 0: 0", "try 1: 1"]

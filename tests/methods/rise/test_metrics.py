@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.outcomes import compare, paired_difference, ratio
+from selfimprove.core.outcomes import beyond, compare, paired_difference, ratio
 from selfimprove.envs.math.gsm8k import equivalent
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, majority, outcomes
 from tests.methods.rise.episodes import attempt, episode, run
@@ -213,3 +213,19 @@ def test_an_oracle_run_s_plot_shows_the_share_solved_by_each_turn() -> None:
     rows = accuracy_rows(evaluate_metrics(stopped, parallel, equivalent, turns=3, oracle=True))
     assert [row["accuracy"] for row in rows] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
     assert [row["majority"] for row in rows] == [pytest.approx(1 / 3), "", ""]
+
+
+def test_an_answer_joins_a_class_by_its_first_member_only() -> None:
+    def close(one: str, other: str) -> bool:
+        return abs(int(one) - int(other)) <= 1
+
+    assert majority(["1", "2", "3", "3", "3"], close) == 2  # 3 is close to 2, but not to 1
+
+
+def test_problems_without_a_chance_do_not_change_a_rate_s_standard_error() -> None:
+    assert ratio([(1, 1), (0, 1), (0, 0), (0, 0)]) == ratio([(1, 1), (0, 1)])
+
+
+def test_a_difference_over_a_single_task_is_never_beyond_its_error() -> None:
+    assert not beyond({"mean": 1.0, "se": 0.0, "n": 1})
+    assert beyond({"mean": 1.0, "se": 0.0, "n": 2})

@@ -217,3 +217,16 @@ def test_in_bfloat16_the_opponent_computes_like_the_trained_model(tiny: Path, du
         report = run(tiny, duels(8), tmp_path / name, params(dtype="bfloat16", **changes))
         assert report.timing.opponent_scored == 8
         assert report.first["drift"] < 5e-3
+
+
+def test_scores_of_another_attention_quantisation_or_number_of_threads_are_not_reused(
+    tiny: Path, tmp_path: Path
+) -> None:
+    plain, adapters = params(), params(lora=LORA)
+    assert adapters.lora is not None
+    quantised = adapters.model_copy(update={"lora": adapters.lora.model_copy(update={"quantize": "8bit"})})
+    jobs = [job_for(tiny, cfg) for cfg in (plain, params(attention="segments"), adapters, quantised)]
+    jobs.append(jobs[0].model_copy(update={"threads": 2}))
+    folders = [opponent.scores_folder(job, "weights", tmp_path) for job in jobs]
+    assert len({*folders[:2], *folders[3:]}) == 4
+    assert folders[2] != folders[3]

@@ -410,3 +410,14 @@ def test_training_does_not_depend_on_when_a_process_sees_the_other_processes_fil
     apart = run(tiny, duels(9), tmp_path / "apart", cfg)
     assert apart.curve == together.curve
     assert apart.timing.opponent_scored == together.timing.opponent_scored
+
+
+def test_the_first_loss_of_averaged_scores_may_deviate_only_by_the_rounding_of_a_token(tmp_path: Path) -> None:
+    job = PairJob(
+        model_dir=tmp_path, out_dir=tmp_path, checkpoints=tmp_path, params=params(average=True), seed=1, threads=1,
+        opponent_dir=tmp_path, opponent="it", scores=tmp_path,
+    )  # fmt: skip
+    metrics = {"loss": LN2, "nll/real": 1.0, "rewards/real": 1e-6, "rewards/generated": 0.0, "drift": 1e-6}
+    check_first(metrics, 500, 64, job)
+    with pytest.raises(UserError, match="does not score the pairs as the opponent did"):
+        check_first({**metrics, "rewards/real": 1e-4}, 500, 64, job)

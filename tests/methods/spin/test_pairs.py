@@ -253,3 +253,20 @@ def test_observations_of_a_file_expert_are_on_one_line_like_the_policys() -> Non
     (pair,), _ = spin_pairs([filed], [played(SPOKEN, search=lambda query: "a\nb")], ConvertParams(), "iter0")
     seen = {side: [m.content for m in getattr(pair, side) if m.role == "user"] for side in ("real", "generated")}
     assert set(seen["real"]) == set(seen["generated"]) == {" a b"}
+
+
+def test_a_run_that_was_not_scored_is_not_the_unrewarded_side_of_an_outcome_pair() -> None:
+    assert outcome_pairs([played(SPOKEN), played(WRONG, run=1, evaluate=False)], "iter0") == []
+
+
+def test_outcome_pairs_take_the_first_rewarded_and_the_first_unrewarded_run() -> None:
+    again = [[" I recall it.\nAction: finish[Tolma]"], [" I guess.\nAction: finish[Oder]"]]
+    runs = [played(said, run=number) for number, said in enumerate([SPOKEN, WRONG, *again])]
+    (pair,) = outcome_pairs(runs, "iter0")
+    assert text_of(pair.real) == text_of(runs[0].messages)
+    assert text_of(pair.generated) == text_of(runs[1].messages)
+
+
+def test_a_leading_blank_of_a_reply_is_on_neither_side() -> None:
+    (pair,), _ = spin_pairs([EXPERT], [played([" She was born"], form="reply")], ConvertParams(), "iter0")
+    assert pair.generated[0].content == "She was born"

@@ -53,3 +53,18 @@ def test_the_share_does_not_depend_on_the_order_of_the_pairs() -> None:
     draws = Random(7)
     pairs = [pair(n, (" ".join(draws.choices("abcd", k=4)), " ".join(draws.choices("abce", k=4)))) for n in range(80)]
     assert told_apart(pairs[::-1])["mean"] == told_apart(pairs)["mean"]
+
+
+def test_a_different_order_of_the_same_pairs_of_words_is_detected() -> None:
+    pairs = [pair(n, ("a b a c a", "a c a b a")) for n in range(50)]  # they differ only in groups of three words
+    assert told_apart(pairs)["mean"] == 1.0
+
+
+def test_a_miscopied_number_is_detected_if_the_correct_one_was_read() -> None:
+    draws = Random(6)
+    pairs = []
+    for number in range(100):
+        right, wrong = draws.sample(range(1000, 2000), 2)
+        written = (f"It was in {right}.", f"It was in {wrong}.")
+        pairs.append(pair(number, written, read=f"Founded in {right}."))
+    assert told_apart(pairs)["mean"] == 1.0
