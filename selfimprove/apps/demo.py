@@ -5,6 +5,7 @@ A tiny model learns the game from a scripted teacher and then by reinforcement. 
 chart of it, ``report/demo.png``.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -57,5 +58,6 @@ def _demo(root: Path, folder: Path, profile: str) -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with one_sentence():
         sys.exit(demo(Path.cwd()))

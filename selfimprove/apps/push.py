@@ -23,7 +23,7 @@ from selfimprove.core.publish import link_copy, write_json, write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import START
 from selfimprove.models.adapters import BASE, CONFIG, is_adapter, read_base
-from selfimprove.models.base import BaseParams, BaseSection
+from selfimprove.models.base import SHIPPED, BaseParams, BaseSection
 from selfimprove.models.card import METHODS, Row, card, escaped
 from selfimprove.models.merging import full_weights
 from selfimprove.pipeline.params import load_section
@@ -31,6 +31,7 @@ from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
 PARAMS = Path("params.yaml")
 FOLDER = Path(".scratch/push")
+OURS = "apache-2.0"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid repository names on the hub."""
 PUSHED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
@@ -58,7 +59,7 @@ def prepare(model: Path, repository: str) -> Path:
     public = _public(base)
     adapter = public is not None and _is_plain(base) and _is_adapter_of_base(model, method)
     row = Row(
-        method=method, name=model.name, base=public, base_text=_text(base, public), from_scratch=base.model is None,
+        method=method, name=model.name, base=public, base_text=_text(base, public), licence=_licence(base),
         settings=_settings(METHOD_SCHEMAS[method].spelled_out(values[method]), model.name), section=values[method],
         adapter=adapter,
     )  # fmt: skip
@@ -100,12 +101,22 @@ def _is_adapter_of_base(model: Path, method: str) -> bool:
     return read_base(model)[0] == Path("models", method, START).absolute()
 
 
+def _licence(base: BaseParams) -> str | None:
+    """The licence of the weights that the method started from: ours, or the one that the folder's model card names."""
+    if base.model is None:
+        return OURS
+    file = Path(base.model) / "README.md"
+    front = re.match(r"---\n(.*?)\n---", file.read_text("utf-8", "replace"), re.DOTALL) if file.is_file() else None
+    found = re.search(r"^license: *([a-z0-9.-]+) *$", front[1], re.MULTILINE) if front else None
+    return None if found is None or found[1] == "other" else found[1]
+
+
 def _text(base: BaseParams, public: tuple[str, str] | None) -> str:
     if public is not None:
         name, revision = public
         return f"[{name}](https://huggingface.co/{name}) at revision {escaped(revision)}"
     if base.model is not None:
-        return "a model from a folder"
+        return "the small pretrained model of *selfimprove*" if base.model == SHIPPED else "a model from a folder"
     arch = base.arch
     return f"none: a Llama architecture from scratch, {arch.layers} layers, {arch.hidden} wide"
 

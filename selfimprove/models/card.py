@@ -34,6 +34,7 @@ class Row:
     Attributes:
         base: name and revision of the public base; None: trained from scratch, or from a folder.
         base_text: description of the model that the method started from.
+        licence: identifier of the weights' licence; None if only the base model's own page states it.
         settings: params of the row, by key.
         adapter: whether the repository contains a LoRA adapter of ``base`` instead of full weights.
     """
@@ -42,7 +43,7 @@ class Row:
     name: str
     base: tuple[str, str] | None
     base_text: str
-    from_scratch: bool
+    licence: str | None
     settings: Mapping[str, Any]
     section: Mapping[str, Any]
     adapter: bool
@@ -55,8 +56,8 @@ def card(row: Row, repository: str, results: Path) -> str:
         base_model=row.base[0] if row.base else None,
         library_name="peft" if row.adapter else "transformers",
         pipeline_tag="text-generation",
-        license="apache-2.0" if row.from_scratch else "other",
-        license_name=None if row.from_scratch else "that-of-the-base-model",
+        license=row.licence or "other",
+        license_name=None if row.licence else "that-of-the-base-model",
         tags=["selfimprove", row.method.replace("_", "-")],
     )
     parts = [
@@ -170,6 +171,6 @@ def _commit() -> str:
 
 def _licence(row: Row) -> str:
     data = "and, as far as it reaches, those of the data above"
-    if row.from_scratch:
-        return f"The weights are under the repository's licence (Apache-2.0), {data}."
+    if row.licence is not None:
+        return f"The weights are under {row.licence}, {data}; the code is under Apache-2.0."
     return f"The weights are under the licence of the base model, {data}; the code is under Apache-2.0."

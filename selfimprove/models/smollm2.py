@@ -5,6 +5,7 @@ Q4_1). transformers reads that file, and a standard model folder is written: a `
 tokenizer, chat template, generation config and a card.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -150,4 +151,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from selfimprove.apps.push import _licence
 from selfimprove.models.adapters import complete, take_adapter
+from selfimprove.models.base import BaseParams
 from selfimprove.models.card import escaped, fenced
 from tests.models.test_base_adapter import make_adapter
 from tests.pipeline.workbench import write_params
@@ -244,3 +246,12 @@ def test_a_push_with_damaged_results_or_params_gives_one_sentence_and_leaves_no_
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert sentence in done.stderr
     assert not (checkout / ".scratch/push").exists()
+
+
+def test_the_card_names_the_licence_that_the_base_s_own_card_declares(tmp_path: Path) -> None:
+    assert _licence(BaseParams(model=str(ROOT / "models/pretrained"))) == "apache-2.0"
+    assert _licence(BaseParams()) == "apache-2.0"  # from scratch: the repository's
+    declared = {"---\nlicense: mit\n---\n": "mit", "---\nlicense: other\n---\n": None, "license: mit": None}
+    for text, licence in declared.items():
+        (tmp_path / "README.md").write_text(text)
+        assert _licence(BaseParams(model=str(tmp_path))) == licence

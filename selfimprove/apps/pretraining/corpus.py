@@ -11,8 +11,9 @@ random, so predicting them teaches little: their weight is ``Text.statement_weig
 
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from selfimprove.apps.pretraining import copying
 from selfimprove.core.chat import PLAIN_SPECIAL_TOKENS, ChatFormat
@@ -63,13 +64,30 @@ def _pairs(draws: Random) -> list[Passage]:
 
 
 WORLDS["words"] = (_lines, _lines, _pairs)
+IDS = "ids"
+"""In place of a world: lines of random token ids (``Lines``)."""
+
+
+def check_shares(shares: dict[str, float]) -> dict[str, float]:
+    """Raises: ValueError: an unknown world, a negative share, or nothing but zeros."""
+    for world, share in shares.items():
+        if world not in (*WORLDS, IDS):
+            raise ValueError(f"{world!r} is no world; choose from {', '.join(WORLDS)}, {IDS}")
+        if share < 0:
+            raise ValueError(f"{world}: the share {share:g} is negative; set 0 or more")
+    if not sum(shares.values()):
+        raise ValueError("all shares are 0; raise one")
+    return shares
+
+
+Shares = Annotated[dict[str, float], AfterValidator(check_shares)]
 
 
 class Text(Section):
     """The composition of the text, and how it is divided into sequences."""
 
     held_out: int = Field(ge=1, description="sequences of each world that are held out for evaluation")
-    shares: dict[str, float] = Field(description="share of the sequences for each world")
+    shares: Shares = Field(description="share of the sequences for each world")
     lengths: dict[int, float] = Field(
         description="approximate sequence lengths in tokens: pages are added until the length is reached"
     )
@@ -113,11 +131,11 @@ def encoded(
     ``lines``: settings of the sequences of the share ``ids``, or of all sequences if ``shares`` is None.
     """
     writer = Writer(text, model)
-    shares = shares or ({"ids": 1.0} if lines is not None else text.shares)
+    shares = shares or ({IDS: 1.0} if lines is not None else text.shares)
     found = []
     for number in numbers:
         world = world_of(shares, number)
-        repeats = lines if world == "ids" else None
+        repeats = lines if world == IDS else None
         found.append(
             writer.repeated(repeats, seed, number) if repeats else writer.sequence(world, seed, "train", number)
         )

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from selfimprove.apps.pretraining.abilities import Measured, measure
 from selfimprove.apps.pretraining.card import card
-from selfimprove.apps.pretraining.corpus import Lines, Text, encoded
+from selfimprove.apps.pretraining.corpus import IDS, Lines, Shares, Text, encoded
 from selfimprove.apps.pretraining.tied import tie
 from selfimprove.apps.pretraining.words import make_tokenizer
 from selfimprove.core.errors import UserError, fault
@@ -47,7 +47,7 @@ class Phase(Section):
     sequences: int = Field(ge=1, le=10_000_000)
     lr: float = Field(gt=0)
     schedule: Literal["constant", "linear"]
-    shares: dict[str, float] | None = Field(default=None, description="overrides text.shares")
+    shares: Shares | None = Field(default=None, description="overrides text.shares")
     lines: Lines | None = Field(
         default=None, description="lines to copy: the contents of the share ids, or the whole phase without shares"
     )
@@ -55,7 +55,7 @@ class Phase(Section):
 
     @model_validator(mode="after")
     def _lines_for_ids(self) -> Phase:
-        if self.shares is not None and ("ids" in self.shares) != (self.lines is not None):
+        if self.shares is not None and (IDS in self.shares) != (self.lines is not None):
             raise ValueError("lines: say what the share ids holds, and only where there is such a share")
         return self
 

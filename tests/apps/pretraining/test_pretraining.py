@@ -14,12 +14,13 @@ from pathlib import Path
 from string import digits
 
 import pytest
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 from selfimprove.apps.pretraining.__main__ import RECIPE, main
-from selfimprove.apps.pretraining.corpus import WORLDS, Lines, Writer, page_of
-from selfimprove.apps.pretraining.make import make, read_recipe
+from selfimprove.apps.pretraining.corpus import WORLDS, Lines, Text, Writer, page_of
+from selfimprove.apps.pretraining.make import Phase, make, read_recipe
 from selfimprove.apps.pretraining.words import FIXED
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Message
@@ -248,3 +249,19 @@ def test_card_and_measures_contain_the_hashes_of_the_model_s_files(made: Path, r
         assert found in card
     assert (folder / "recipe.yaml").read_bytes() == recipe.read_bytes()
     assert f"{measures['parameters']:,} parameters" in card
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ({"maths": 1.0}, "'maths' is no world; choose from math, textcraft"),
+        ({"math": -1.0}, "math: the share -1 is negative"),
+        ({"math": 0.0}, "all shares are 0"),
+    ],
+)
+def test_shares_of_unknown_worlds_and_impossible_shares_are_refused(shares: dict[str, float], said: str) -> None:
+    text = {"held_out": 1, "lengths": {8: 1.0}, "shares": shares}
+    phase = {"sequences": 1, "lr": 1.0, "schedule": "linear", "shares": shares}
+    for section, values in ((Text, text), (Phase, phase)):
+        with pytest.raises(ValidationError, match=said):
+            section.model_validate(values)
