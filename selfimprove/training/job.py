@@ -86,9 +86,13 @@ def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
 
 
 def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_epochs: bool = False) -> PackingPlan:
-    """The plan of steps over items with these numbers of tokens; validation items at the end are excluded."""
+    """The plan of steps over items with these numbers of tokens; validation items at the end are excluded.
+
+    Raises:
+        UserError: the share of an epoch is less than one item.
+    """
     params = job.params
-    return make_plan(
+    plan = make_plan(
         lengths[: len(lengths) - job.validation],
         batch_size=params.batch_size,
         row_tokens=params.row_tokens,
@@ -101,6 +105,12 @@ def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_e
         whole_epochs=whole_epochs,
         filled=params.attention not in END_TO_END,
     )
+    if not plan.steps and params.epochs and job.max_train_tokens is None:
+        raise UserError(
+            f"train.epochs: {params.epochs:g} of {len(lengths) - job.validation} examples is none; raise it, or set 0 "
+            "to pass the model on unchanged."
+        )
+    return plan
 
 
 def check_gpu(section: str, device: str) -> None:

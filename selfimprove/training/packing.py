@@ -74,14 +74,13 @@ def make_plan(
 ) -> PackingPlan:
     """Plan a run over examples of the given ``lengths`` (in tokens, each at least 1).
 
-    Every epoch contains each example once, in a new order drawn for (seed, epoch). Steps take ``batch_size``
-    examples from that stream, across epoch boundaries, and only the last may be smaller. With ``whole_epochs``,
-    steps do not cross epoch boundaries, so that an epoch has ceil(n / batch_size) steps. The stream ends after
-    round(epochs * n) examples (at least one, unless ``epochs`` is 0). With ``max_tokens`` it instead repeats as
-    needed and ends after the step that brings ``real_tokens`` to at least that number (``epochs`` is then ignored).
-    With ``group_by_length``, each step has examples of similar length (from ``GROUP`` steps' worth of the drawn
-    order, sorted), which reduces padding; the order of steps is drawn again. Only a step that crosses an epoch
-    boundary has examples of any length.
+    Every epoch contains each example once, in a new order drawn for (seed, epoch). Steps take ``batch_size`` examples
+    from that stream, across epoch boundaries, and only the last may be smaller. With ``whole_epochs``, steps do not
+    cross epoch boundaries, so that an epoch has ceil(n / batch_size) steps. The stream ends after round(epochs * n)
+    examples. With ``max_tokens`` it instead repeats as needed and ends after the step that brings ``real_tokens`` to at
+    least that number (``epochs`` is then ignored). With ``group_by_length``, each step has examples of similar length
+    (from ``GROUP`` steps' worth of the drawn order, sorted), which reduces padding; the order of steps is drawn again.
+    Only a step that crosses an epoch boundary has examples of any length.
 
     Rows are ``filled`` to equal width or laid end to end. A row exceeds ``row_tokens`` only if a single example does,
     and a micro-batch exceeds ``micro_batch_tokens`` only if a single row does. Padding is at most ``MAX_PADDING`` of
@@ -91,7 +90,7 @@ def make_plan(
         return PackingPlan((), 0, 0, 0)
     steps: list[OptimiserStep] = []
     examples = real = padded = 0
-    remaining = max(round(epochs * len(lengths)), 1 if epochs else 0)
+    remaining = round(epochs * len(lengths))
     stream = _stream(lengths, seed, batch_size if group_by_length else 0, whole_epochs)
     while (real < max_tokens) if max_tokens is not None else (remaining > 0):
         size = batch_size if max_tokens is not None else min(batch_size, remaining)

@@ -179,9 +179,3 @@ def test_grouping_by_length_holds_in_every_epoch_whatever_the_number_of_examples
         if max(lengths[i] for i in step.examples) - min(lengths[i] for i in step.examples) > 100
     ]
     assert len(wide) <= 3, "at most the steps that cross an epoch's boundary, and the last"
-
-
-def test_any_share_of_an_epoch_is_at_least_one_example() -> None:
-    shape: dict[str, Any] = {"batch_size": 4, "row_tokens": 50, "micro_batch_tokens": 500, "seed": 1}
-    assert drawn(make_plan([5] * 20, epochs=0.02, **shape)) != []
-    assert drawn(make_plan([5] * 20, epochs=0, **shape)) == []

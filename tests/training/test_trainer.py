@@ -416,6 +416,11 @@ def test_holding_out_all_examples_is_refused(tiny: Path, dialogues: Maker, tmp_p
         run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
 
 
+def test_a_share_of_an_epoch_without_an_example_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    with refused_with(r"^train\.epochs: 0\.02 of 20 examples is none; raise it, or set 0"):
+        run(tiny, dialogues(20), tmp_path, tuned(epochs=0.02))
+
+
 def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(tiny: Path, tmp_path: Path) -> None:
     job = SftJob(
         model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=tuned(warmup_ratio=0.1), seed=3, threads=1
