@@ -62,7 +62,7 @@ class Person:
 
     def __call__(self, game: Game, step: int) -> str | None:
         if not step:
-            self._console.print(_shown("Type an action. " + COMMANDS, "yellow"))
+            self._console.print(_shown("Type an action or an answer. " + COMMANDS, "yellow"))
         while (line := self._read()) is not None:
             if line in (":q", ":quit"):
                 return None

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 LONGEST_RETRY_AFTER = 3600.0
 """Maximum seconds that a Retry-After header is followed."""
 
-
 BROKEN_OFF = ("abort", "error")
 """Values of finish_reason, vLLM's and OpenRouter's, of an answer whose generation failed after the text so far."""
 

@@ -16,7 +16,7 @@ OMISSIONS = {
     "blocked": "share of episodes that an engine or the environment failed",
     "shortened_prompts": "share of turns whose prompt left something out (the engine's context, dialogue_limit)",
     "cut_completions": "share of completions that max_tokens ended",
-    "degenerate": "share of samples that were dropped because they repeat one word or hold an endless one",
+    "degenerate": "share of samples that were dropped: a word more than 150 times, or of more than 300 characters",
     "cramped": "share of episodes that ended since the next round did not fit the context",
     "shortened_judgements": "share of judged steps whose log left out its oldest steps",
     "dropped_revisions": "share of revision trajectories that the judge's engine or the environment failed",

@@ -82,7 +82,7 @@ def main() -> None:
 def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str], list[str]]:
     """All faults that a run of ``methods`` with these params would meet, and the methods that have no results of them.
 
-    A warning about a base that a method's settings are too small for is printed.
+    If a method's settings look too small for its own model, a warning is printed.
     """
     faults = list(params_faults(values))
     if faults:

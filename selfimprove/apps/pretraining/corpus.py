@@ -9,6 +9,8 @@ or as one text without chat markers, as in the ``react`` template that SPIN uses
 random, so predicting them teaches little: their weight is ``Text.statement_weight``, that of answers is 1.
 """
 
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -68,26 +70,27 @@ IDS = "ids"
 """In place of a world: lines of random token ids (``Lines``)."""
 
 
-def check_shares(shares: dict[str, float]) -> dict[str, float]:
-    """Raises: ValueError: an unknown world, a negative share, or nothing but zeros."""
-    for world, share in shares.items():
-        if world not in (*WORLDS, IDS):
-            raise ValueError(f"{world!r} is no world; choose from {', '.join(WORLDS)}, {IDS}")
+def _checked(shares: dict[str, float], names: Collection[str]) -> dict[str, float]:
+    """Raises: ValueError: a name that is not among ``names``, a negative share, or nothing but zeros."""
+    for name, share in shares.items():
+        if name not in names:
+            raise ValueError(f"{name!r} is no world; choose from {', '.join(names)}")
         if share < 0:
-            raise ValueError(f"{world}: the share {share:g} is negative; set 0 or more")
+            raise ValueError(f"{name}: the share {share:g} is negative; set 0 or more")
     if not sum(shares.values()):
         raise ValueError("all shares are 0; raise one")
     return shares
 
 
-Shares = Annotated[dict[str, float], AfterValidator(check_shares)]
+WorldShares = Annotated[dict[str, float], AfterValidator(partial(_checked, names=list(WORLDS)))]
+PhaseShares = Annotated[dict[str, float], AfterValidator(partial(_checked, names=[*WORLDS, IDS]))]
 
 
 class Text(Section):
     """The composition of the text, and how it is divided into sequences."""
 
     held_out: int = Field(ge=1, description="sequences of each world that are held out for evaluation")
-    shares: Shares = Field(description="share of the sequences for each world")
+    shares: WorldShares = Field(description="share of the sequences for each world")
     lengths: dict[int, float] = Field(
         description="approximate sequence lengths in tokens: pages are added until the length is reached"
     )

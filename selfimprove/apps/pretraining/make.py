@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from selfimprove.apps.pretraining.abilities import Measured, measure
 from selfimprove.apps.pretraining.card import card
-from selfimprove.apps.pretraining.corpus import IDS, Lines, Shares, Text, encoded
+from selfimprove.apps.pretraining.corpus import IDS, Lines, PhaseShares, Text, encoded
 from selfimprove.apps.pretraining.tied import tie
 from selfimprove.apps.pretraining.words import make_tokenizer
 from selfimprove.core.errors import UserError, fault
@@ -47,7 +47,7 @@ class Phase(Section):
     sequences: int = Field(ge=1, le=10_000_000)
     lr: float = Field(gt=0)
     schedule: Literal["constant", "linear"]
-    shares: Shares | None = Field(default=None, description="overrides text.shares")
+    shares: PhaseShares | None = Field(default=None, description="overrides text.shares")
     lines: Lines | None = Field(
         default=None, description="lines to copy: the contents of the share ids, or the whole phase without shares"
     )

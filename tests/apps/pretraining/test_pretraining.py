@@ -265,3 +265,5 @@ def test_shares_of_unknown_worlds_and_impossible_shares_are_refused(shares: dict
     for section, values in ((Text, text), (Phase, phase)):
         with pytest.raises(ValidationError, match=said):
             section.model_validate(values)
+    with pytest.raises(ValidationError, match="'ids' is no world"):  # only a phase has lines of ids
+        Text.model_validate({**text, "shares": {"ids": 1.0}})
