@@ -1,4 +1,4 @@
-"""SPIN in interactive environments: their tasks with the expert's trajectories, and one episode (docs/spin.md).
+"""SPIN in interactive environments: their tasks with the expert's trajectories, and their answers (docs/spin.md).
 
 An episode of TextCraft in the format of SPIN for agents, with the environment in the role of the tools ::
 
@@ -16,21 +16,16 @@ The episode ends when the environment ends it or after ``max_turns`` rounds. Its
 import re
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.seeds import SeedKey
-from selfimprove.engines.base import Engine, EngineError
-from selfimprove.envs.interface import AgentEnv, EnvError, Step, World
-from selfimprove.envs.qa.base import Question
+from selfimprove.envs.interface import AgentEnv, Step, World
+from selfimprove.envs.qa.base import Question, Score
 from selfimprove.envs.qa.expert_files import ExpertAudit
 from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.envs.splits import draw_splits
-from selfimprove.methods.spin.params import PlayParams, TasksParams
-from selfimprove.methods.spin.parse import ASKED, Parsed, cut, parse
-from selfimprove.methods.spin.play import PlayedRound, SpinEpisode, ask, end_with_policy, spoken
-from selfimprove.methods.spin.prompts import NEUTRAL, Format, cue, observed, opening
+from selfimprove.methods.spin.params import TasksParams
+from selfimprove.methods.spin.parse import Parsed
+from selfimprove.methods.spin.play import Response
+from selfimprove.methods.spin.prompts import NEUTRAL
 from selfimprove.methods.spin.tasks import SPLITS, Material
-
-SILENT = Parsed("failed", "", None, "")
-"""The action of a round in which no reply had one; it ends the episode."""
 
 _ROUND = re.compile(r"\s*\n\s*(?=(?:Thought|Action|Observation):)")
 
@@ -52,6 +47,11 @@ def question_of(env: AgentEnv, task: int) -> Question:
     """A task as a question, which consists of the instruction and the first observation."""
     text = f"{env.instruction.strip()}\n\n{env.reset(task).strip()}"
     return Question(id=f"{env.name}-{task}", task=env.name, question=text, gold="")
+
+
+def task_of(question: Question) -> int:
+    """The task of ``question_of``."""
+    return int(question.id.rpartition("-")[2])
 
 
 def demonstrate_acted(env: AgentEnv, task: int) -> Expert:
@@ -76,63 +76,32 @@ def demonstrate_acted(env: AgentEnv, task: int) -> Expert:
     return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="scripted")
 
 
-async def act(
-    question: Question,
-    index: int,
-    world: World,
-    policy: Engine,
-    cfg: PlayParams,
-    seed: int,
-    *,
-    form: Format,
-    few_shot: str = "",
-    iteration: str = "",
-    run: int = 0,
-) -> SpinEpisode:
-    """One episode; arguments and result as for ``play``. ``em`` means reward 1, and ``f1`` is the reward."""
-    name = f"{question.id}#{run}" if run else question.id
-    episode = SpinEpisode(
-        id=name, task=question.task, index=index, question=question.question, gold=question.gold,
-        prompt=opening(question.question, form, few_shot), form=form, iteration=iteration, run=run,
-        seed=f"{seed}/{name}",
-    )  # fmt: skip
-    reward = 0.0
-    try:
-        state, _ = await world.reset(int(question.id.rpartition("-")[2]))
-        for number in range(cfg.max_turns):
-            dialogue = [*episode.prompt, *episode.messages, *cue(form, number)]
-            if not policy.fits(dialogue, cfg.max_tokens):
-                episode.cramped = True
-                break
-            reply, attempts = await ask(policy, dialogue, cfg, SeedKey(seed, name, number), form)
-            failed = ASKED not in cut(reply.text)
-            parsed = SILENT if failed else parse(reply.text)
-            entry = PlayedRound(
-                thought=parsed.thought, action=parsed.action, tool=None, argument="", attempts=attempts, failed=failed,
-                cut=reply.finish == "length",
-            )  # fmt: skip
-            step = None
-            if not failed:
-                state, step = await world.step(state, parsed.action)
-                reward = step.reward
-                verb, argument = _verb(parsed.action)
-                entry.tool, entry.argument = (verb, argument) if step.info["valid"] else (None, "")
-            ends = step is None or step.done
-            episode.messages += [*cue(form, number), *spoken(reply, parsed, form, ends=ends, failed=failed)]
-            episode.rounds.append(entry)
-            if step is None or step.done:
-                episode.finished = step is not None
-                break
-            entry.observation = _seen(step)
-            episode.messages.append(observed(entry.observation, form))
-    except (EngineError, EnvError) as failure:
-        episode.status, episode.error = "blocked", str(failure)
-    end_with_policy(episode)
-    if cfg.evaluate:
-        episode.reward, episode.em, episode.f1 = reward, reward == 1, reward
-        if reward == 1 and episode.status != "blocked":
-            episode.status = "solved"
-    return episode
+class WorldPartner:
+    """An episode of an environment's task. ``em`` means reward 1, and ``f1`` is the reward."""
+
+    silent = Parsed("failed", "", None, "")
+
+    def __init__(self, world: World, task: int) -> None:
+        self._world, self._task = world, task
+        self._began, self._state, self._reward = False, None, 0.0
+
+    async def respond(self, parsed: Parsed) -> Response:
+        """Take a step.
+
+        Raises:
+            EnvError: the environment failed permanently.
+        """
+        if not self._began:
+            self._state, _ = await self._world.reset(self._task)
+            self._began = True
+        self._state, step = await self._world.step(self._state, parsed.action)
+        self._reward = step.reward
+        tool, argument = _verb(parsed.action) if step.info["valid"] else (None, "")
+        return Response(tool, argument, "" if step.done else _seen(step), ends=step.done)
+
+    def score(self, answer: str) -> Score:
+        """The reward so far; the environment needs no ``answer``."""
+        return Score(self._reward, self._reward == 1, self._reward, "", "")
 
 
 def _seen(step: Step) -> str:

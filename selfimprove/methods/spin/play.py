@@ -13,12 +13,15 @@ the others, because its noise is seeded by run, question, round and attempt.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from pydantic import Field
 
 from selfimprove.core.records import Message, Record, Status
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
+from selfimprove.envs.interface import EnvError
 from selfimprove.envs.qa.base import Question, Score
 from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.tools.dispatch import Tools
@@ -27,8 +30,6 @@ from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
 from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one_line, opening, said
 
 FINISH = "finish"
-FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")
-"""The action of a round in which no reply had one."""
 
 
 class PlayedRound(Record):
@@ -78,6 +79,53 @@ class SpinEpisode(Record):
     error: str | None = None
 
 
+class Response(NamedTuple):
+    """What an action led to. ``tool`` and ``argument`` are recorded; ``tool`` None: the action does not exist."""
+
+    tool: str | None
+    argument: str
+    observation: str = ""
+    """empty if the action ended the episode"""
+    ends: bool = False
+    answer: str = ""
+
+
+class Partner(Protocol):
+    """What answers the policy's actions in one episode: tools, or an environment (``acting.py``)."""
+
+    silent: Parsed
+    """recorded for a round in which no reply had an action; such a round ends the episode"""
+
+    async def respond(self, parsed: Parsed) -> Response:
+        """Carry out an action."""
+
+    def score(self, answer: str) -> Score:
+        """The score of the episode so far, in which the policy gave ``answer``."""
+
+
+@dataclass(frozen=True)
+class ToolPartner:
+    """Tools, of which ``finish`` gives the answer."""
+
+    tools: Tools
+    question: Question
+    scorer: Callable[[str, Question], Score]
+    silent = Parsed("failed", f"{FINISH}[]", FINISH, "")
+
+    async def respond(self, parsed: Parsed) -> Response:
+        """Call the tool."""
+        tool, argument = parsed.tool, parsed.argument
+        if tool == FINISH:
+            return Response(tool, argument, ends=True, answer=argument)
+        if tool is None or not self.tools.has(tool):
+            return Response(None, argument, one_line(None))
+        return Response(tool, argument, one_line(await self.tools.call(tool, argument)))
+
+    def score(self, answer: str) -> Score:
+        """The score of ``answer``."""
+        return self.scorer(answer, self.question)
+
+
 async def play(
     question: Question,
     index: int,
@@ -93,17 +141,38 @@ async def play(
     run: int = 0,
     score: Callable[[str, Question], Score] = score,
 ) -> SpinEpisode:
+    """One episode with tools; ``score`` scores an answer. For the other arguments and the result see ``play_with``."""
+    partner = ToolPartner(tools, question, score)
+    return await play_with(
+        partner, question, index, policy, cfg, seed, form=form, few_shot=few_shot, prefix=prefix, iteration=iteration,
+        run=run,
+    )  # fmt: skip
+
+
+async def play_with(
+    partner: Partner,
+    question: Question,
+    index: int,
+    policy: Engine,
+    cfg: PlayParams,
+    seed: int,
+    *,
+    form: Format,
+    few_shot: str = "",
+    prefix: str = "",
+    iteration: str = "",
+    run: int = 0,
+) -> SpinEpisode:
     """One episode.
 
     Args:
         index: place of the question in its split.
         prefix: text before the question (``Yes or no: ``, for example).
         run: number of this episode among several on the same question; each has its own noise.
-        score: scores an answer.
 
     Returns:
-        The episode. An unfinished one has answer "" and is scored with it. ``blocked``: the engine failed permanently;
-        earlier rounds are kept.
+        The episode. An unfinished one has answer "" and is scored with it. ``blocked``: the engine or the environment
+        failed permanently; earlier rounds are kept.
 
     Raises:
         UserError: the engine or a tool can't work at all.
@@ -126,24 +195,22 @@ async def play(
                 break
             reply, attempts = await ask(policy, dialogue, cfg, SeedKey(seed, name, number), form)
             failed = ASKED not in cut(reply.text)
-            parsed = FAILED if failed else parse(reply.text)
-            ends = parsed.tool == FINISH
-            episode.messages += [*cue(form, number), *spoken(reply, parsed, form, ends=ends, failed=failed)]
-            known = parsed.tool if ends or (parsed.tool is not None and tools.has(parsed.tool)) else None
+            parsed = partner.silent if failed else parse(reply.text)
+            response = Response(parsed.tool, "", ends=True) if failed else await partner.respond(parsed)
+            episode.messages += [*cue(form, number), *spoken(reply, parsed, form, ends=response.ends, failed=failed)]
             entry = PlayedRound(
-                thought=parsed.thought, action=parsed.action, tool=known, argument=parsed.argument, attempts=attempts,
-                failed=failed, cut=reply.finish == "length",
+                thought=parsed.thought, action=parsed.action, tool=response.tool, argument=response.argument,
+                observation=response.observation, attempts=attempts, failed=failed, cut=reply.finish == "length",
             )  # fmt: skip
             episode.rounds.append(entry)
-            if ends:
-                episode.finished, episode.answer = not failed, parsed.argument
+            if response.ends:
+                episode.finished, episode.answer = not failed, response.answer
                 break
-            entry.observation = await _observe(tools, known, parsed.argument)
-            episode.messages.append(observed(entry.observation, form))
-    except EngineError as failure:
+            episode.messages.append(observed(response.observation, form))
+    except (EngineError, EnvError) as failure:
         episode.status, episode.error = "blocked", str(failure)
     end_with_policy(episode)
-    return _scored(episode, score(episode.answer, question)) if cfg.evaluate else episode
+    return _scored(episode, partner.score(episode.answer)) if cfg.evaluate else episode
 
 
 def end_with_policy(episode: SpinEpisode) -> None:
@@ -208,10 +275,6 @@ def spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, faile
     if is_flat(form) and not ends and not wrote_stop:
         messages.append(Message(role="assistant", content=STOP))
     return messages
-
-
-async def _observe(tools: Tools, tool: str | None, argument: str) -> str:
-    return one_line(await tools.call(tool, argument) if tool is not None else None)
 
 
 def _scored(episode: SpinEpisode, marks: Score) -> SpinEpisode:

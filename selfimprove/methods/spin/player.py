@@ -11,14 +11,15 @@ from selfimprove.engines.base import Engine
 from selfimprove.envs.interface import World
 from selfimprove.envs.params import AnswerParams
 from selfimprove.envs.qa.base import Question, Score, Split
+from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.tools.dispatch import Tools
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.replay import diverged, replay_counts
-from selfimprove.methods.spin.acting import act, gather_acted
+from selfimprove.methods.spin.acting import WorldPartner, gather_acted, task_of
 from selfimprove.methods.spin.answering import gather_answers, scorer
 from selfimprove.methods.spin.metrics import tool_figures
 from selfimprove.methods.spin.params import PlayParams, QuestionsParams, SpinParams
-from selfimprove.methods.spin.play import SpinEpisode, play
+from selfimprove.methods.spin.play import Partner, SpinEpisode, ToolPartner, play_with
 from selfimprove.methods.spin.prompts import Format, few_shot_text
 from selfimprove.methods.spin.tasks import Material, gather, open_tools
 
@@ -45,7 +46,7 @@ class Player:
     prefix: str
     tools: Tools
     world: World | None = None
-    score: Callable[[str, Question], Score] | None = None
+    score: Callable[[str, Question], Score] = score
 
     @classmethod
     def of(cls, spin: SpinParams, tools: ToolsParams, split: Split, folder: Path, corpus: Path) -> Player:
@@ -68,15 +69,12 @@ class Player:
     ) -> SpinEpisode:
         """One episode of ``game``, which is a question with its place in the split."""
         index, question = game
+        partner: Partner = ToolPartner(self.tools, question, self.score)
         if self.world is not None:
-            return await act(
-                question, index, self.world, policy, cfg, seed, form=self.form, few_shot=self.few_shot,
-                iteration=iteration, run=run,
-            )  # fmt: skip
-        more = {"score": self.score} if self.score else {}
-        return await play(
-            question, index, self.tools, policy, cfg, seed, form=self.form, few_shot=self.few_shot, prefix=self.prefix,
-            iteration=iteration, run=run, **more,
+            partner = WorldPartner(self.world, task_of(question))
+        return await play_with(
+            partner, question, index, policy, cfg, seed, form=self.form, few_shot=self.few_shot, prefix=self.prefix,
+            iteration=iteration, run=run,
         )  # fmt: skip
 
     def figures(self) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.interface import EmbeddedWorld, EnvError, Step
 from selfimprove.envs.own import TextEnv
 from selfimprove.envs.registry import answer_env, text_env
-from selfimprove.methods.spin.acting import act, demonstrate_acted, gather_acted
+from selfimprove.methods.spin.acting import WorldPartner, demonstrate_acted, gather_acted, task_of
 from selfimprove.methods.spin.answering import gather_answers, scorer
 from selfimprove.methods.spin.convert import alpaca_row
 from selfimprove.methods.spin.metrics import evaluate_metrics
 from selfimprove.methods.spin.pairs import spin_pairs, text_of
 from selfimprove.methods.spin.params import ConvertParams, PlayParams, TasksParams
-from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.play import SpinEpisode, play_with
 from selfimprove.methods.spin.prompts import NEUTRAL, Format, said, written
 from selfimprove.methods.spin.trajectory import trajectory
 
@@ -64,7 +64,8 @@ def acted(answers: list[str], form: Format = "alpaca", world: Any = None, **cfg:
 
     settings = PlayParams(max_turns=cfg.pop("max_turns", 5), **cfg)
     policy = ScriptedEngine(answer)
-    return asyncio.run(act(EXPERT.question, 2, world or EmbeddedWorld(ENV), policy, settings, 7, form=form))
+    partner = WorldPartner(world or EmbeddedWorld(ENV), task_of(EXPERT.question))
+    return asyncio.run(play_with(partner, EXPERT.question, 2, policy, settings, 7, form=form))
 
 
 @pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
