@@ -92,6 +92,7 @@ class GenerateParams(Section):
 
 
 Criteria = Literal["all", "better", "best", "success"]
+Baseline = Literal["none", "problem_mean", "turn_mean"]
 
 
 class ConvertParams(Section):
@@ -105,7 +106,7 @@ class ConvertParams(Section):
     remove_duplication: bool = True
     shuffle: bool = True
     weighted: bool = Field(default=True, description="false: every weight is 1")
-    reward_baseline: Literal["none", "problem_mean", "turn_mean"] = "none"
+    reward_baseline: Baseline = "none"
     accumulate: bool = Field(default=False, description="include the examples of the parent iterations")
 
 
