@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -158,10 +158,6 @@ class RiseParams(Iterated):
     evaluate: EvaluateParams
     rows: dict[str, RiseRow]
     iterations: dict[str, Iteration] = Field(min_length=1)
-
-    @classmethod
-    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return {"rows.*.train?": ("train",)}
 
     @model_validator(mode="after")
     def _names(self) -> RiseParams:
