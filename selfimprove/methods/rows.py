@@ -46,6 +46,10 @@ class Iterated(Trained):
     rows: dict[str, Any]
     iterations: dict[str, Any]
 
+    @classmethod
+    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        return {"rows.*.train?": ("train",)}
+
     @property
     def controls(self) -> dict[str, Any]:
         """The rows that are controls."""

@@ -8,6 +8,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from selfimprove.core.params import Section
 
+Reduction = Literal["example_mean", "token_mean"]
+Normalization = Literal["none", "batch"]
+"""What ``objective.example_scales`` divides by."""
+
 
 def below_one(betas: tuple[float, float]) -> tuple[float, float]:
     """Validate Adam's decay rates."""
@@ -81,7 +85,7 @@ class FinetuneParams(Section):
     validation: float = Field(
         default=0.0, ge=0, lt=1, description="fraction of the data held out and evaluated after each epoch"
     )
-    reduction: Literal["example_mean", "token_mean"] = Field(
+    reduction: Reduction = Field(
         default="example_mean", description="example_mean (RISE): mean token loss of each example, then the batch mean"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(

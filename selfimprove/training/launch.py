@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
@@ -26,7 +26,7 @@ from selfimprove.models.adapters import add_file, complete
 from selfimprove.models.merging import full_weights
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import drop_damaged, newest_whole
-from selfimprove.training.config import FinetuneParams
+from selfimprove.training.config import FinetuneParams, Normalization
 from selfimprove.training.dropped import warn_of_dropped
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.processes import Report, run_workers
@@ -48,7 +48,7 @@ def finetune(
     scratch: Path,
     seed: int,
     threads: int,
-    weight_normalization: Literal["none", "batch"] = "none",
+    weight_normalization: Normalization = "none",
     max_train_tokens: int | None = None,
     pinned: int | None = None,
     progress: Progress | None = None,

@@ -6,16 +6,13 @@ final coefficient before the split, so that the sum of coefficient * token loss 
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from selfimprove.core.sums import float_sum
+from selfimprove.training.config import Normalization, Reduction
 from selfimprove.training.encode import EncodedExample
-
-Reduction = Literal["example_mean", "token_mean"]
-Normalization = Literal["none", "batch"]
 
 
 def example_scales(batch: Sequence[EncodedExample], reduction: Reduction, normalization: Normalization) -> list[float]:

@@ -203,11 +203,9 @@ def _grouped(order: list[int], lengths: Sequence[int], group: int, draws: Random
     for start in range(0, len(order), GROUP * group):
         alike = sorted(order[start : start + GROUP * group], key=lambda index: lengths[index])
         batches += [alike[i : i + group] for i in range(0, len(alike), group)]
-    partial = (
-        [batches.pop()] if batches and len(batches[-1]) < group else []
-    )  # goes last, so that all other steps are full
+    partial = [batches.pop()] if batches and len(batches[-1]) < group else []
     draws.shuffle(batches)
-    return [index for batch in batches + partial for index in batch]
+    return [index for batch in [*batches, *partial] for index in batch]  # last, so that all other steps are full
 
 
 def _split_to(micros: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

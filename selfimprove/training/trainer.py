@@ -1,12 +1,13 @@
 """Weighted SFT: the training loop with RISE's objective."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.sums import float_sum
+from selfimprove.training.config import Normalization
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads, plan_of
 from selfimprove.training.loading import load_model
@@ -21,7 +22,7 @@ from selfimprove.training.rows import render
 class SftJob(RunJob):
     """Specification of a training process for weighted SFT."""
 
-    weight_normalization: Literal["none", "batch"] = "none"
+    weight_normalization: Normalization = "none"
 
 
 def train(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:

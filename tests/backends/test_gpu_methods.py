@@ -187,9 +187,11 @@ def test_reinforcement_learning_in_float32_takes_the_actions_and_losses_of_the_c
 def test_the_engine_plays_with_the_weights_in_training(small: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Log-probabilities of play equal the trainer's before any update, and after some."""
     run = Run(make_job(small, tmp_path, **changes, max_steps=6), 1, None)
-    weight = run._engine._decoder._weight
+    weight = run._models.engine._decoder._weight
     assert weight.device.type == DEVICE
-    assert weight.data_ptr() == run._policy.model.get_input_embeddings().weight.data_ptr(), "one copy of the weights"
+    assert weight.data_ptr() == run._models.policy.model.get_input_embeddings().weight.data_ptr(), (
+        "one copy of the weights"
+    )
     tolerance = 0.1 if {"dtype", "tf32"} & changes.keys() else 1e-4
     for iteration in range(3):
         with asyncio.Runner() as runner:
@@ -199,7 +201,7 @@ def test_the_engine_plays_with_the_weights_in_training(small: Path, tmp_path: Pa
         some = [step for one in played if one.trajectory for step in one.trajectory.decisions]
         micro = (tuple(range(len(some))),)
         with torch.no_grad():
-            values, _ = run._policy.evaluate(micro, some, [example(one) for one in some])
+            values, _ = run._models.policy.evaluate(micro, some, [example(one) for one in some])
         acted = torch.tensor([some[index].logprob for index in order(micro)])
         apart = float((values.cpu() - acted).abs().max())
         note("play and update", changes=changes, iteration=iteration, largest_difference=apart)

@@ -97,17 +97,17 @@ def test_adapters_on_8_bit_weights_train_and_play_in_bfloat16(
     lora = {"rank": 4, "alpha": 8, "quantize": "8bit"}
     changes = {"lora": lora, "dtype": "bfloat16", "gradient_checkpointing": True, "max_steps": 2}
     run = Run(make_job(gpt2, tmp_path, params(**changes)), 1, None)
-    assert run._engine._decoder.slots.kv.dtype == torch.bfloat16
-    assert {parameter.dtype for parameter in run._policy.trainable} == {torch.float32}
-    before = {name: value.clone() for name, value in run._policy.state().items()}
+    assert run._models.engine._decoder.slots.kv.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in run._models.policy.trainable} == {torch.float32}
+    before = {name: value.clone() for name, value in run._models.policy.state().items()}
     with asyncio.Runner() as runner:
         losses = [run._iterate(iteration, runner)["loss"][0] for iteration in range(2)]
         played = runner.run(run._play(5, run._schedule[0]))
     assert all(math.isfinite(loss) for loss in losses)
-    assert all(not torch.equal(value, before[name]) for name, value in run._policy.state().items())
+    assert all(not torch.equal(value, before[name]) for name, value in run._models.policy.state().items())
     some = [step for one in played if one.trajectory for step in one.trajectory.decisions]
     with torch.no_grad():
-        values, _ = run._policy.evaluate((tuple(range(len(some))),), some, [example(one) for one in some])
+        values, _ = run._models.policy.evaluate((tuple(range(len(some))),), some, [example(one) for one in some])
     acted = torch.tensor([some[index].logprob for index in order((tuple(range(len(some))),))])
     # bfloat16 has eight significant bits: another summation order changes values by 1/128 or more, which depends on
     # the processor

@@ -32,6 +32,11 @@ class EpisodeState:
     disaster: bool = False
     valid: bool = True
 
+    @property
+    def messages(self) -> tuple[Message, Message]:
+        """The reply and the observation, as messages."""
+        return Message(role="assistant", content=self.reply), Message(role="user", content=self.observation)
+
 
 def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
     """Identifies an episode or a tree by its environment, its task and the replies it continues from, if any."""

@@ -25,7 +25,7 @@ from selfimprove.methods.agent_r.judge_prompt import VERDICTS, Judgement
 from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, spliced_actions, whole
-from selfimprove.methods.agent_r.selection import Counts, LeafPair, nothing_kept, select_all
+from selfimprove.methods.agent_r.selection import Counts, LeafPair, is_good, nothing_kept, select_all
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.agent_r.validate import replay
 
@@ -49,13 +49,18 @@ class Converted:
 
 @dataclass(frozen=True)
 class Revision:
-    """The revision trajectory of one pair. If it was dropped, ``messages`` is None and ``why`` gives the reason."""
+    """The revision trajectory of one pair. If it was dropped, ``messages`` is empty and ``why`` gives the reason."""
 
     tree: Tree
     pair: LeafPair
     transition: Transition
-    messages: list[Message] | None
+    messages: list[Message]
     why: str = ""
+
+    @property
+    def source(self) -> str:
+        """Names the tree and the two leaves."""
+        return f"{self.tree.id}:{self.pair.bad}>{self.pair.good}"
 
 
 async def convert(
@@ -96,19 +101,14 @@ async def convert(
             progress.reach(0, len(pairs))
         revisions = list(await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress))
 
-    made = [
-        (
-            revision,
-            Example(id="", messages=_trained_part(revision.messages), source=_source(revision.tree, revision.pair)),
-        )
-        for revision in revisions
-        if revision.messages is not None
-    ]
-    goods = [
-        Example(id="", messages=_trained_part(whole(tree, tree.path(leaf))), source=f"{tree.id}:{leaf}")
-        for tree, leaf in good
-    ]
-    kinds = mixed([example for _, example in made], goods, cfg.mix, seed, warm_start)
+    kept = [revision for revision in revisions if revision.messages]
+    kinds = mixed(
+        [_example(revision.messages, revision.source) for revision in kept],
+        [_example(whole(tree, tree.path(leaf)), f"{tree.id}:{leaf}") for tree, leaf in good],
+        cfg.mix,
+        seed,
+        warm_start,
+    )
     own = [
         example.model_copy(update={"id": f"{kind}_{i}"})
         for kind, group in kinds.items()
@@ -119,16 +119,6 @@ async def convert(
         raise _nothing(counts, cfg, revisions)
     examples = list(used)
     rng("convert", seed).shuffle(examples)
-    if cfg.data_type == "good":
-        rows = [good_row(tree, leaf, revise=cfg.revise) for tree, leaf in good]
-    else:
-        rows = [
-            pair_row(
-                revision.tree, revision.pair, revision.transition.path, revision.transition.judgements,
-                revision.messages or [], revise=cfg.revise,
-            )
-            for revision, _ in made
-        ]  # fmt: skip
     stats = {
         **asdict(counts),
         "examples": len(examples),
@@ -137,10 +127,18 @@ async def convert(
         **_by_environment(trees, revisions, good),
         **(_revision_figures(revisions, asked, cfg) if cfg.data_type == "centric" else {}),
     }
-    failed = [
-        (_source(one.tree, one.pair), one.why) for one in revisions if one.why.startswith(("judge", "environment"))
+    failed = [(one.source, one.why) for one in revisions if one.why.startswith(("judge", "environment"))]
+    return Converted(examples, own, stats, _rows(good, kept, cfg), [] if cfg.mix.general else [GENERAL_OFF], failed)
+
+
+def _rows(good: Sequence[tuple[Tree, int]], kept: Sequence[Revision], cfg: ConvertParams) -> list[dict[str, Any]]:
+    """One log line per own trajectory, in the original's schema."""
+    if cfg.data_type == "good":
+        return [good_row(tree, leaf, revise=cfg.revise) for tree, leaf in good]
+    return [
+        pair_row(one.tree, one.pair, one.transition.path, one.transition.judgements, one.messages, revise=cfg.revise)
+        for one in kept
     ]
-    return Converted(examples, own, stats, rows, [] if cfg.mix.general else [GENERAL_OFF], failed)
 
 
 class _Asked:
@@ -190,21 +188,17 @@ async def _revise(
         if cfg.revise:
             transition = await transition_point(bad, branch_point(good, bad), lambda index: asked(place, tree, index))
     except EngineError as error:
-        return Revision(tree, pair, transition, None, f"judge: {error}")
+        return Revision(tree, pair, transition, [], f"judge: {error}")
     thought = choose_thought(seed, tree.seed, tree.id, pair.good, pair.bad)
     messages = splice(tree, good, transition.path, thought)
     if cfg.validate_splice == "none":
         return Revision(tree, pair, transition, messages)
     try:
         actions = spliced_actions(tree, good, transition.path)
-        played = await replay(tree, messages, _world_of(world, tree.env), lambda score: _good(score, cfg), actions)
+        played = await replay(tree, messages, _world_of(world, tree.env), lambda score: is_good(score, cfg), actions)
     except EnvError as error:
-        return Revision(tree, pair, transition, None, f"environment: {error}")
-    return Revision(tree, pair, transition, played, "" if played else "replay")
-
-
-def _good(score: float, cfg: ConvertParams) -> bool:
-    return score >= cfg.alpha if cfg.inclusive else score > cfg.alpha
+        return Revision(tree, pair, transition, [], f"environment: {error}")
+    return Revision(tree, pair, transition, played or [], "" if played else "replay")
 
 
 def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
@@ -214,14 +208,10 @@ def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
     return found
 
 
-def _trained_part(messages: Sequence[Message]) -> list[Message]:
+def _example(messages: Sequence[Message], source: str) -> Example:
     """The messages up to the last reply. The last observation is not trained on and would only cost tokens."""
     last = max(i for i, message in enumerate(messages) if message.role == "assistant")
-    return list(messages[: last + 1])
-
-
-def _source(tree: Tree, pair: LeafPair) -> str:
-    return f"{tree.id}:{pair.bad}>{pair.good}"
+    return Example(id="", messages=list(messages[: last + 1]), source=source)
 
 
 def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) -> UserError:
@@ -256,7 +246,7 @@ def _by_environment(
             name: {
                 "trees": sum(tree.env == name for tree in trees),
                 "good_leaves": sum(tree.env == name for tree, _ in good),
-                "revisions": sum(one.tree.env == name and one.messages is not None for one in revisions),
+                "revisions": sum(one.tree.env == name and bool(one.messages) for one in revisions),
             }
             for name in names
         }
@@ -269,7 +259,7 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
     ``revision_length``: number of actions from the first that differs from the good path to the revision turn.
     ``transition_found``: share of judged pairs with a step judged bad.
     """
-    kept = [one for one in revisions if one.messages is not None]
+    kept = [one for one in revisions if one.messages]
     lengths = [
         len(one.transition.path) - branch_point(one.tree.path(one.pair.good), one.transition.path) for one in kept
     ]
@@ -291,6 +281,6 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
         }
     if cfg.validate_splice == "replay":
         tried = [one for one in revisions if not one.why.startswith("judge")]
-        metrics["replay_kept"] = ratio((int(one.messages is not None), 1) for one in tried)
+        metrics["replay_kept"] = ratio((int(bool(one.messages)), 1) for one in tried)
         metrics["dropped_by_environment"] = sum(one.why.startswith("environment") for one in tried)
     return metrics

@@ -25,13 +25,12 @@ from selfimprove.methods.agent_r.judge_prompt import (
     VERDICTS,
     Did,
     Judgement,
-    Style,
     Verdict,
     answer,
     judge_prompt,
     judgement_of,
 )
-from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.params import ConvertParams, JudgeStyle
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action
 from selfimprove.methods.agent_r.tree import Tree
@@ -231,7 +230,7 @@ class ScriptedJudge:
 
 
 def judge_examples(
-    env: AgentEnv, task_ids: Sequence[int], count: int, *, seed: int, style: Style = "short"
+    env: AgentEnv, task_ids: Sequence[int], count: int, *, seed: int, style: JudgeStyle = "short"
 ) -> list[Example]:
     """``count`` judgements as training examples, in equal parts for the three verdicts as far as possible.
 
@@ -257,7 +256,7 @@ def judge_examples(
     return [example.model_copy(update={"id": f"judgement_{i}"}) for i, example in enumerate(examples)]
 
 
-def _walk(env: AgentEnv, task_id: int, dice: Random, style: Style) -> list[tuple[list[Message], Judgement]]:
+def _walk(env: AgentEnv, task_id: int, dice: Random, style: JudgeStyle) -> list[tuple[list[Message], Judgement]]:
     """One walk through a task: the prompts and judgements of its steps."""
     task = env.reset(task_id)
     at, history, judged = starting(env), list[Did](), []

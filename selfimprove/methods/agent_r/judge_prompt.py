@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 from selfimprove.core.records import Message, Record
 from selfimprove.envs.params import EnvParams, Judged, TextParams
 from selfimprove.envs.registry import adapter, named
+from selfimprove.methods.agent_r.params import JudgeStyle
 
 Verdict = Literal["good", "bad", "uncertain"]
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "uncertain")
-Style = Literal["full", "short"]
 
 SHORT_HISTORY = 2
 """Number of earlier steps in the short prompt."""
@@ -77,7 +77,7 @@ Reason, then Judgement: Good, Bad or Uncertain?"""
 
 
 def judge_prompt(
-    env_name: str, task: str, history: Sequence[Did], current: Did, style: Style = "full", *, dropped: int = 0
+    env_name: str, task: str, history: Sequence[Did], current: Did, style: JudgeStyle = "full", *, dropped: int = 0
 ) -> list[Message]:
     """The judge's prompt: one user message.
 

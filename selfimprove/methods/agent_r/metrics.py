@@ -174,32 +174,26 @@ def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
     differed from the first time, as counted by the world (the trees then mix different worlds); ``shortened_prompts``
     and ``cut_completions``: shares of nodes, see ``methods.omissions``.
     """
-    leaves = {i: ranked_leaves(tree) for i, tree in enumerate(trees)}
-    nodes = [len(tree.nodes) - 1 for tree in trees]
+    leaves = [[tree.nodes[leaf] for leaf in ranked_leaves(tree)] for tree in trees]
+    nodes = [tree.nodes[1:] for tree in trees]  # without the root
     return {
         "trees": len(trees),
         "blocked": sum(tree.status == "blocked" for tree in trees),
         "diverged": diverged,
-        "nodes": sum(nodes),
-        "leaves": sum(map(len, leaves.values())),
+        "nodes": sum(map(len, nodes)),
+        "leaves": sum(map(len, leaves)),
         "dives": sum(tree.dives for tree in trees),
         "solved": mean_and_error(float(tree.status == "solved") for tree in trees),
-        "best": mean_and_error(
-            max((tree.nodes[leaf].reward for leaf in leaves[i]), default=0.0) for i, tree in enumerate(trees)
-        ),
-        "leaf_score": mean_and_error(tree.nodes[leaf].reward for i, tree in enumerate(trees) for leaf in leaves[i]),
-        "cut": ratio(
-            (sum(not tree.nodes[leaf].done for leaf in leaves[i]), len(leaves[i])) for i, tree in enumerate(trees)
-        ),
+        "best": mean_and_error(max((leaf.reward for leaf in found), default=0.0) for found in leaves),
+        "leaf_score": mean_and_error(leaf.reward for found in leaves for leaf in found),
+        "cut": ratio((sum(not leaf.done for leaf in found), len(found)) for found in leaves),
         "disasters": sum(node.disaster for tree in trees for node in tree.nodes),
-        "invalid": ratio((sum(not node.valid for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees),
-        "duplicates": ratio((tree.duplicates, tree.duplicates + n) for tree, n in zip(trees, nodes, strict=True)),
-        "shortened_prompts": ratio(
-            (sum(node.omitted > 0 for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees
+        "invalid": ratio((sum(not node.valid for node in grown), len(grown)) for grown in nodes),
+        "duplicates": ratio(
+            (tree.duplicates, tree.duplicates + len(grown)) for tree, grown in zip(trees, nodes, strict=True)
         ),
-        "cut_completions": ratio(
-            (sum(node.finish == "length" for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees
-        ),
+        "shortened_prompts": ratio((sum(node.omitted > 0 for node in grown), len(grown)) for grown in nodes),
+        "cut_completions": ratio((sum(node.finish == "length" for node in grown), len(grown)) for grown in nodes),
     }
 
 

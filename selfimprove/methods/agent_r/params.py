@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -198,10 +197,6 @@ class AgentRParams(Iterated):
     evaluate: EvaluateParams
     rows: dict[str, AgentRRow]
     iterations: dict[str, Iteration] = Field(min_length=1)
-
-    @classmethod
-    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return {"rows.*.train?": ("train",)}
 
     @model_validator(mode="after")
     def _names(self) -> AgentRParams:

@@ -13,7 +13,6 @@ from ``craft 4 stick`` on. Only the revision turn and the steps after it are tra
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -62,7 +61,7 @@ def splice(tree: Tree, good: Sequence[int], bad: Sequence[int], thought: str) ->
     is the environment's last observation.
     """
     return [
-        *_context(tree.prompt),
+        *(_weighted(message, 0.0) for message in tree.prompt),
         *steps(tree, bad, 0.0),
         *revision_turn(thought),
         *steps(tree, good[branch_point(good, bad) :], 1.0),
@@ -80,7 +79,7 @@ def spliced_actions(tree: Tree, good: Sequence[int], bad: Sequence[int]) -> list
 
 def whole(tree: Tree, path: Sequence[int], weight: float = 1.0) -> list[Message]:
     """The opening and every step of a path; all replies in the path have the weight, those in the opening 0."""
-    return [*_context(tree.prompt), *steps(tree, path, weight)]
+    return [*(_weighted(message, 0.0) for message in tree.prompt), *steps(tree, path, weight)]
 
 
 def steps(tree: Tree, path: Sequence[int], weight: float) -> list[Message]:
@@ -92,10 +91,5 @@ def steps(tree: Tree, path: Sequence[int], weight: float) -> list[Message]:
     return messages
 
 
-def _context(messages: Sequence[Message]) -> list[Message]:
-    return [_weighted(message, 0.0) for message in messages]
-
-
 def _weighted(message: Message, weight: float) -> Message:
-    update: dict[str, Any] = {"weight": weight}
-    return message.model_copy(update=update)
+    return message.model_copy(update={"weight": weight})

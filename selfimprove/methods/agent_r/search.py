@@ -9,7 +9,6 @@ the node. A tree therefore does not depend on other work or on the order in whic
 import math
 from collections.abc import Sequence
 
-from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Completion, Engine, EngineError
 from selfimprove.envs.interface import EnvError, World, name_of
@@ -35,7 +34,7 @@ async def search(
     try:
         prompt, states = await begin(world, task_id, prior)
         for here in states[1:]:
-            prompt += [Message(role="assistant", content=here.reply), Message(role="user", content=here.observation)]
+            prompt += here.messages
         tree.prompt = prompt
         await _Search(tree, states[-1], world, actor, cfg, seed).run()
     except (EngineError, EnvError) as error:

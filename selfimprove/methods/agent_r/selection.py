@@ -67,6 +67,11 @@ def ranked_leaves(tree: Tree) -> list[int]:
     return sorted(found, key=lambda leaf: -q_value(tree.nodes[leaf]))
 
 
+def is_good(score: float, cfg: ConvertParams) -> bool:
+    """Whether a score is above ``alpha``."""
+    return _above(score, cfg.alpha, cfg.inclusive)
+
+
 def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:
     """The good leaves of a tree and its qualifying pairs: all, or ``max_pairs_per_tree`` of them drawn by the seed."""
     counts = Counts(trees=1, blocked=int(tree.status == "blocked"))
@@ -74,7 +79,7 @@ def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:
         counts.without_reward = 1
         return Selection([], [], counts)
     leaves = ranked_leaves(tree)
-    good = [leaf for leaf in leaves if _above(tree.nodes[leaf].value, cfg.alpha, cfg.inclusive)]
+    good = [leaf for leaf in leaves if is_good(tree.nodes[leaf].value, cfg)]
     mean = {leaf: q_value(tree.nodes[leaf]) for leaf in leaves}
     pairs = [
         LeafPair(high, low)

@@ -20,8 +20,8 @@ from selfimprove.envs.interface import AgentEnv, ListsGames
 from selfimprove.envs.splits import ORDER, Split, draw_in_order, with_each
 from selfimprove.methods.agent_r.params import GameParams, SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
-from selfimprove.methods.agent_r.reply import WAITED, clean_observation
-from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
+from selfimprove.methods.agent_r.reply import clean_observation
+from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply, revision_turn
 
 LONGEST = 100
 """Maximum number of actions in an expert's episode."""
@@ -209,11 +209,7 @@ def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example |
             slipped, action = True, draw.choice(others)
             step = env.step(action)
             said = Message(role="assistant", content=f"Thought: {SLIP_THOUGHT}\nAction: {action}")
-            thought = draw.choice(REVISION_THOUGHTS)
-            after = [
-                Message(role="assistant", content=revision_reply(thought), weight=1),
-                Message(role="user", content=WAITED),
-            ]
+            after = revision_turn(draw.choice(REVISION_THOUGHTS))
         else:
             step = env.step(plan[0].action)
             said = Message(role="assistant", content=f"Thought: {plan[0].thought}\nAction: {plan[0].action}", weight=1)

@@ -38,7 +38,7 @@ async def replay(
     given = [message.content for message in tree.prompt[OPENING::2]]
     fresh, states = await begin(world, tree.task_id, given)
     for here in states[1:]:
-        fresh += [Message(role="assistant", content=here.reply), Message(role="user", content=here.observation)]
+        fresh += here.messages
     here, trained = states[-1], 0
     for place, said in enumerate(trajectory[len(tree.prompt) :: 2]):
         if here.done:

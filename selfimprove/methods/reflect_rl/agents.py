@@ -12,17 +12,17 @@ Labels are parsed strictly, and an answer without a listed label is an invalid a
 as 1 and guesses if it finds nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
-from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.engines.base import Engine
 from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
 from selfimprove.methods.reflect_rl.params import AgentParams
-from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, opening, read_choice
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, ask, opening, read_choice
 
 REFLECT, ACT = 0, 1
 """Sample indices of the two answers of a step."""
@@ -64,24 +64,17 @@ class ChatAgent:
         here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
         if self._cfg.kind == "direct":
             asked = [system, Message(role="user", content=f"{here}\n\n{actions}")]
-            answer = await self._ask(asked, key.at(ACT))
+            answer = await ask(self._engine, asked, self._cfg, key.at(ACT))
             return AgentChoice(None, read_choice(answer.text.strip(), env) or "", answer.finish == "length")
         before = self._dialogue if self._cfg.kind == "react" else []
         asked = [*(before or [system]), Message(role="user", content=f"{here}\n\n{ANALYZE}")]
-        thought = await self._ask(asked, key.at(REFLECT))
+        thought = await ask(self._engine, asked, self._cfg, key.at(REFLECT))
         reflection = thought.text.strip()
         turns = [*asked, Message(role="assistant", content=reflection), Message(role="user", content=actions)]
-        answer = await self._ask(turns, key.at(ACT))
+        answer = await ask(self._engine, turns, self._cfg, key.at(ACT))
         said = answer.text.strip()
         self._dialogue = [*turns, Message(role="assistant", content=said)]
         return AgentChoice(reflection, read_choice(said, env) or "", "length" in (thought.finish, answer.finish))
-
-    async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> Completion:
-        cfg = self._cfg
-        (answer,) = await self._engine.generate(
-            Request(dialogue, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
-        )
-        return answer
 
 
 def make_agent(cfg: AgentParams, engine: Engine | None) -> Callable[[], Agent]:

@@ -17,7 +17,7 @@ a task's mean over its episodes is one observation. ``n`` counts tasks and ``epi
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from selfimprove.core.outcomes import Estimate, Outcome, ratio
@@ -37,8 +37,7 @@ def outcomes(env: str, episodes: Sequence[RLEpisode]) -> list[Outcome]:
     """
     levels = list(dict.fromkeys(episode.level for episode in episodes))
     found = []
-    for task in dict.fromkeys(episode.task_id for episode in episodes):
-        mine = [episode for episode in episodes if episode.task_id == task]
+    for task, mine in _by_task(episodes).items():
         values = _values(mine)
         if len(levels) > 1:
             for level in levels:
@@ -60,24 +59,16 @@ def _values(episodes: Sequence[RLEpisode]) -> dict[str, float]:
 
 def evaluate_metrics(episodes: Sequence[RLEpisode]) -> dict[str, Any]:
     """Every metric as {mean, se, n}; see the module's docstring."""
+    steps = [[step for one in mine for step in one.steps] for mine in _by_task(episodes).values()]
     metrics: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
-    metrics["invalid"] = ratio(
-        (sum(not step.valid for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
-        for mine in _by_task(episodes)
-    )
+    metrics["invalid"] = ratio((sum(not step.valid for step in mine), len(mine)) for mine in steps)
     metrics["blocked"] = mean_and_error(
-        sum(episode.status == "blocked" for episode in mine) / len(mine) for mine in _by_task(episodes)
+        sum(episode.status == "blocked" for episode in mine) / len(mine) for mine in _by_task(episodes).values()
     )
-    for name, left_out in (("shortened_prompts", "shortened"), ("cut_completions", "cut")):
-        metrics[name] = ratio(
-            (sum(getattr(step, left_out) for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
-            for mine in _by_task(episodes)
-        )
-    if any(step.unlisted for one in episodes for step in one.steps):
-        metrics["unlisted_actions"] = ratio(
-            (sum(step.unlisted > 0 for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
-            for mine in _by_task(episodes)
-        )
+    metrics["shortened_prompts"] = ratio((sum(step.shortened for step in mine), len(mine)) for mine in steps)
+    metrics["cut_completions"] = ratio((sum(step.cut for step in mine), len(mine)) for mine in steps)
+    if any(step.unlisted for mine in steps for step in mine):
+        metrics["unlisted_actions"] = ratio((sum(step.unlisted > 0 for step in mine), len(mine)) for mine in steps)
     metrics["episodes"] = len(episodes)
     metrics["levels"] = {
         level: {**{name: _clustered(here, name) for name in ("success", "cost")}, "episodes": len(here)}
@@ -88,11 +79,12 @@ def evaluate_metrics(episodes: Sequence[RLEpisode]) -> dict[str, Any]:
 
 
 def _clustered(episodes: Sequence[RLEpisode], name: str) -> Estimate:
-    return mean_and_error(_values(mine)[name] for mine in _by_task(episodes))
+    return mean_and_error(_values(mine)[name] for mine in _by_task(episodes).values())
 
 
-def _by_task(episodes: Sequence[RLEpisode]) -> Iterable[list[RLEpisode]]:
+def _by_task(episodes: Sequence[RLEpisode]) -> dict[int, list[RLEpisode]]:
+    """Task -> its episodes, in the order in which tasks first occur."""
     groups: dict[int, list[RLEpisode]] = {}
     for episode in episodes:
         groups.setdefault(episode.task_id, []).append(episode)
-    return groups.values()
+    return groups

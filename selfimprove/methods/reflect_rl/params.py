@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -27,13 +27,7 @@ from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 DataSet = Literal["sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive"]
-DATA_SETS: tuple[DataSet, ...] = (
-    "sft",
-    "sft_reflection",
-    "sft_policy",
-    "sft_reflection_positive",
-    "sft_policy_positive",
-)
+DATA_SETS: tuple[DataSet, ...] = get_args(DataSet)
 
 
 class TaskParams(Section):

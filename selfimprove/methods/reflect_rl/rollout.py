@@ -8,7 +8,7 @@ requests.
 from typing import NamedTuple
 
 from selfimprove.core.seeds import SeedKey, rng
-from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.engines.base import Engine, Request
 from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, cut_reflection, policy_prompt, reflection_prompt
@@ -52,9 +52,23 @@ async def play(
         )  # fmt: skip
         (answer,) = await policy.generate(request)
         command, played = taken(env, task, answer.text)
-        step = _step(prompt[0].content, reflection, answer, command, played, state)
-        step.shortened = (advice is not None and advice.shortened) or not policy.fits(prompt, 1)
-        step.cut = advice is not None and advice.cut
+        choice = answer.choice
+        step = RLStep(
+            prompt=prompt[0].content,
+            reflection=reflection,
+            label=answer.text,
+            command=command,
+            logprob=choice.logprob if choice else None,
+            entropy=choice.entropy if choice else None,
+            cost=played.cost,
+            valid=played.valid,
+            shortened=(advice is not None and advice.shortened) or not policy.fits(prompt, 1),
+            cut=advice is not None and advice.cut,
+            prompt_ids=choice.prompt_ids if choice else [],
+            token=choice.token if choice else -1,
+            labels=state.labels,
+            unlisted=state.unlisted,
+        )
         return step, played
 
     return await play_steps(env, task, level, episode, key, act)
@@ -97,23 +111,3 @@ def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, 
     if cfg.mask_invalid:
         return state.labels or env.labels
     return env.labels if cfg.shrink_head else None
-
-
-def _step(
-    prompt: str, reflection: str | None, answer: Completion, command: str | None, played: Played, state: State
-) -> RLStep:
-    choice = answer.choice
-    return RLStep(
-        prompt=prompt,
-        reflection=reflection,
-        label=answer.text,
-        command=command,
-        logprob=choice.logprob if choice else None,
-        entropy=choice.entropy if choice else None,
-        cost=played.cost,
-        valid=played.valid,
-        prompt_ids=choice.prompt_ids if choice else [],
-        token=choice.token if choice else -1,
-        labels=state.labels,
-        unlisted=state.unlisted,
-    )

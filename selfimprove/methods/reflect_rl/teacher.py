@@ -18,7 +18,7 @@ from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import EnumeratedEnv, Last, State
 from selfimprove.envs.labels import oracle_label
-from selfimprove.methods.reflect_rl.params import GenerateParams
+from selfimprove.methods.reflect_rl.params import AgentParams, GenerateParams
 
 SYSTEM = (
     "You play a text game step by step. At each step you read the state of the game, analyze it, and choose one of "
@@ -205,7 +205,7 @@ class ChatTeacher:
         """See ``Teacher``; if the answer reveals the spoiler, the request is repeated with another key."""
         dialogue = analysis_request(env, last, exploring=exploring)
         for attempt in range(TELLING_TRIES):
-            answer = await self._ask(dialogue, key.at(2 * attempt))
+            answer = await ask(self._engine, dialogue, self._cfg, key.at(2 * attempt))
             said = answer.text.strip()
             if said and not env.reveals(said):
                 return Reflection(said, answer.finish == "length")
@@ -221,14 +221,17 @@ class ChatTeacher:
             Message(role="assistant", content=reflection),
             Message(role="user", content=f"{state.post.strip()}\n\n{CHOOSE}"),
         ]
-        return read_choice((await self._ask(dialogue, key.at(1))).text, env)
+        return read_choice((await ask(self._engine, dialogue, self._cfg, key.at(1))).text, env)
 
-    async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> Completion:
-        cfg = self._cfg
-        (answer,) = await self._engine.generate(
-            Request(dialogue, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
-        )
-        return answer
+
+async def ask(
+    engine: Engine, dialogue: Sequence[Message], cfg: GenerateParams | AgentParams, key: SeedKey
+) -> Completion:
+    """A chat model's answer. Raises: EngineError."""
+    (answer,) = await engine.generate(
+        Request(dialogue, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
+    )
+    return answer
 
 
 def analysis_request(env: EnumeratedEnv, last: Last | None, *, exploring: bool) -> list[Message]:

@@ -13,12 +13,11 @@ as the weight of each example's last message, the only one trained on. The rest 
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
-
-Baseline = Literal["none", "problem_mean", "turn_mean"]
+from selfimprove.methods.rise.params import Baseline
 
 
 def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[float] | None = None) -> list[float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -92,6 +92,7 @@ class GenerateParams(Section):
 
 
 Criteria = Literal["all", "better", "best", "success"]
+Baseline = Literal["none", "problem_mean", "turn_mean"]
 
 
 class ConvertParams(Section):
@@ -105,7 +106,7 @@ class ConvertParams(Section):
     remove_duplication: bool = True
     shuffle: bool = True
     weighted: bool = Field(default=True, description="false: every weight is 1")
-    reward_baseline: Literal["none", "problem_mean", "turn_mean"] = "none"
+    reward_baseline: Baseline = "none"
     accumulate: bool = Field(default=False, description="include the examples of the parent iterations")
 
 
@@ -157,10 +158,6 @@ class RiseParams(Iterated):
     evaluate: EvaluateParams
     rows: dict[str, RiseRow]
     iterations: dict[str, Iteration] = Field(min_length=1)
-
-    @classmethod
-    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return {"rows.*.train?": ("train",)}
 
     @model_validator(mode="after")
     def _names(self) -> RiseParams:

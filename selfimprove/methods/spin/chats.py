@@ -246,20 +246,22 @@ def content(row: Row, place: str, index: int) -> str:
     Raises:
         UserError: it is missing or empty (names ``place``).
     """
-    try:
-        text = row["real"][index]["content"]
-    except (KeyError, IndexError, TypeError):
-        text = None
-    if not isinstance(text, str) or not text.strip():
+    text = _text(row, "real", index)
+    if text is None or not text.strip():
         raise UserError(f"{place}: no prompt and answer under 'real'; write the file with `reformat` (docs/spin.md).")
     return text
 
 
 def _answered(row: Row, place: str) -> Row:
-    try:
-        answer = row["generated"][1]["content"]
-    except (KeyError, IndexError, TypeError):
-        answer = None
-    if not isinstance(answer, str):
+    answer = _text(row, "generated", 1)
+    if answer is None:
         raise UserError(f"{place}: no answer under 'generated'; generate this fraction again.")
     return make_row(content(row, place, 0), content(row, place, 1), answer.lstrip())
+
+
+def _text(row: Row, side: str, index: int) -> str | None:
+    try:
+        text = row[side][index]["content"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return text if isinstance(text, str) else None

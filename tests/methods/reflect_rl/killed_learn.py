@@ -26,7 +26,7 @@ def main(runs_file: Path) -> None:
 
     import selfimprove.engines.cpu.engine
     import selfimprove.training.fork  # noqa: F401
-    from selfimprove.methods.reflect_rl import learn, rl_run
+    from selfimprove.methods.reflect_rl import learn, rl_checkpoints
 
     gc.freeze()  # a collection in a fork would traverse all objects and copy their memory
     results = []
@@ -34,38 +34,38 @@ def main(runs_file: Path) -> None:
         steps = runs_file.with_suffix(f".{number}.steps")
         child = os.fork()
         if child == 0:
-            _run_or_die(run, steps, learn, rl_run)
+            _run_or_die(run, steps, learn, rl_checkpoints)
         status = os.waitpid(child, 0)[1]
         done = [int(line) for line in steps.read_text().split()] if steps.exists() else []
         results.append([os.WTERMSIG(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, done])
     runs_file.with_suffix(".results").write_text(json.dumps(results))
 
 
-def _run_or_die(run: dict[str, Any], steps: Path, learn: Any, rl_run: Any) -> None:
+def _run_or_die(run: dict[str, Any], steps: Path, learn: Any, checkpoints: Any) -> None:
     from selfimprove.methods.reflect_rl.rl_config import RLParams
     from tests.methods.reflect_rl.test_learn import make_job
 
     caller = os.getpid()
-    step, seal = rl_run.Run._save_if_due, rl_run.seal
+    step, seal = checkpoints.Checkpoints.save_if_due, checkpoints.seal
 
     def die() -> None:
         os.kill(caller, signal.SIGKILL)
         time.sleep(ORPHAN_SECONDS)  # only reached in a fork of the caller, which must end on its own
 
-    def dying_step(self: Any, log: Any) -> None:
+    def dying_step(self: Any, state: Any, log: Any) -> None:
         if self._group.first:  # the other processes wait for this one in the next line
             with steps.open("a") as file:
-                file.write(f"{self._done}\n")
-            if self._done == run.get("kill_at_step"):
+                file.write(f"{state.done}\n")
+            if state.done == run.get("kill_at_step"):
                 die()
-        step(self, log)
+        step(self, state, log)
 
     def dying_seal(folder: Path) -> None:
         if folder.name == f"checkpoint-{run.get('kill_at_seal')}":
             die()
         seal(folder)
 
-    rl_run.Run._save_if_due, rl_run.seal = dying_step, dying_seal
+    checkpoints.Checkpoints.save_if_due, checkpoints.seal = dying_step, dying_seal
     code = 1
     try:
         params = RLParams.model_validate(run["params"], strict=False)

@@ -28,6 +28,7 @@ from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_job import RLJob
 from selfimprove.methods.reflect_rl.rl_learner import Learner
+from selfimprove.methods.reflect_rl.rl_models import load_policy
 from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory
 from selfimprove.methods.reflect_rl.rl_policy import Policy, example, order, weights_hash
 from selfimprove.methods.reflect_rl.rl_run import Run
@@ -90,7 +91,7 @@ def test_log_probabilities_of_rollouts_equal_the_trainers(
         some = [step for one in played if one.trajectory for step in one.trajectory.decisions]
         micro = (tuple(range(len(some))),)
         with torch.no_grad():
-            values, _ = run._policy.evaluate(micro, some, [example(one) for one in some])
+            values, _ = run._models.policy.evaluate(micro, some, [example(one) for one in some])
         acted = torch.tensor([some[index].logprob for index in order(micro)])
         assert (values - acted).abs().max() < 1e-5
 
@@ -168,8 +169,8 @@ def test_the_frozen_reflector_is_hashed_and_a_change_is_detected(
     iterate = Run._iterate
 
     def meddle(self: Run, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
-        assert self._reflector is not None
-        engine = self._reflector.engine
+        assert self._models.reflector is not None
+        engine = self._models.reflector.engine
         assert isinstance(engine, RememberingEngine)
         assert isinstance(engine._inner, TransformersEngine)
         with torch.no_grad():
@@ -255,7 +256,7 @@ def test_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp
     for iteration in range(8):
         with asyncio.Runner() as runner:
             run._iterate(iteration, runner)
-        tasks = {int(one.id.split("-")[1]) for one in run._replay.kept}
+        tasks = {int(one.id.split("-")[1]) for one in run._state.replay.kept}
         assert tasks <= ({0, 1} if iteration < 4 else {3, 4})
     assert log_levels(job) == []  # only ``go`` writes the log
 
@@ -269,7 +270,7 @@ def test_the_critic_reads_the_body_that_training_began_with_or_the_policys_own(
         run._iterate(0, runner)
         (one, *_) = [one.trajectory for one in runner.run(run._play(1, run._schedule[0])) if one.trajectory]
     some = one.decisions[:1]
-    bodies = {True: run._policy, False: run._load()}
+    bodies = {True: run._models.policy, False: load_policy(run._job, run._models.ids)}
     hidden = {own: body.evaluate(((0,),), some, [example(some[0])])[1] for own, body in bodies.items()}
     assert (hidden[True] - hidden[False]).abs().max() > 1e-3  # the first update changed the policy
     run._learner.train([RLTrajectory(one.id, one.success, some)], iteration=1, fresh=True)
@@ -330,7 +331,7 @@ def test_a_final_weight_that_is_not_finite_ends_the_run_without_a_model(
 
     def overflow(self: Run, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
         row = iterate(self, iteration, runner)
-        self._policy.trainable[-1].data.view(-1)[-1] = math.inf
+        self._models.policy.trainable[-1].data.view(-1)[-1] = math.inf
         return row
 
     monkeypatch.setattr(Run, "_iterate", overflow)
