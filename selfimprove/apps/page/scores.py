@@ -20,6 +20,7 @@ from selfimprove.apps.page.run import Run
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import Episode, Message, Pair
+from selfimprove.methods.rows import START
 
 Wanted = Literal["auto", "yes", "no", "all"]
 """``auto``: a sample per file, small models only; ``yes``: a sample, any model; ``all``: everything; ``no``: none."""
@@ -99,8 +100,8 @@ class Scorer:
     def chat(self, method: str) -> ChatFormat | None:
         """The chat format of the method's models, from any of them; None if none is available."""
         if method not in self._chats:
-            models = self.run.root / "models"
-            folders = [models / method / row for row in self.run.rows(method)] + [models / "base" / method]
+            models = self.run.root / "models" / method
+            folders = (models / row for row in (*self.run.rows(method), START))
             found = next((one for one in folders if (one / "tokenizer.json").is_file()), None)
             try:
                 self._chats[method] = ChatFormat.load(found) if found else None
