@@ -123,7 +123,7 @@ class VllmEngine(Templated):
         """Ids of a choice's outputs, ascending, which is their order in a draw from the whole vocabulary."""
         from selfimprove.engines.choices import allowed_trie
 
-        return sorted(allowed_trie(self.chat, allowed, choice=True).root())
+        return sorted(allowed_trie(self.chat, allowed, choice=True))
 
     async def _next_logprobs(self, ids: list[int], tokens: list[int]) -> list[float]:
         """Log-probability of each of ``tokens`` as the next after ``ids``, under the unmodified model."""
