@@ -3,7 +3,6 @@
 With ``--out`` it is the subprocess in which ``merging.full_weights`` merges.
 """
 
-import shutil
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError, first_line
-from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter
+from selfimprove.models.adapters import WEIGHTS, complete, is_adapter
 from selfimprove.models.loading import load_whole
 from selfimprove.models.merging import full_weights
 
@@ -26,9 +25,7 @@ def merge(folder: Path, base: Path, out_dir: Path, dtype: str, *, trust_remote_c
         UserError: the base does not load, or the adapter does not fit it.
     """
     merge_adapter(base, folder, dtype, trust_remote_code=trust_remote_code).save_pretrained(out_dir)
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name not in (WEIGHTS, CONFIG, BASE) and not (out_dir / file.name).exists():
-            shutil.copyfile(file, out_dir / file.name)
+    complete(folder, out_dir, dtype)
 
 
 def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
