@@ -15,7 +15,6 @@ imported only once; otherwise they are new interpreters.
 survive a fork) and load in parallel. Guarantee: that of a single vLLM engine.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -248,8 +247,6 @@ def _vllm(cfg: VllmEngineConfig, model_dir: Path) -> Engine:
 
 def _start_method() -> str:
     """Fork only while torch has no threads here: a fork would copy its thread pool's state without the threads."""
-    if not hasattr(os, "fork"):
-        return "spawn"
     if "torch" not in sys.modules:
         # Import what the workers need once for all of them. (A thread that numpy starts here survives forks.)
         from transformers import AutoModelForCausalLM  # noqa: F401
