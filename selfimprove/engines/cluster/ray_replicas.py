@@ -94,7 +94,7 @@ class RayEngine(Dispatcher[_Worker]):
     def __init__(
         self,
         cluster: ClusterParams,
-        plan: WorkerSpec,
+        spec: WorkerSpec,
         share: Share,
         chat: ChatFormat,
         need: Need,
@@ -105,7 +105,7 @@ class RayEngine(Dispatcher[_Worker]):
         """Join the cluster; the actors start with the first request.
 
         Args:
-            plan, share: of each replica.
+            spec, share: of each replica.
             name: the engine's name; ``remedy``: the params to lower if memory runs out. Both are for messages.
 
         Raises:
@@ -113,7 +113,7 @@ class RayEngine(Dispatcher[_Worker]):
         """
         super().__init__(share, chat)
         self._ray = connect(cluster)
-        self._plan, self._need, self._name, self._remedy = plan, need, name, remedy
+        self._spec, self._need, self._name, self._remedy = spec, need, name, remedy
         self._most, self._root = cluster.replicas, Path.cwd()
         self._examination = Examination(self._ray, self._root)
         self._part = sum(engine._need.sharing > 1 for engine in _engines)
@@ -258,10 +258,10 @@ class RayEngine(Dispatcher[_Worker]):
 
     async def _serve(self, worker: _Worker) -> None:
         """Load one replica's model, then read its answers until it dies."""
-        environment = environment_of_replicas(self._plan.cpus)
+        environment = environment_of_replicas(self._spec.cpus)
         try:
             async with worker.gpu.loading if worker.gpu else nullcontext():
-                outcome, text = await worker.actor.load.remote(self._plan, environment)
+                outcome, text = await worker.actor.load.remote(self._spec, environment)
             if outcome != "ready" and (self._workers or self._ready):  # such as memory of a dead replica, not yet free
                 self._say(f"a replica on node {worker.node.place} could not start ({text.strip().splitlines()[-1]})")
                 self._lose(worker, RuntimeError(outcome))
