@@ -18,16 +18,6 @@ from selfimprove.models.merging import full_weights
 app = typer.Typer(add_completion=False, help="Full weights of a model folder.")
 
 
-def merge(folder: Path, base: Path, out_dir: Path, dtype: str, *, trust_remote_code: bool = False) -> None:
-    """Write the full weights of the adapter in ``folder``, merged into ``base``, and the folder's other files.
-
-    Raises:
-        UserError: the base does not load, or the adapter does not fit it.
-    """
-    merge_adapter(base, folder, dtype, trust_remote_code=trust_remote_code).save_pretrained(out_dir)
-    complete(folder, out_dir, dtype)
-
-
 def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
     """The base in ``dtype``, never quantised, with the trained adapter merged into its weights.
 
@@ -89,7 +79,8 @@ def main(
 ) -> None:
     """Print the folder that holds the full weights of a model; an adapter is merged first."""
     if base is not None and out is not None:
-        merge(folder, base, out, dtype, trust_remote_code=trust_remote_code)
+        merge_adapter(base, folder, dtype, trust_remote_code=trust_remote_code).save_pretrained(out)
+        complete(folder, out, dtype)
     elif not (folder / "config.json").is_file() and not is_adapter(folder):
         raise UserError(f"{folder} contains no model (no config.json); name a folder such as models/spin/iter1.")
     else:
