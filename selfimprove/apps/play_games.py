@@ -12,10 +12,12 @@ from typing import NamedTuple, Protocol
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
+from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
 from selfimprove.envs.params import ListedParams, TextParams
 from selfimprove.envs.registry import DEFAULTS, MIXTURE, answer_env, listed_env, named, text_env
+from selfimprove.pipeline.params import load_section
 
 QUIZZES = ("arithmetic", "gsm8k", "math")
 LISTED = {alias: one for name, one in named(ListedParams).items() for alias in (name, *one.played_as)}
@@ -253,9 +255,7 @@ def make_game(name: str, params: Path, file: Path | None = None, reflector: Engi
 
 
 def _text(name: str, params: Path, file: Path | None) -> TextGame:
-    from selfimprove.core.yaml import read_yaml
     from selfimprove.methods.agent_r.params import AgentRParams
-    from selfimprove.pipeline.params import load_section
 
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
     if file is None and section.env.name == name:
@@ -268,9 +268,7 @@ def _text(name: str, params: Path, file: Path | None) -> TextGame:
 
 
 def _labelled(name: str, params: Path) -> EnumeratedEnv:
-    from selfimprove.core.yaml import read_yaml
     from selfimprove.methods.reflect_rl.params import ReflectRLParams
-    from selfimprove.pipeline.params import load_section
 
     values = read_yaml(params)
     env = listed_env()
@@ -282,10 +280,8 @@ def _labelled(name: str, params: Path) -> EnumeratedEnv:
 def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:
     from selfimprove.core.records import read_rows
     from selfimprove.core.sources import mirror_folder
-    from selfimprove.core.yaml import read_yaml
     from selfimprove.envs.math.arithmetic import generate
     from selfimprove.methods.rise.params import RiseParams
-    from selfimprove.pipeline.params import load_section
 
     section = load_section(read_yaml(params), "rise", RiseParams, str(params))
     if name == "arithmetic":

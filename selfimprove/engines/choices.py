@@ -13,7 +13,7 @@ import torch
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Message
 from selfimprove.engines.base import Request
-from selfimprove.engines.sampling import TokenTrie, choose, score_choices, uniforms
+from selfimprove.engines.sampling import choose, score_choices, uniforms
 
 
 class Drawn(NamedTuple):
@@ -65,8 +65,10 @@ def decide(
     return found
 
 
-def allowed_trie(chat: ChatFormat, allowed: tuple[str, ...], choice: bool) -> TokenTrie:
-    """The trie of token sequences for a completion that must be one of ``allowed``.
+def allowed_trie(chat: ChatFormat, allowed: tuple[str, ...], choice: bool) -> dict[int, dict]:
+    """The trie of token sequences for a completion that must be one of ``allowed``, each with the end token.
+
+    A node maps each id that may come next to the node after it.
 
     Raises:
         ValueError: ``allowed`` is empty, the tokenizer cannot write one of its outputs or, for a choice, the outputs
@@ -80,4 +82,9 @@ def allowed_trie(chat: ChatFormat, allowed: tuple[str, ...], choice: bool) -> To
     outputs = [chat.content_ids(Message(role="assistant", content=text)) for text in allowed]
     if choice and (len({tuple(ids) for ids in outputs}) < len(outputs) or any(len(ids) != 1 for ids in outputs)):
         raise ValueError("the outputs of a choice must be distinct single tokens")
-    return TokenTrie(outputs, chat.end_id)
+    root: dict[int, dict] = {}
+    for ids in outputs:
+        node = root
+        for token in (*ids, chat.end_id):
+            node = node.setdefault(token, {})
+    return root

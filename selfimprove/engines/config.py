@@ -1,7 +1,4 @@
-"""Schemas of the engines in a params file; the key ``engine`` selects one.
-
-``model: policy`` is the model that the iteration starts from; any other value is a model folder.
-"""
+"""Schemas of the engines in a params file; the key ``engine`` selects one."""
 
 from __future__ import annotations
 
@@ -10,6 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from selfimprove.core.params import Section, VariableName
+
+POLICY = "policy"
+"""Value of ``model``: the model that the iteration starts from; any other value is a model folder."""
 
 MOST_ROWS = 8192
 """Maximum rows of a batch; the engine checks that they fit this machine's memory (``engines/cpu/slots.py``)."""
@@ -31,7 +31,7 @@ class TransformersEngineConfig(Section):
     """
 
     engine: Literal["transformers"]
-    model: str = "policy"
+    model: str = POLICY
     chat_template: str | None = None
     slots: CountOrAuto = Field(
         default="auto",
@@ -67,7 +67,7 @@ class VllmEngineConfig(Section):
     """vLLM in this process or in ``replicas`` others (``engines/vllm/engine.py``). For a server, use ``openai``."""
 
     engine: Literal["vllm"]
-    model: str = "policy"
+    model: str = POLICY
     chat_template: str | None = None
     context: int = Field(default=4096, ge=16)
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -151,7 +151,7 @@ def check_own_model(name: str, cfg: EngineConfig, method: str) -> None:
     """
     if isinstance(cfg, OpenAiEngineConfig | ScriptedEngineConfig):
         return
-    if cfg.model != "policy":
+    if cfg.model != POLICY:
         raise ValueError(
             f"engines.{name}.model: every row would be evaluated with this one model; set policy, and set "
             f"base.{method}.model to use a model of your own"

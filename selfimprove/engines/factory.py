@@ -7,16 +7,13 @@ from threading import Lock
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
-from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, VllmEngineConfig
+from selfimprove.engines.config import POLICY, EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, VllmEngineConfig
 from selfimprove.engines.lazy import LazyEngine
 from selfimprove.engines.vllm.checks import check_installed, check_model, replica_count, visible_gpus
 from selfimprove.models.merging import full_weights
 
 _LOADING = Lock()
 """vLLM measures the GPU memory that it uses while loading, so engines that share GPUs load one after the other."""
-
-POLICY = "policy"
-"""``model: policy`` is the model that the iteration starts from."""
 
 
 def make_engine(

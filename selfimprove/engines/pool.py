@@ -45,14 +45,11 @@ async def open_engines(
     try:
         for name, policy_dir in sorted(policies.items()):
             config = configs[name]
-            if isinstance(config, ScriptedEngineConfig):
-                answer = expert(config) if expert else None
-                engines[name] = make_engine(config, policy_dir=policy_dir, threads=threads, expert=answer)
-            else:
-                inner = make_engine(
-                    config, policy_dir=policy_dir, threads=threads, expert=None, cluster=cluster, sharing=sharing
-                )
-                engines[name] = JournaledEngine(inner, journal, name)
+            answer = expert(config) if expert and isinstance(config, ScriptedEngineConfig) else None
+            engine = make_engine(
+                config, policy_dir=policy_dir, threads=threads, expert=answer, cluster=cluster, sharing=sharing
+            )
+            engines[name] = engine if config.engine == "scripted" else JournaledEngine(engine, journal, name)
         yield engines
     finally:
         for engine in engines.values():

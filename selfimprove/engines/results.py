@@ -3,10 +3,10 @@
 import os
 import pickle
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Generic, TypeVar, overload
+from typing import IO, Any, TypeVar, overload
 
 E = TypeVar("E")
 
@@ -17,7 +17,7 @@ PLACE = Path(".scratch")
 """Folder of the file, if it exists (/tmp may be in memory). The file is unlinked, so it ends with the process."""
 
 
-class Results(Sequence[E], Generic[E]):
+class Results(Sequence[E]):
     """A sequence that is filled in any order. If ``count`` exceeds ``most``, each access unpickles a new object."""
 
     def __init__(self, count: int, most: int = MOST_HELD) -> None:
@@ -55,9 +55,6 @@ class Results(Sequence[E], Generic[E]):
             return self._held[index]  # type: ignore[no-any-return]
         data = os.pread(self._file.fileno(), self._lengths[index], self._starts[index])
         return pickle.loads(data)  # trusted: written by this process
-
-    def __iter__(self) -> Iterator[E]:
-        return (self[index] for index in range(self._count))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

@@ -4,7 +4,7 @@ A row's uniform is output number ``step`` of the splitmix64 sequence that starts
 the sample and the step. The token is the inverse of the distribution's cumulative sum at that uniform.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -143,18 +143,3 @@ def score_choices(
     logs = torch.log_softmax(left.double() / scale, -1)
     entropy = -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)
     return logs.gather(1, drawn[:, None])[:, 0], entropy
-
-
-class TokenTrie:
-    """The ids that may come next when a completion must be one of several strings, each followed by an end token."""
-
-    def __init__(self, outputs: Iterable[Sequence[int]], end_id: int) -> None:
-        self._root: dict[int, dict] = {}
-        for output in outputs:
-            node = self._root
-            for token in (*output, end_id):
-                node = node.setdefault(token, {})
-
-    def root(self) -> dict[int, dict]:
-        """The node before the first token. A node maps each possible next id to the node after it."""
-        return self._root

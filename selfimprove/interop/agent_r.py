@@ -156,31 +156,7 @@ def from_json(
         child, parent, place = stack.pop()
         entry = root if parent is None else _read(_Entry, child, where, place)
         index = len(nodes)
-        value, reward = entry.value / full_score, entry.env_score / full_score
-        disaster = entry.disaster or entry.env_score < 0
-        if not (math.isfinite(value) and math.isfinite(reward)):
-            raise UserError(f"{where}: a value or env_score is too large to be divided by the full score; fix it.")
-        if entry.env_score > full_score:
-            raise UserError(
-                f"{where}: field 'env_score': {entry.env_score:g} exceeds the full score {full_score:g}; set "
-                "--full-score to the environment's (100 for ScienceWorld)."
-            )
-        ended = entry.is_terminal and not entry.children and (max_depth is None or entry.depth <= max_depth)
-        nodes.append(
-            Node(
-                parent=parent,
-                reply="" if parent is None else entry.llm_response,
-                action="" if parent is None else entry.action,
-                observation=entry.obs,
-                depth=entry.depth,
-                visits=entry.visits,
-                value=value,
-                reward=max(0.0, reward),
-                terminal=entry.is_terminal,
-                done=ended or disaster,
-                disaster=disaster,
-            )
-        )
+        nodes.append(_node(entry, parent, where, full_score, max_depth))
         if parent is not None:
             nodes[parent].children.append(index)
         places = (f"{place}.children.{position}".lstrip(".") for position in range(len(entry.children)))
@@ -193,6 +169,33 @@ def from_json(
         nodes=nodes,
         seed="",
         status="solved" if any(node.reward == 1 for node in nodes) else "unsolved",
+    )
+
+
+def _node(entry: _Entry, parent: int | None, where: str, full_score: float, max_depth: int | None) -> Node:
+    """A node without children, with its scores in [0, 1]."""
+    value, reward = entry.value / full_score, entry.env_score / full_score
+    disaster = entry.disaster or entry.env_score < 0
+    if not (math.isfinite(value) and math.isfinite(reward)):
+        raise UserError(f"{where}: a value or env_score is too large to be divided by the full score; fix it.")
+    if entry.env_score > full_score:
+        raise UserError(
+            f"{where}: field 'env_score': {entry.env_score:g} exceeds the full score {full_score:g}; set "
+            "--full-score to the environment's (100 for ScienceWorld)."
+        )
+    ended = entry.is_terminal and not entry.children and (max_depth is None or entry.depth <= max_depth)
+    return Node(
+        parent=parent,
+        reply="" if parent is None else entry.llm_response,
+        action="" if parent is None else entry.action,
+        observation=entry.obs,
+        depth=entry.depth,
+        visits=entry.visits,
+        value=value,
+        reward=max(0.0, reward),
+        terminal=entry.is_terminal,
+        done=ended or disaster,
+        disaster=disaster,
     )
 
 

@@ -26,8 +26,6 @@ split          train.json, validate.json and test.json of one list of tasks, 7:2
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -199,13 +197,12 @@ def export_tasks(
     """AutoExplore's tasks with their trajectories, in the format of train.json, validate.json and test.json."""
     tasks = tasks_with_trajectories(read_tasks(folder / TASKS_FILE), read_jsonl(source, TeacherTrajectory))
     if split:
-        name = next((name for name in SPLITS if name == split), None)
-        if name is None:
+        if split not in SPLITS:
             raise UserError(f"there is no split {split!r}; choose one of {', '.join(SPLITS)}.")
-        ids = load_split(folder / f"{name}.jsonl", "autoexplore")
+        ids = load_split(folder / f"{split}.jsonl", "autoexplore")
         if wrong := [task for task in ids if not 0 <= task < len(tasks)]:
             raise UserError(
-                f"{folder / name}.jsonl: there is no task {wrong[0]} among the {len(tasks)} of {TASKS_FILE}; restore "
+                f"{folder / split}.jsonl: there is no task {wrong[0]} among the {len(tasks)} of {TASKS_FILE}; restore "
                 "both files."
             )
         tasks = [tasks[task] for task in ids]
@@ -279,21 +276,17 @@ def export_filtered(
     if target.exists():
         raise UserError(f"{target} already exists; name a new folder.")
     filtered = filter_repo(folder)
-    part = target.with_name(f".part-{target.name}")
-    shutil.rmtree(part, ignore_errors=True)
     try:
-        for name, repo in filtered.repos.items():
-            for path in repo.tree.folders:  # including empty ones: they are listed during play
-                (part / name / path).mkdir(parents=True, exist_ok=True)
-            for path in repo.files:
-                (part / name / path).write_bytes(repo.tree.read(path, MOST_BYTES)[0])
-        os.replace(part, target)
+        with aside(target) as part:
+            for name, repo in filtered.repos.items():
+                for path in repo.tree.folders:  # including empty ones: they are listed during play
+                    (part / name / path).mkdir(parents=True, exist_ok=True)
+                for path in repo.files:
+                    (part / name / path).write_bytes(repo.tree.read(path, MOST_BYTES)[0])
     except OSError as error:
         raise UserError(
             f"{target}: the files cannot be copied ({error}); free some space, or name another folder."
         ) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     for row in filtered.rows:
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(row.dropped.items())) or "nothing"
         typer.echo(f"{shown(row.name)}: {row.files} files, {row.bytes} bytes; dropped: {dropped}")

@@ -23,6 +23,7 @@ from selfimprove.core.publish import aside
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.factory import make_engine
 from selfimprove.methods.spin.chats import (
     STEM,
     FileFormat,
@@ -121,9 +122,7 @@ def generate_command(
     )  # fmt: skip
 
     async def answered() -> list[Row]:
-        from selfimprove.engines.cpu.engine import TransformersEngine
-
-        engine = TransformersEngine(cfg, model, threads=threads)
+        engine = make_engine(cfg, policy_dir=model, threads=threads, expert=None)
         try:
             return await answer_all(
                 mine, engine, seed=seed, temperature=temperature, top_p=top_p, max_tokens=max_tokens

@@ -7,7 +7,6 @@ The format is peft's, as written by ``save_pretrained``::
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter
 from selfimprove.models.base import BaseParams, resolve_model
 from selfimprove.models.merging import full_weights
-from selfimprove.models.tokenizer import FILES
+from selfimprove.models.tokenizer import copy_tokenizer_files
 
 
 def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
@@ -39,10 +38,7 @@ def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
     from selfimprove.models.merge import merge_adapter
 
     merge_adapter(base, model, "auto").save_pretrained(merged)
-    tokenizer = model if (model / "tokenizer.json").is_file() else base
-    for name in FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, merged / name)
+    copy_tokenizer_files(model if (model / "tokenizer.json").is_file() else base, merged)
     return merged
 
 

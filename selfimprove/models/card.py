@@ -126,7 +126,8 @@ def _metrics(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, 
 def _data(section: Mapping[str, Any]) -> Iterator[str]:
     """The declared sources whose names start with one of the method's tasks or tools, each with its licence."""
     named = {value for key in ("tasks", "tools", "play_tools") for value in _strings(section.get(key))}
-    named |= {"fireact"} & {"fireact" for value in named if value in ("hotpotqa", "gpt-4")}
+    if named & {"hotpotqa", "gpt-4"}:
+        named.add("fireact")
     found = [
         f"- {escaped(source.about)} (licence: {escaped(source.licence)})"
         for name, source in load_sources().items()

@@ -3,7 +3,6 @@
 With ``--out`` it is the subprocess in which ``merging.full_weights`` merges.
 """
 
-import shutil
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,23 +11,11 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError, first_line
-from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter
+from selfimprove.models.adapters import WEIGHTS, complete, is_adapter
 from selfimprove.models.loading import load_whole
 from selfimprove.models.merging import full_weights
 
 app = typer.Typer(add_completion=False, help="Full weights of a model folder.")
-
-
-def merge(folder: Path, base: Path, out_dir: Path, dtype: str, *, trust_remote_code: bool = False) -> None:
-    """Write the full weights of the adapter in ``folder``, merged into ``base``, and the folder's other files.
-
-    Raises:
-        UserError: the base does not load, or the adapter does not fit it.
-    """
-    merge_adapter(base, folder, dtype, trust_remote_code=trust_remote_code).save_pretrained(out_dir)
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name not in (WEIGHTS, CONFIG, BASE) and not (out_dir / file.name).exists():
-            shutil.copyfile(file, out_dir / file.name)
 
 
 def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
@@ -92,7 +79,8 @@ def main(
 ) -> None:
     """Print the folder that holds the full weights of a model; an adapter is merged first."""
     if base is not None and out is not None:
-        merge(folder, base, out, dtype, trust_remote_code=trust_remote_code)
+        merge_adapter(base, folder, dtype, trust_remote_code=trust_remote_code).save_pretrained(out)
+        complete(folder, out, dtype)
     elif not (folder / "config.json").is_file() and not is_adapter(folder):
         raise UserError(f"{folder} contains no model (no config.json); name a folder such as models/spin/iter1.")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -11,8 +10,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.memory import check_memory
 from selfimprove.core.params import Section
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+from selfimprove.models.tokenizer import copy_tokenizer_files
 
 
 class ScratchArch(Section):
@@ -72,7 +70,5 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
     model.config.save_pretrained(out_dir)
     model.generation_config.save_pretrained(out_dir)
     save_file(model.state_dict(), out_dir / "model.safetensors", metadata={"format": "pt"})
-    for name in TOKENIZER_FILES:
-        if (tokenizer_dir / name).is_file():
-            shutil.copyfile(tokenizer_dir / name, out_dir / name)
+    copy_tokenizer_files(tokenizer_dir, out_dir)
     return sum(parameter.numel() for parameter in model.parameters())

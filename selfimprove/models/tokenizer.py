@@ -82,6 +82,13 @@ def write_config(folder: Path, special: dict[str, str], template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
 
 
+def copy_tokenizer_files(source: Path, folder: Path) -> None:
+    """Copy those of ``FILES`` that exist."""
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
 def copy_tokenizer(source: Path, folder: Path, template: str | None) -> None:
     """Copy a model's tokenizer. ``template`` (a name or a file) permanently replaces its chat template, so that every
     stage, and any server that loads the folder, formats dialogues in the same way.
@@ -91,9 +98,7 @@ def copy_tokenizer(source: Path, folder: Path, template: str | None) -> None:
     """
     ChatFormat.load(source, template)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    copy_tokenizer_files(source, folder)
     if template is not None:
         text = NAMED_TEMPLATES[template] if template in NAMED_TEMPLATES else Path(template).read_text(encoding="utf-8")
         (folder / "chat_template.jinja").write_text(text)

@@ -164,8 +164,8 @@ def test_each_shared_gpu_holds_one_replica_of_each_engine_and_loads_one_at_a_tim
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:
     async def both(where: ClusterParams) -> list[list[int]]:
-        plan, share = transformers_replica(config(), folder, threads=2)
-        slow = replace(plan, make=SlowToLoad(plan.make, tmp_path))
+        spec, share = transformers_replica(config(), folder, threads=2)
+        slow = replace(spec, make=SlowToLoad(spec.make, tmp_path))
         chat = ChatFormat.load(folder, None)
         engines = [RayEngine(where, slow, share, chat, Need(1, 1, 2), name=name, remedy="") for name in ("a", "b")]
         try:
@@ -194,10 +194,10 @@ def test_a_replica_that_cannot_be_loaded_while_another_serves_only_excludes_its_
     cluster: Cluster, folder: Path, expected: list[list[Completion]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def asked() -> list[list[Completion]]:
-        plan, share = transformers_replica(config(), folder, threads=2)
-        plan = replace(plan, make=OnlyFirst(plan.make, tmp_path))
+        spec, share = transformers_replica(config(), folder, threads=2)
+        spec = replace(spec, make=OnlyFirst(spec.make, tmp_path))
         where = ClusterParams(kind="ray", address=cluster.address)
-        engine = RayEngine(where, plan, share, ChatFormat.load(folder, None), Need(1), name="a", remedy="")
+        engine = RayEngine(where, spec, share, ChatFormat.load(folder, None), Need(1), name="a", remedy="")
         try:
             first = await engine.generate(REQUESTS[0])
             while not engine._refused:
@@ -248,12 +248,12 @@ def test_engines_of_different_widths_on_shared_gpus_are_refused_instead_of_waiti
     cluster: Cluster, folder: Path
 ) -> None:
     async def both(where: ClusterParams) -> None:
-        plan, share = transformers_replica(config(), folder, threads=2)
+        spec, share = transformers_replica(config(), folder, threads=2)
         chat = ChatFormat.load(folder, None)
-        narrow = RayEngine(where, plan, share, chat, Need(1, 1, 2), name="narrow", remedy="")
+        narrow = RayEngine(where, spec, share, chat, Need(1, 1, 2), name="narrow", remedy="")
         try:
             with refused_with(r"engine wide: .* but these have 1 and 2; set the same tensor_parallel"):
-                RayEngine(where, plan, share, chat, Need(1, 2, 2), name="wide", remedy="")
+                RayEngine(where, spec, share, chat, Need(1, 2, 2), name="wide", remedy="")
         finally:
             await narrow.close()
 

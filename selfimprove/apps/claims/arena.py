@@ -46,7 +46,6 @@ def collected_arena(root: Path, kernels: str) -> dict[str, Any] | None:
 
 def publish_arena(run: PublishedArena, folder: Path = ARENAS) -> Path:
     """Write the run's file, replacing one of the same environment, kernels and seed."""
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{run['arena']['env']}-{run['kernels']}-{run['seed']}.json"
     write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return file

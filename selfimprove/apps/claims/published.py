@@ -148,7 +148,6 @@ def output_hashes(lock: Path) -> dict[str, str]:
 def publish(run: Published, folder: Path = FOLDER) -> Path:
     """Write a run's file, replacing one of the same method, kernels and seed."""
     file = folder / run["method"] / f"{run['kernels']}-{run['seed']}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return file
 

@@ -49,7 +49,7 @@ LOCAL = (
     LeaderboardTask("local_choice", "local choice", 3, "acc_norm", "local"),
     LeaderboardTask("local_problems", "local problems", 3, "exact_match", "local", "strict-match"),
 )
-"""Tasks from embedded data: they need no network, and cover both kinds of prompts of the six (see ``local``)."""
+"""Tasks from embedded data: they need no network, and cover both kinds of prompts of the six (see ``local_data``)."""
 
 PUBLISHED = {
     "zephyr-7b-sft-full (paper)": (60.41, 43.73, 74.19, 26.76, 82.85, 60.92),

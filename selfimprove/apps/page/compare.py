@@ -71,9 +71,9 @@ def others(run: Run, named: Sequence[str]) -> list[Other]:
         found.append(committed)
     listed = provenance.git(run, "for-each-ref", "--sort=-creatordate", "--format=%(refname)", EXPERIMENTS).splitlines()
     for reference in listed:
-        name = reference.rpartition("/")[2]
-        if reference.startswith(f"{EXPERIMENTS}/") and reference.count("/") == 4 and len(found) < MOST:
-            found += [one for one in [_of_revision(run, reference, name)] if one]
+        if reference.count("/") == 4 and len(found) < MOST:  # refs/exps/<2 digits of a commit>/<the others>/<name>
+            other = _of_revision(run, reference, reference.rpartition("/")[2])
+            found += [other] if other else []
     return found
 
 

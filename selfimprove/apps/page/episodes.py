@@ -180,12 +180,14 @@ def _example(record: Mapping[str, Any], number: int) -> Json:
     )  # fmt: skip
 
 
-def _record(record: Mapping[str, Any], messages: list[Json], **rest: Any) -> Json:
+def _record(
+    record: Mapping[str, Any], messages: list[Json], *, task: str, reward: float | None, run: str, turns: int,
+    invalid: int, text: str, misread: int = 0, **rest: Any,
+) -> Json:  # fmt: skip
+    """The page's record of a line; of ``rest``, only keys with a value are kept."""
     found: Json = {
-        "i": record["id"], "t": rest.pop("task"), "s": record.get("status", "unsolved"), "r": rest.pop("reward"),
-        "u": rest.pop("run"), "n": rest.pop("turns"), "x": rest.pop("invalid"),
-        "z": rest.pop("misread", 0), "m": messages,
-        "q": clip(rest.pop("text")),
+        "i": record["id"], "t": task, "s": record.get("status", "unsolved"), "r": reward, "u": run, "n": turns,
+        "x": invalid, "z": misread, "m": messages, "q": clip(text),
     }  # fmt: skip
     found |= {"e": clip(str(record["error"]))} if record.get("error") else {}
     found |= {"src": clip(str(record["source"]))} if record.get("source") else {}

@@ -132,15 +132,6 @@ class Example(Line):
     messages: list[Message]
 
 
-class Iteration(Part):
-    """An iteration of reinforcement learning."""
-
-    iter: int
-    level: str
-    succ: Number | None
-    cost: Number | None = None
-
-
 class LoggedStep(Part):
     """A step in the log of reinforcement learning."""
 
@@ -159,9 +150,13 @@ class LoggedEpisode(Part):
     detail: list[LoggedStep]
 
 
-class Logged(Iteration):
-    """An iteration with its logged episodes."""
+class Logged(Part):
+    """An iteration of reinforcement learning with its logged episodes."""
 
+    iter: int
+    level: str
+    succ: Number | None
+    cost: Number | None = None
     log: list[LoggedEpisode]
 
 

@@ -20,6 +20,7 @@ from selfimprove.apps.page.run import Run
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import Episode, Message, Pair
+from selfimprove.methods.rows import START
 
 Wanted = Literal["auto", "yes", "no", "all"]
 """``auto``: a sample per file, small models only; ``yes``: a sample, any model; ``all``: everything; ``no``: none."""
@@ -45,8 +46,7 @@ class Scorer:
             for out in stage.outputs
         }
         self._chats: dict[str, ChatFormat | None] = {}
-        self._loaded: tuple[str, Any] | None = None
-        self._before: tuple[str, Any] | None = None
+        self._loaded: tuple[str, list[Any]] | None = None  # a row's folder; its models, after and before training
         self._turns: dict[tuple[str, str], int] = {}
         self._ids: dict[str, set[int]] = {}
         self.scored = False
@@ -99,8 +99,8 @@ class Scorer:
     def chat(self, method: str) -> ChatFormat | None:
         """The chat format of the method's models, from any of them; None if none is available."""
         if method not in self._chats:
-            models = self.run.root / "models"
-            folders = [models / method / row for row in self.run.rows(method)] + [models / "base" / method]
+            models = self.run.root / "models" / method
+            folders = (models / row for row in (*self.run.rows(method), START))
             found = next((one for one in folders if (one / "tokenizer.json").is_file()), None)
             try:
                 self._chats[method] = ChatFormat.load(found) if found else None
@@ -132,13 +132,12 @@ class Scorer:
             return []
         try:
             if self._loaded is None or self._loaded[0] != after:
-                self._loaded, self._before = (after, self._load(after)), (before, self._load(before))
+                self._loaded = after, [self._load(name) for name in (after, before)]
         except Exception as error:  # whatever a damaged model raises, the rest of the page must still be written
             self.run.tell(f"{after}: its log-probabilities cannot be computed ({first_line(error)}).")
             self.wanted = "no"
             return []
-        assert self._before is not None
-        found = [_log_probs(model, ids) for model in (self._loaded[1], self._before[1])]
+        found = [_log_probs(model, ids) for model in self._loaded[1]]
         self.scored = self.scored or all(found)
         return found if all(found) else []
 

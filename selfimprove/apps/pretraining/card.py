@@ -44,7 +44,7 @@ No page shows the complete solution of a task that a method is tested on:
 - Crafting uses other recipe books: the embedded book with its words exchanged and its numbers redrawn.
 - Questions are about other worlds, in which the same names belong to other people.
 - Taxi and kitchen tasks are never shown solved. Kitchens use a separate seed. The taxi's maps are those of all
-  {taxi_maps} grid states in which passenger and destination differ.
+  400 grid states in which passenger and destination differ.
 
 ## Abilities
 
@@ -60,16 +60,12 @@ for word. For solving, only the last line counts: the result of a problem or the
 {losses}
 """
 
-TAXI_MAPS = 400
-"""The 500 states of the taxi's grid, without those whose passenger is already at the destination."""
-
 
 def card(arch: ScratchArch, text: Text, facts: Mapping[str, Any], measured: Measured) -> str:
     """The card of a model that was trained with ``arch`` and ``text``."""
     return CARD.format(
         **arch.model_dump(),
         **{name: value for name, value in facts.items() if name != "loss"},
-        taxi_maps=TAXI_MAPS,
         shares=", ".join(f"{world} {share:.0%}" for world, share in text.shares.items()),
         answers="\n".join(
             f"| {kind} | {it.asked} | {it.right / it.asked:.1%} |" for kind, it in measured.answers.items()

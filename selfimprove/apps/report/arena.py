@@ -103,14 +103,9 @@ def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | Non
 
 def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
     """Whether methods start from the same named model; from scratch, each method has its own tokenizer."""
-    starts: list[object] = []
-    for method in methods:
-        base = _section(params, ("base", method), BaseParams)
-        if base.model is not None:
-            starts.append((base.model, base.revision, base.adapter_of))
-        else:
-            starts.append(method)
-    return all(start == starts[0] for start in starts)
+    bases = {method: _section(params, ("base", method), BaseParams) for method in methods}
+    starts = {(one.model, one.revision, one.adapter_of) if one.model else method for method, one in bases.items()}
+    return len(starts) == 1
 
 
 def _section(params: Mapping[str, Any], keys: Sequence[str], kind: type[P]) -> P:

@@ -258,13 +258,8 @@ def _legend(method: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _tips(*fields: str) -> list[dict[str, Any]]:
-    kinds = {"row": "nominal"}
-    return [
-        {"field": name, "type": kinds.get(name, "quantitative"), **({} if name == "row" else {"format": ".4~g"})}
-        if name != "x"
-        else {"field": "x"}
-        for name in fields
-    ]
+    special = {"x": {"field": "x"}, "row": {"field": "row", "type": "nominal"}}
+    return [special.get(name, {"field": name, "type": "quantitative", "format": ".4~g"}) for name in fields]
 
 
 def _lines(values: Sequence[Mapping[str, Any]]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -93,9 +92,9 @@ class Dispatcher(Templated, Generic[R]):
     def stats(self) -> EngineStats:
         """Total of the replicas' counts, as of each one's last answer; ``seconds`` with at least one call waiting."""
         waited = time.perf_counter() - self._since if self._calls else 0.0
-        total = add_stats(self._counted())
-        total.seconds = self._seconds + waited
-        return total
+        counted = self._counted()
+        total = {one.name: sum(getattr(stats, one.name) for stats in counted) for one in fields(EngineStats)}
+        return EngineStats(**total | {"seconds": self._seconds + waited})
 
     async def generate(self, request: Request) -> list[Completion]:
         """See ``engines.base.Engine.generate``.
@@ -216,13 +215,3 @@ class Dispatcher(Templated, Generic[R]):
             call.future.cancel()
             self._drop(call)
         self._error = self._error or RuntimeError("the engine has been closed")
-
-
-def add_stats(counted: Sequence[EngineStats]) -> EngineStats:
-    """The sum of several engines' counts; ``seconds`` is not included."""
-    total = EngineStats()
-    for stats in counted:
-        for one in fields(EngineStats):
-            if one.name != "seconds":
-                setattr(total, one.name, getattr(total, one.name) + getattr(stats, one.name))
-    return total

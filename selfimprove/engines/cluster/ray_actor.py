@@ -34,14 +34,14 @@ class ReplicaActor:
         self._dropped = 0
         self._some = asyncio.Event()
 
-    async def load(self, plan: WorkerSpec, environment: Mapping[str, str]) -> tuple[str, str]:
+    async def load(self, spec: WorkerSpec, environment: Mapping[str, str]) -> tuple[str, str]:
         """Create the engine; returns ("ready", ""), ("refused", sentence) or ("failed", traceback)."""
-        os.environ.update({**environment, **plan.environment})
+        os.environ.update({**environment, **spec.environment})
         from selfimprove.core.errors import UserError
         from selfimprove.engines.cluster.worker import WorkerAnswers
 
         try:
-            self._engine: Any = plan.make()
+            self._engine: Any = spec.make()
         except UserError as error:
             return "refused", str(error)
         except Exception:

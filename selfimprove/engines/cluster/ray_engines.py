@@ -14,10 +14,10 @@ def ray_transformers(
     cluster: ClusterParams, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, sharing: int
 ) -> RayEngine:
     """The default engine on a cluster; each replica has the slots and threads of one of ``cfg.replicas`` replicas."""
-    plan, share = transformers_replica(cfg, model_dir.absolute(), threads=threads)
-    need = Need(plan.cpus, int(cfg.device == "cuda"), sharing)
+    spec, share = transformers_replica(cfg, model_dir.absolute(), threads=threads)
+    need = Need(spec.cpus, int(cfg.device == "cuda"), sharing)
     chat = ChatFormat.load(model_dir, cfg.chat_template)
-    return RayEngine(cluster, plan, share, chat, need, name="transformers", remedy="slots")
+    return RayEngine(cluster, spec, share, chat, need, name="transformers", remedy="slots")
 
 
 def ray_vllm(

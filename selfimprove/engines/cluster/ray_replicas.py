@@ -52,7 +52,7 @@ WAIT_SECONDS = 60.0
 MOST_LOST = 3
 """Limit on the replicas lost with one request, and on those that die on one node before they have loaded the model."""
 
-_open: list[RayEngine] = []
+_engines: list[RayEngine] = []
 """The open engines of this process."""
 
 
@@ -94,7 +94,7 @@ class RayEngine(Dispatcher[_Worker]):
     def __init__(
         self,
         cluster: ClusterParams,
-        plan: WorkerSpec,
+        spec: WorkerSpec,
         share: Share,
         chat: ChatFormat,
         need: Need,
@@ -105,7 +105,7 @@ class RayEngine(Dispatcher[_Worker]):
         """Join the cluster; the actors start with the first request.
 
         Args:
-            plan, share: of each replica.
+            spec, share: of each replica.
             name: the engine's name; ``remedy``: the params to lower if memory runs out. Both are for messages.
 
         Raises:
@@ -113,10 +113,10 @@ class RayEngine(Dispatcher[_Worker]):
         """
         super().__init__(share, chat)
         self._ray = connect(cluster)
-        self._plan, self._need, self._name, self._remedy = plan, need, name, remedy
+        self._spec, self._need, self._name, self._remedy = spec, need, name, remedy
         self._most, self._root = cluster.replicas, Path.cwd()
         self._examination = Examination(self._ray, self._root)
-        self._part = sum(engine._need.sharing > 1 for engine in _open)
+        self._part = sum(engine._need.sharing > 1 for engine in _engines)
         self._starting: list[_Worker] = []
         self._ready: list[_Worker] = []
         self._began: float | None = None
@@ -129,7 +129,7 @@ class RayEngine(Dispatcher[_Worker]):
         self._again = self._losses = 0
         self._manager: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        _open.append(self)
+        _engines.append(self)
         hold()
         try:
             self._check_room(living_nodes(self._ray))
@@ -258,10 +258,10 @@ class RayEngine(Dispatcher[_Worker]):
 
     async def _serve(self, worker: _Worker) -> None:
         """Load one replica's model, then read its answers until it dies."""
-        environment = environment_of_replicas(self._plan.cpus)
+        environment = environment_of_replicas(self._spec.cpus)
         try:
             async with worker.gpu.loading if worker.gpu else nullcontext():
-                outcome, text = await worker.actor.load.remote(self._plan, environment)
+                outcome, text = await worker.actor.load.remote(self._spec, environment)
             if outcome != "ready" and (self._workers or self._ready):  # such as memory of a dead replica, not yet free
                 self._say(f"a replica on node {worker.node.place} could not start ({text.strip().splitlines()[-1]})")
                 self._lose(worker, RuntimeError(outcome))
@@ -355,7 +355,7 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _check_room(self, nodes: Sequence[Node]) -> None:
         need = self._need
-        widths = {one._need.gpus for one in _open if one._need.sharing > 1 and one._need.gpus}
+        widths = {one._need.gpus for one in _engines if one._need.sharing > 1 and one._need.gpus}
         if len(widths) > 1:  # Ray would reserve all GPUs for the narrower one, whose replicas each share one
             raise UserError(
                 f"engine {self._name}: engines that share a cluster's GPUs need the same number of them for a replica, "
@@ -372,7 +372,7 @@ class RayEngine(Dispatcher[_Worker]):
         )
 
     def _leave(self) -> None:
-        _open.remove(self)
+        _engines.remove(self)
         release(self._ray)
 
     def _summary(self) -> str:

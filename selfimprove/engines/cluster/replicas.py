@@ -15,7 +15,6 @@ imported only once; otherwise they are new interpreters.
 survive a fork) and load in parallel. Guarantee: that of a single vLLM engine.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ class ReplicatedEngine(Dispatcher[_Worker]):
 
     def __init__(
         self,
-        plans: Sequence[WorkerSpec],
+        specs: Sequence[WorkerSpec],
         share: Share,
         chat: ChatFormat,
         *,
@@ -58,19 +57,19 @@ class ReplicatedEngine(Dispatcher[_Worker]):
         """Start the workers and wait until each has loaded the model.
 
         Args:
-            plans: one per worker.
+            specs: one per worker.
             share: of each worker.
             name: the engine's name; ``remedy``: the params to lower if memory runs out. Both are for messages.
             start: "fork" or "spawn".
 
         Raises:
-            UserError: as the engines that the plans create.
+            UserError: as the engines that the specs create.
         """
         super().__init__(share, chat)
         self._name, self._remedy = name, remedy
         try:
-            for plan in plans:
-                process, line = start_worker(start, plan)
+            for spec in specs:
+                process, line = start_worker(start, spec)
                 self._workers.append(_Worker(process=process, line=line))
             loading = list(self._workers)
             while loading:
@@ -167,9 +166,9 @@ def replicated_transformers(
     Raises:
         UserError: as ``TransformersEngine``.
     """
-    plan, share = transformers_replica(cfg, model_dir, threads=threads)
+    spec, share = transformers_replica(cfg, model_dir, threads=threads)
     return ReplicatedEngine(
-        [plan] * cfg.replicas,
+        [spec] * cfg.replicas,
         share,
         ChatFormat.load(model_dir, cfg.chat_template),
         name="transformers",
@@ -202,7 +201,7 @@ def replicated_vllm(
         UserError: as ``VllmEngine``.
     """
     return ReplicatedEngine(
-        vllm_plans(cfg, model_dir, replicas=replicas, gpus=gpus, threads=threads),
+        vllm_specs(cfg, model_dir, replicas=replicas, gpus=gpus, threads=threads),
         vllm_share(cfg),
         ChatFormat.load(model_dir, cfg.chat_template),
         name="vllm",
@@ -220,18 +219,18 @@ def vllm_replica(cfg: VllmEngineConfig, model_dir: Path, *, cpus: int = 1) -> Wo
     return WorkerSpec(partial(_vllm, cfg, model_dir), cpus=cpus)
 
 
-def vllm_plans(
+def vllm_specs(
     cfg: VllmEngineConfig, model_dir: Path, *, replicas: int, gpus: Sequence[str], threads: int
 ) -> list[WorkerSpec]:
-    """The plan of each process of ``replicated_vllm``: GPUs assigned in the order of ``gpus``, threads divided."""
+    """The spec of each process of ``replicated_vllm``: GPUs assigned in the order of ``gpus``, threads divided."""
     width, own_threads = cfg.tensor_parallel, str(max(1, threads // replicas))
-    plans = []
+    specs = []
     for index in range(replicas):
         environment = {"OMP_NUM_THREADS": own_threads, "MKL_NUM_THREADS": own_threads}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * width : (index + 1) * width])
-        plans.append(WorkerSpec(partial(_vllm, cfg, model_dir), environment, has_children=width > 1))
-    return plans
+        specs.append(WorkerSpec(partial(_vllm, cfg, model_dir), environment, has_children=width > 1))
+    return specs
 
 
 def _transformers(cfg: TransformersEngineConfig, model_dir: Path, threads: int) -> Engine:
@@ -248,8 +247,6 @@ def _vllm(cfg: VllmEngineConfig, model_dir: Path) -> Engine:
 
 def _start_method() -> str:
     """Fork only while torch has no threads here: a fork would copy its thread pool's state without the threads."""
-    if not hasattr(os, "fork"):
-        return "spawn"
     if "torch" not in sys.modules:
         # Import what the workers need once for all of them. (A thread that numpy starts here survives forks.)
         from transformers import AutoModelForCausalLM  # noqa: F401

@@ -48,7 +48,7 @@ class WorkerSpec:
     cpus: int = 1
 
 
-def start_worker(method: str, plan: WorkerSpec) -> tuple[BaseProcess, Connection]:
+def start_worker(method: str, spec: WorkerSpec) -> tuple[BaseProcess, Connection]:
     """Start a process ("fork" or "spawn"); returns it with the connection to it.
 
     It first sends ("ready", ""), ("refused", sentence) or ("failed", traceback). Then it answers every (number,
@@ -57,7 +57,7 @@ def start_worker(method: str, plan: WorkerSpec) -> tuple[BaseProcess, Connection
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     LINES.add(ours)
-    process = context.Process(target=_work, args=(theirs, os.getpid(), plan), daemon=not plan.has_children)
+    process = context.Process(target=_work, args=(theirs, os.getpid(), spec), daemon=not spec.has_children)
     process.start()
     theirs.close()
     return process, ours
@@ -70,17 +70,17 @@ def _break_lines() -> None:
         line.close()
 
 
-def _work(line: Connection, parent: int, plan: WorkerSpec) -> None:
+def _work(line: Connection, parent: int, spec: WorkerSpec) -> None:
     """The worker's main function: load the engine, report that, answer until the connection breaks."""
     try:
-        os.environ.update(plan.environment)
+        os.environ.update(spec.environment)
         gc.freeze()  # excludes imported objects from garbage collection
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the stage, which then ends its workers
         for other in LINES:
             other.close()
         threading.Thread(target=_watch, args=(line, parent), daemon=True).start()
         try:
-            engine = plan.make()
+            engine = spec.make()
         except UserError as error:
             line.send(("refused", str(error)))
         except Exception:

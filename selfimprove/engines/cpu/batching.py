@@ -6,7 +6,7 @@ and passes that cannot be filled, or that are tested when the engine starts, cos
 """
 
 from contextlib import suppress
-from math import ceil, log10
+from math import ceil, log10, prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -53,8 +53,5 @@ def stored_parameters(folder: Path) -> int:
     for file in folder.glob("*.safetensors"):
         with suppress(SafetensorError), safe_open(file, "np") as weights:
             for name in weights.keys():  # noqa: SIM118 - no mapping
-                size = 1
-                for length in weights.get_slice(name).get_shape():
-                    size *= length
-                total += size
+                total += prod(weights.get_slice(name).get_shape())
     return total

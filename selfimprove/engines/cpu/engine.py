@@ -218,7 +218,7 @@ class TransformersEngine(Templated):
 
     def _choose(self, logits: torch.Tensor, jobs: Mapping[int, PendingRequest]) -> None:
         """Answer the choices whose prompts have just been prefilled, from the rows' logits [rows, vocabulary]."""
-        asked = {row: (job.request, None if job.trie is None else list(job.trie.root())) for row, job in jobs.items()}
+        asked = {row: (job.request, None if job.trie is None else list(job.trie)) for row, job in jobs.items()}
         with torch.inference_mode():
             for sample in range(max(job.request.n for job in jobs.values())):
                 for row, drawn in decide(logits, asked, sample).items():

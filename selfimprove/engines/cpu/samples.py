@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from selfimprove.engines.base import Completion, Request
-from selfimprove.engines.sampling import TokenTrie, choose, uniforms
+from selfimprove.engines.sampling import choose, uniforms
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class PendingRequest:
     ids: list[int]
     future: asyncio.Future[list[Completion]]
     names: list[bytes]
-    trie: TokenTrie | None
+    trie: dict[int, dict] | None
     blocks: list[torch.Tensor] = field(default_factory=list)
     done: int = 0
     placed: int = 0
@@ -85,7 +85,7 @@ class Samples:
         if request.stop:
             self.with_stop.add(slot)
         if job.trie is not None:
-            self.nodes[slot] = job.trie.root()
+            self.nodes[slot] = job.trie
 
     def free(self, slot: int) -> None:
         self.job[slot] = None

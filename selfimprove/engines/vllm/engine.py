@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
@@ -123,21 +123,12 @@ class VllmEngine(Templated):
         """Ids of a choice's outputs, ascending, which is their order in a draw from the whole vocabulary."""
         from selfimprove.engines.choices import allowed_trie
 
-        return sorted(allowed_trie(self.chat, allowed, choice=True).root())
+        return sorted(allowed_trie(self.chat, allowed, choice=True))
 
     async def _next_logprobs(self, ids: list[int], tokens: list[int]) -> list[float]:
         """Log-probability of each of ``tokens`` as the next after ``ids``, under the unmodified model."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         groups = [tokens[start : start + IDS_AT_ONCE] for start in range(0, len(tokens), IDS_AT_ONCE)]
-        params = [
-            SamplingParams(
-                temperature=0.0, max_tokens=1, logprob_token_ids=group, output_kind=RequestOutputKind.FINAL_ONLY
-            )
-            for group in groups
-        ]
-        outputs = await self._ask([(ids, one) for one in params])
+        outputs = await self._ask([(ids, _scoring(group)) for group in groups])
         self.stats.cached_prompt_tokens += outputs[0].num_cached_tokens or 0
         scores: list[float] = []
         for group, output in zip(groups, outputs, strict=True):
@@ -171,19 +162,7 @@ class VllmEngine(Templated):
         vLLM always generates one token after a prompt. An answer's last token is therefore scored as that next token,
         so that a prompt and answer that fill the context need no position beyond it.
         """
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        asked = []
-        for prompt, answer in pairs:
-            params = SamplingParams(
-                temperature=0.0,
-                max_tokens=1,
-                prompt_logprobs=0,
-                logprob_token_ids=answer[-1:],
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            asked.append((prompt + answer[:-1], params))
+        asked = [(prompt + answer[:-1], _scoring(answer[-1:], prompt_logprobs=0)) for prompt, answer in pairs]
         scores = []
         for (prompt, answer), output in zip(pairs, await self._ask(asked), strict=True):
             rows = [*list(output.prompt_logprobs or [])[len(prompt) :], *(output.outputs[0].logprobs or [])]
@@ -210,6 +189,15 @@ class VllmEngine(Templated):
             if self.chat.decode(ids[:count]) == text:
                 return Completion(text, "stop", ids[:count], logprobs[:count])
         return Completion(text, "stop")  # cut inside a token: no ids spell it
+
+
+def _scoring(ids: list[int], **options: Any) -> SamplingParams:
+    """Params of a request for the log-probabilities of ``ids`` as the next token."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kind = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(temperature=0.0, max_tokens=1, logprob_token_ids=ids, output_kind=kind, **options)
 
 
 def _logprobs(output: RequestOutput) -> list[float]:

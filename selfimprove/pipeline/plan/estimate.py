@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from selfimprove.core.errors import UserError
-from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
-from selfimprove.engines.factory import POLICY
+from selfimprove.engines.config import (
+    POLICY,
+    EngineConfig,
+    OpenAiEngineConfig,
+    TransformersEngineConfig,
+    VllmEngineConfig,
+)
 from selfimprove.engines.vllm.checks import check_gpu_memory
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan import inference, training

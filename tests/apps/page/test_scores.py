@@ -53,6 +53,11 @@ def test_a_file_of_examples_belongs_to_the_row_that_was_trained_on_it(tmp_path: 
         assert after != before
 
 
+def test_the_chat_format_is_that_of_the_start_until_a_row_is_trained(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "models/rise/start")
+    assert Scorer(Run(tmp_path), [], "auto").chat("rise") is not None
+
+
 @pytest.fixture
 def scorers(tmp_path: Path) -> Callable[[Wanted], Scorer]:
     """Factory of scorers for a run whose row iter1 was trained from base; both have a model."""

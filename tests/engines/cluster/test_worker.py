@@ -33,8 +33,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder)
 
 
-def replicated(plans: list[WorkerSpec], chat: ChatFormat) -> ReplicatedEngine:
-    return ReplicatedEngine(plans, Share(slots=1, ahead=1, context=64), chat, name="vllm", remedy="replicas")
+def replicated(specs: list[WorkerSpec], chat: ChatFormat) -> ReplicatedEngine:
+    return ReplicatedEngine(specs, Share(slots=1, ahead=1, context=64), chat, name="vllm", remedy="replicas")
 
 
 def tells(variable: str) -> ScriptedEngine:
@@ -63,10 +63,10 @@ def test_each_worker_has_its_own_environment(chat: ChatFormat, monkeypatch: pyte
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
 
     async def work() -> set[str]:
-        plans = [
+        specs = [
             WorkerSpec(partial(tells, "CUDA_VISIBLE_DEVICES"), {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in ("2", "5")
         ]
-        engine = replicated(plans, chat)
+        engine = replicated(specs, chat)
         requests = [Request([Message(role="user", content="?")], SeedKey(1, f"t{i}")) for i in range(12)]
         answers = await asyncio.gather(*map(engine.generate, requests))
         await engine.close()

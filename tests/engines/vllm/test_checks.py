@@ -11,7 +11,7 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message
-from selfimprove.engines.cluster.replicas import vllm_plans
+from selfimprove.engines.cluster.replicas import vllm_specs
 from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 from selfimprove.engines.lazy import LazyEngine
@@ -133,12 +133,12 @@ def test_too_few_gpus_and_a_tensor_parallel_that_does_not_divide_them_are_refuse
 
 def test_each_replica_gets_its_own_gpus_and_its_share_of_the_threads(tmp_path: Path) -> None:
     gpus = ["4", "5", "GPU-6f", "7"]  # as in CUDA_VISIBLE_DEVICES
-    plans = vllm_plans(cfg(tensor_parallel=2), tmp_path, replicas=2, gpus=gpus, threads=5)
-    assert [plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plans] == ["4,5", "GPU-6f,7"]
-    assert [plan.environment["OMP_NUM_THREADS"] for plan in plans] == ["2", "2"]
-    assert all(plan.has_children for plan in plans), "vLLM starts a process a GPU, which a daemon must not"
-    on_cpu = vllm_plans(cfg(), tmp_path, replicas=3, gpus=[], threads=2)
-    assert [dict(plan.environment) for plan in on_cpu] == [{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}] * 3
+    specs = vllm_specs(cfg(tensor_parallel=2), tmp_path, replicas=2, gpus=gpus, threads=5)
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["4,5", "GPU-6f,7"]
+    assert [spec.environment["OMP_NUM_THREADS"] for spec in specs] == ["2", "2"]
+    assert all(spec.has_children for spec in specs), "vLLM starts a process a GPU, which a daemon must not"
+    on_cpu = vllm_specs(cfg(), tmp_path, replicas=3, gpus=[], threads=2)
+    assert [dict(spec.environment) for spec in on_cpu] == [{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}] * 3
 
 
 def test_the_visible_gpus_are_those_of_cuda_visible_devices_if_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pyarrow.parquet import read_schema
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.engines import factory
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.interop.spin_plain import answer_all, app, gather_command, generate_command, reformat_command
@@ -199,6 +201,16 @@ def test_regenerating_a_fraction_gives_the_same_file(ultrachat: Any, tmp_path: P
     assert len(first.splitlines()) == 2
     run(*words, "--split", "test")
     assert len((tmp_path / "out" / "loser_0_test.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_opponent_may_be_an_adapter(ultrachat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    adapter = copytree(model, tmp_path / "adapter", ignore=ignore_patterns("*.safetensors"))
+    monkeypatch.setattr(factory, "full_weights", lambda folder, **_: model if folder == adapter else folder)
+    run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
+    run("generate", "--model", adapter, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path / "out",
+        "--frac-len", 2, "--max-tokens", 4, "--context", 128, "--threads", 1)  # fmt: skip
+    assert len((tmp_path / "out" / "loser_0.jsonl").read_text().splitlines()) == 2
 
 
 def test_requesting_a_fraction_beyond_the_last_is_reported_in_one_sentence(
