@@ -54,6 +54,11 @@ def planned(stages: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tu
             yield (f"{name}@{item}" if item else name), keys
 
 
+def of_method(stage: str, method: str) -> bool:
+    """Whether a stage, such as ``base@rise`` or ``rise-generate@iter1``, belongs to the method alone."""
+    return stage.startswith(f"{method}-") or stage == f"base@{method}"
+
+
 def has_results(method: str, values: Mapping[str, Any]) -> bool:
     """Whether the method's results are here, and all its stages are recorded with ``values``, params.yaml as it is.
 
@@ -71,7 +76,7 @@ def records(lock: Any, method: str, values: Mapping[str, Any]) -> bool:
     """Whether ``lock``, the content of a dvc.lock, records all stages of the method with these params."""
     try:
         stages = [one for one, _ in planned(read_yaml(GRAPH)["stages"], values)]
-        own = [one for one in stages if one.startswith(f"{method}-") or one == f"base@{method}"]
+        own = [one for one in stages if of_method(one, method)]
         recorded = [entry for one in own for entry in lock["stages"][one]["params"][str(PARAMS)].items()]
         return all(value_at(values, key) == value for key, value in recorded)
     except (LookupError, TypeError, AttributeError):  # a stage has not run, or the lock is damaged
