@@ -38,12 +38,11 @@ from selfimprove.envs.taxi.world import TaxiParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
-from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
 from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
-PARAMS_FILE = Path("params.yaml")
 SAY = "--say"
 """Option of ``make check``: report success as well; before a run, only faults are printed."""
 PARAMS_ONLY = "params"

@@ -13,10 +13,9 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.overlay import mappings
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.forks import uses_gpu
-from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
 
-PARAMS_FILE = Path("params.yaml")
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux (cgroup v2) exposes the limits of this process's container."""
 _COUNT = re.compile(r"0*[1-9][0-9]{0,3}")

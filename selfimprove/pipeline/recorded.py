@@ -12,8 +12,9 @@ from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.params import PARAMS_FILE
 
-PARAMS, GRAPH, LOCK = Path("params.yaml"), Path("dvc.yaml"), Path("dvc.lock")
+GRAPH, LOCK = Path("dvc.yaml"), Path("dvc.lock")
 SUMMARIES = Path("results/summary")
 ABSENT: Any = object()
 _EACH = re.compile(r"\$\{([\w.]+)\}")
@@ -26,7 +27,7 @@ def check_unedited(stage: str, values: Mapping[str, Any]) -> None:
         UserError: one of them has another value now.
     """
     try:
-        now = read_yaml(PARAMS)
+        now = read_yaml(PARAMS_FILE)
     except UserError:
         now = {}
     if now == values:
@@ -77,7 +78,7 @@ def records(lock: Any, method: str, values: Mapping[str, Any]) -> bool:
     try:
         stages = [one for one, _ in planned(read_yaml(GRAPH)["stages"], values)]
         own = [one for one in stages if of_method(one, method)]
-        recorded = [entry for one in own for entry in lock["stages"][one]["params"][str(PARAMS)].items()]
+        recorded = [entry for one in own for entry in lock["stages"][one]["params"][str(PARAMS_FILE)].items()]
         return all(value_at(values, key) == value for key, value in recorded)
     except (LookupError, TypeError, AttributeError):  # a stage has not run, or the lock is damaged
         return False

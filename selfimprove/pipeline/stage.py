@@ -32,7 +32,7 @@ from selfimprove.engines.progress import StageProgress
 from selfimprove.pipeline import dvc_files, kernels, warm
 from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
-from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, S, load_section, named_paths
 from selfimprove.pipeline.recorded import check_unedited
 from selfimprove.pipeline.stage_log import kept_log
 from selfimprove.training.stopping import sigterm_interrupts
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
 JOURNAL, MANIFEST = "completions.journal", "manifest.json"
 DVC_STAGE = "DVC_STAGE"

@@ -36,11 +36,11 @@ from selfimprove.core.git import check_commit, identity
 from selfimprove.core.overlay import mappings
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import DEEPEST, read_yaml
-from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.check import params_faults
 from selfimprove.pipeline.jobs import asked, gpu_shares
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
-from selfimprove.pipeline.params import METHODS, named_paths, short
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, named_paths, short
 from selfimprove.pipeline.stage import content_digest
 from selfimprove.pipeline.verify import KEPT_BY_GIT, LOCK, outputs
 

@@ -48,7 +48,7 @@ from selfimprove.pipeline.forks import (
 )
 from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, RUNS, TERMINATE
 from selfimprove.pipeline.kernels import chosen, environment, wanted
-from selfimprove.pipeline.params import RunParams, load_section
+from selfimprove.pipeline.params import PARAMS_FILE, RunParams, load_section
 
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
@@ -77,7 +77,7 @@ def started() -> float:
 def _params() -> Any:
     """All params; None if they cannot be read, which the stage itself reports."""
     try:
-        return read_yaml(Path("params.yaml"))
+        return read_yaml(PARAMS_FILE)
     except UserError:
         return None
 
@@ -238,7 +238,7 @@ def _serve(server: socket.socket, alive: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the command, which waits for its stages first
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
     try:
-        threads = load_section(read_yaml(Path("params.yaml")), "run", RunParams, "params.yaml").threads
+        threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
         # Read when torch is imported; same values as in a stage that does its own imports.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         os.environ.update(NVML_CHECK)
