@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from selfimprove.core.errors import FULL, UserError, for_terminal, refusal
 from selfimprove.core.journal import Journal
-from selfimprove.core.publish import link_copy, make_durable, publish, write_json
+from selfimprove.core.publish import link_copy, make_durable, publish, remove, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.cluster.config import use
@@ -118,9 +118,7 @@ class Stage(Generic[S]):
     def output(self, path: str) -> Path:
         """Declare an output and return a new temporary path to write it to; it is published when the stage ends."""
         place = self.scratch / "out" / path
-        if place.is_dir():
-            shutil.rmtree(place)
-        place.unlink(missing_ok=True)
+        remove(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         self._outputs[Path(path)] = place
         return place
@@ -201,11 +199,10 @@ class Stage(Generic[S]):
             shutil.rmtree(fresh, ignore_errors=True)
             link_copy(done / path, fresh / path)
             publish(fresh / path, Path(path))
+        kept = JOURNAL if self._blocked else "done"
         for left in self.scratch.iterdir():
-            if self._blocked and left.name == JOURNAL:
-                continue
-            if self._blocked or left.name != "done":
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if left.name != kept:
+                remove(left)
 
     def _intact(self, done: Path) -> bool:
         """Whether finished outputs exist unchanged (a user may have edited one through its hard link)."""
