@@ -5,8 +5,9 @@ from pathlib import Path
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.core.sources import mirror_folder
+from selfimprove.envs.interface import to_row
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import build_splits, demonstrate, texts, to_row
+from selfimprove.methods.rise.tasks import build_splits, demonstrate, texts
 from selfimprove.methods.splits import sizes
 from selfimprove.pipeline.stage import Stage, stage
 

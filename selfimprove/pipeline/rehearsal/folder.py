@@ -13,8 +13,9 @@ from typing import Any
 
 from selfimprove.core.publish import aside, write_text
 from selfimprove.core.seeds import SeedKey
-from selfimprove.envs.math.arithmetic import Difficulty, generate
+from selfimprove.envs.math.arithmetic import generate
 from selfimprove.envs.math.arithmetic_expert import expert
+from selfimprove.envs.math.params import Difficulty
 from selfimprove.methods.spin.chats import STEM, make_row, write_rows_to
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import NO_INPUTS

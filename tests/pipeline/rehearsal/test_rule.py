@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.forks import uses_gpu
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.rehearsal.rule import (
@@ -20,7 +19,7 @@ from selfimprove.pipeline.rehearsal.rule import (
     rehearsed,
     uses_gpu_packages,
 )
-from selfimprove.pipeline.sections import spelled_out
+from selfimprove.pipeline.sections import SCHEMAS, spelled_out
 from tests.support.profiles import NAMES, profile
 
 ROOT = Path(__file__).resolve().parents[3]
