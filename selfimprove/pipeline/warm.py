@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from selfimprove.core.errors import UserError, for_terminal, refusal
+from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.forks import (
     NVML_CHECK,
@@ -148,22 +148,16 @@ def _run(environment: dict[str, str]) -> int:
     turn = []
     several = command[1:3] == list(PARALLEL[1:])
     if command[:1] == ["dvc"] or several:
+        from selfimprove.core.cli import one_sentence
         from selfimprove.pipeline.branch import back_on_branch, keep_branch
         from selfimprove.pipeline.dvc_files import DVC, sign_turn, take_turn
 
-        try:
+        with one_sentence():
             turn.append(take_turn())
             for sentence in back_on_branch():
                 print(sentence, file=sys.stderr, flush=True)
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        except OSError as error:
-            if (said := refusal(error)) is None:
-                raise
-            print(for_terminal(said), file=sys.stderr)
-            return 2
-        if command[1:2] == ["exp"]:
-            keep_branch()
+            if command[1:2] == ["exp"]:
+                keep_branch()
         if not several:
             command = [*DVC, *command[1:]]
     ended = threading.Event()
