@@ -247,7 +247,7 @@ def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
 def _replace_services(edit: _Edit, method: str, here: Here) -> None:
     """Replace what costs money or is unavailable here: chat endpoints, live search, data without a declared source."""
     for name, engine in edit.params[method]["engines"].items():
-        if engine and engine["engine"] == "openai":
+        if engine["engine"] == "openai":
             edit.set(f"{method}.engines.{name}.base_url", here.teacher, "service")
             edit.clear(f"{method}.engines.{name}.api_key_file", "service")
     if method != "spin":
