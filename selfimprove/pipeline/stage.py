@@ -270,13 +270,7 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
                 print(f"{full}: {for_terminal(' '.join(str(error).split()))}", file=sys.stderr)
                 sys.exit(2)
             except Exception as error:
-                full_disk = _full_disk(error)
-                sentence = refusal(error)
-                if full_disk is not None:
-                    sentence = (
-                        f"cannot write {full_disk}; free some space and run again: finished work is kept, and no "
-                        "output was changed."
-                    )
+                sentence = _full_disk(error) or refusal(error)
                 if sentence is None:
                     raise
                 print(f"{full}: {for_terminal(sentence)}", file=sys.stderr)
@@ -319,7 +313,7 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
 
 
 def _full_disk(error: Exception) -> str | None:
-    """What could not be written and why, if the disk is full (or a quota or file-size limit is reached), else None.
+    """The message if the disk is full, or a quota or file-size limit is reached; None otherwise.
 
     torch and safetensors report a failed write by their own exceptions without the reason, hence the test write.
     """
@@ -330,7 +324,10 @@ def _full_disk(error: Exception) -> str | None:
         except OSError as found:
             error = found
     if isinstance(error, OSError) and error.errno in FULL:
-        return f"{error.filename or 'its files'}: {error.strerror}"
+        return (
+            f"cannot write {error.filename or 'its files'}: {error.strerror}; free some space and run again: finished "
+            "work is kept, and no output was changed."
+        )
     return None
 
 
