@@ -59,12 +59,10 @@ class Stage(Generic[S]):
         tracker: the curves of this run.
     """
 
-    def __init__(
-        self, name: str, item: str, run: RunParams, params: S, script: Path, tracking: TrackingParams | None = None
-    ) -> None:
+    def __init__(self, name: str, item: str, run: RunParams, params: S, script: Path, tracking: TrackingParams) -> None:
         self.name, self.item, self.run, self.params = name, item, run, params
         self._script = script
-        self.tracker = Tracker(tracking or TrackingParams(report_to="none"), name, SCRATCH)
+        self.tracker = Tracker(tracking, name, SCRATCH)
         self._identity: Any = params
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
