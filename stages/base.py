@@ -16,8 +16,8 @@ from selfimprove.models.base import BaseSection, resolve_model, take_weights
 from selfimprove.models.base_adapter import named_base, with_full_weights
 from selfimprove.models.scratch import build_scratch_model
 from selfimprove.models.tokenizer import TokenizerSection, copy_tokenizer, train_tokenizer
-from selfimprove.pipeline.params import load_section
-from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
+from selfimprove.pipeline.params import PARAMS_FILE, load_section
+from selfimprove.pipeline.stage import Stage, stage
 
 
 @stage("base", "base", BaseSection)

@@ -10,8 +10,8 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.models.base_adapter import named_base
 from selfimprove.pipeline.closure import ENVIRONMENT, MANIFESTS, manifests, scripts
 from selfimprove.pipeline.installed import installed
-from selfimprove.pipeline.params import METHODS, RunParams, named_paths
-from selfimprove.pipeline.stage import PARAMS_FILE, Stage, content_digest, stage
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, named_paths
+from selfimprove.pipeline.stage import Stage, content_digest, stage
 
 
 @stage("inputs", "run", RunParams)

@@ -21,51 +21,46 @@ def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type
     """Run a typer app on ``commands`` (None: ``sys.argv``); exceptions in ``mistakes`` are reported like a UserError.
 
     Raises:
-        SystemExit: always; 2 after a mistake, 130 after Ctrl-C.
+        SystemExit: always; 2 after an invalid argument, otherwise as ``one_sentence``.
     """
     import typer
 
-    _write_what_can_be()
-    told: tuple[type[Exception], ...] = (UserError, *mistakes)
-    try:
-        raise SystemExit(app(commands, standalone_mode=False))
-    except typer.TyperException as error:
-        typer.echo(for_terminal(_misuse(error)), err=True)
-        raise SystemExit(error.exit_code) from None
-    except told as error:
-        typer.echo(for_terminal(str(error)), err=True)
-        raise SystemExit(2) from None
-    except OSError as error:
-        _end_if_refused(error)
-        raise
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+    with one_sentence():
+        try:
+            raise SystemExit(app(commands, standalone_mode=False))
+        except typer.TyperException as error:
+            print(for_terminal(_misuse(error)), file=sys.stderr)
+            raise SystemExit(error.exit_code) from None
+        except mistakes as error:
+            raise UserError(str(error)) from None
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """The same for a ``main`` without typer, as a decorator or context manager.
+    """Report a user's mistake within a ``main``, as a decorator or context manager.
 
     Raises:
-        SystemExit: 2 after a ``UserError``, 130 after Ctrl-C, 141 if the reader of the output has exited.
+        SystemExit: 2 after a ``UserError`` or a file that can't be read or written, 130 after Ctrl-C, 141 if the reader
+            of the output has exited.
     """
-    _write_what_can_be()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal's encoding lacks, such as ± in ASCII
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()
-    except UserError as error:
-        print(for_terminal(str(error)), file=sys.stderr)
-        raise SystemExit(2) from None
+            print(end="", flush=True)  # sys.stdout is None if it was closed before the start
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         raise SystemExit(NO_READER) from None
-    except OSError as error:
-        _end_if_refused(error)
-        raise
+    except (UserError, OSError) as error:
+        sentence = str(error) if isinstance(error, UserError) else refusal(error)
+        if sentence is None:
+            raise
+        print(for_terminal(sentence), file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _misuse(error: typer.TyperException) -> str:
@@ -80,17 +75,3 @@ def _misuse(error: typer.TyperException) -> str:
         place = f"{variable}={os.environ[variable]}"
     said = error.message.removeprefix("Value error, ").partition(", unable to parse")[0].rstrip(".")
     return f"{place}: {said[0].lower()}{said[1:]}; fix it."
-
-
-def _end_if_refused(error: OSError) -> None:
-    """Exit with one sentence and code 2 if the system refused to read or write a file; otherwise do nothing."""
-    sentence = refusal(error)
-    if sentence is not None:
-        print(for_terminal(sentence), file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def _write_what_can_be() -> None:
-    """Show characters that the terminal's encoding lacks (such as ± in ASCII) as question marks."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")

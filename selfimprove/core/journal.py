@@ -8,6 +8,7 @@ most twice a second, which bounds the loss after a power cut.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -39,10 +40,7 @@ class Journal:
         self.path, self._shared = path, shared
         self._places = sqlite3.connect("", check_same_thread=False)
         self._places.execute("PRAGMA journal_mode = OFF")
-        self._places.execute(
-            "CREATE TABLE places "
-            "(number INTEGER PRIMARY KEY, key BLOB UNIQUE, file INTEGER, start INTEGER, length INTEGER)"
-        )
+        self._places.execute("CREATE TABLE places (key BLOB PRIMARY KEY, file INTEGER, start INTEGER, length INTEGER)")
         self._others: list[int] = []
         self.damaged = 0
         for other in others:
@@ -53,7 +51,6 @@ class Journal:
         with self._alone():
             os.ftruncate(self._file, self._replay(self._file))
         self._synced = time.monotonic()
-        self.resumed = len(self)
         if self.damaged:
             print(f"{path}: {self.damaged} damaged lines were skipped; their work is repeated.", file=sys.stderr)
         self.seconds = 0.0
@@ -68,13 +65,8 @@ class Journal:
         place = self._place(key)
         if place is None:
             raise KeyError(key)
-        return _row(place)["value"]
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """All entries, read from the files."""
-        places = self._places.execute("SELECT file, start, length FROM places ORDER BY number")
-        return {row["key"]: row["value"] for row in map(_row, places)}
+        file, start, length = place
+        return json.loads(os.pread(file, length, start).partition(b" ")[2])["value"]
 
     def add(self, key: str, value: Any) -> None:
         """Record one finished entry.
@@ -92,7 +84,7 @@ class Journal:
             written = os.write(self._file, data)
             if written != len(data):
                 os.ftruncate(self._file, position)
-                raise OSError(28, os.strerror(28), str(self.path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._found(key, self._file, position, len(data))
         if time.monotonic() - self._synced > FSYNC_SECONDS:
             os.fsync(self._file)
@@ -131,11 +123,7 @@ class Journal:
         return found.fetchone()
 
     def _found(self, key: str, file: int, start: int, length: int) -> None:
-        self._places.execute(
-            "INSERT INTO places (key, file, start, length) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET file = excluded.file, start = excluded.start, length = excluded.length",
-            (_digest(key), file, start, length),
-        )
+        self._places.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?)", (_digest(key), file, start, length))
 
     def _replay(self, file: int) -> int:
         """Index a file's entries; returns its length in bytes without a truncated last line."""
@@ -157,11 +145,6 @@ def begins_as_journal(path: Path) -> bool:
     """Whether a file is empty or starts like a (possibly truncated) line of a journal; other files are not journals."""
     with path.open("rb") as file:
         return _OPENING.fullmatch(file.read(18)) is not None
-
-
-def _row(place: tuple[int, int, int]) -> dict[str, Any]:
-    file, start, length = place
-    return json.loads(os.pread(file, length, start).partition(b" ")[2])
 
 
 def _digest(key: str) -> bytes:

@@ -5,6 +5,7 @@
 
 import os
 import re
+import shutil
 from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -110,8 +111,7 @@ def _copy(origin: Path, part: Path) -> None:
     only_regular(origin)
     try:
         with origin.open("rb") as source, part.open("wb") as target:
-            while block := source.read(_CHUNK):
-                target.write(block)
+            shutil.copyfileobj(source, target)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         raise UserError(
             f"{origin} can't be read ({error.strerror}); put it into the folder that DATA_MIRROR names, or unset "

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from selfimprove.core.chat import NAMED_TEMPLATES
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError, for_terminal
+from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.core.yaml import read_yaml
@@ -38,12 +38,11 @@ from selfimprove.envs.taxi.world import TaxiParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
-from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
 from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
-PARAMS_FILE = Path("params.yaml")
 SAY = "--say"
 """Option of ``make check``: report success as well; before a run, only faults are printed."""
 PARAMS_ONLY = "params"
@@ -59,20 +58,17 @@ GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 def main() -> None:
     """Arguments: the methods about to run (none: all), or ``PARAMS_ONLY``; ``--say``: see ``SAY``.
 
-    Exits with code 2 and one sentence per fault.
+    Raises:
+        UserError: one sentence per fault.
     """
     asked = [word for word in sys.argv[1:] if word != SAY]
     methods = [method for method in METHODS if method in asked or not asked]
-    try:
-        for word in asked:
-            if word not in METHODS and word != PARAMS_ONLY:
-                raise UserError(f"there is no method {word!r}; choose {', '.join(METHODS)}, or {PARAMS_ONLY}.")
-        faults, missing = run_faults(read_yaml(PARAMS_FILE), methods)
-    except UserError as error:
-        faults = [str(error)]
+    for word in asked:
+        if word not in METHODS and word != PARAMS_ONLY:
+            raise UserError(f"there is no method {word!r}; choose {', '.join(METHODS)}, or {PARAMS_ONLY}.")
+    faults, missing = run_faults(read_yaml(PARAMS_FILE), methods)
     if faults:
-        print(for_terminal("\n".join(dict.fromkeys(faults))), file=sys.stderr)
-        sys.exit(2)
+        raise UserError("\n".join(dict.fromkeys(faults)))
     if SAY in sys.argv:
         listed = ", ".join(missing or methods)
         rest = f"everything that {listed} will need is available" if missing else f"all results of {listed} exist"

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.installed import installed
+from selfimprove.pipeline.params import PARAMS_FILE
 
 MANIFESTS = Path("data/code")
 ENVIRONMENT = MANIFESTS / "environment.txt"
 """Where the stage ``inputs`` writes the installed packages."""
 
-PARAMS = Path("params.yaml")
 REGISTRY = Path("selfimprove/envs/registry.py")
 """Imports environments by name. Only the names of those absent from the params are read; no stage depends on them."""
 
@@ -190,7 +190,7 @@ def _played(script: Path, root: Path) -> Iterator[Path]:
     """Files of the environments that the params of the script's method name; of all methods if it belongs to none."""
     from selfimprove.envs.registry import DEFAULTS, MIXTURE, modules_of
 
-    values = read_yaml(root / PARAMS) if (root / PARAMS).is_file() else {}
+    values = read_yaml(root / PARAMS_FILE) if (root / PARAMS_FILE).is_file() else {}
     for method in [script.parent.name] if script.parent.name in values else list(DEFAULTS):
         section = values.get(method) or {}
         env = section.get("env") or {}

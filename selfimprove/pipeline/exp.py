@@ -11,9 +11,9 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.git import check_commit, identity
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
-from selfimprove.pipeline.check import PARAMS_FILE, params_faults, run_faults
+from selfimprove.pipeline.check import params_faults, run_faults
 from selfimprove.pipeline.layout import rewritten
-from selfimprove.pipeline.params import short
+from selfimprove.pipeline.params import PARAMS_FILE, short
 
 
 def check_settings(text: str) -> dict[str, Any]:

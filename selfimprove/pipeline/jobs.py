@@ -12,11 +12,10 @@ import psutil
 from selfimprove.core.errors import UserError
 from selfimprove.core.overlay import mappings
 from selfimprove.models.base import SHIPPED
-from selfimprove.pipeline.forks import uses_gpu
-from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.forks import uses_gpu, uses_vllm
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
 
-PARAMS_FILE = Path("params.yaml")
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux (cgroup v2) exposes the limits of this process's container."""
 _COUNT = re.compile(r"0*[1-9][0-9]{0,3}")
@@ -101,7 +100,7 @@ def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str.strip, named.split(",")) if named else map(str, range(found[0]))
     devices = list(names)[: found[0]]  # CUDA ignores those after an invalid one
-    if jobs > len(devices) and any(part.get("engine") == "vllm" for _, part in mappings(params)):
+    if jobs > len(devices) and uses_vllm(params):
         raise UserError(
             f"JOBS={jobs}, but the number of GPUs is {len(devices)}, and runs with engine: vllm cannot share one, as "
             f"vLLM reserves its part of the memory; use JOBS={len(devices)}."

@@ -65,39 +65,7 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}.owner.json"
-    said, tried = False, 0
-    while True:
-        try:
-            lock.acquire(timeout=0)
-            break
-        except Timeout:
-            holder = _holder(owner)
-            if holder is None:  # not written yet, or the file was removed
-                tried += 1
-                if tried == UNNAMED_POLLS:
-                    print(
-                        f"{stage}: {folder / stage}.lock is held by an unidentified process; waiting for it "
-                        f"(`fuser {folder / stage}.lock` shows its id)",
-                        file=sys.stderr, flush=True,
-                    )  # fmt: skip
-                time.sleep(POLL_SECONDS)
-                continue
-            if holder.get("host", HOST) != HOST:
-                raise UserError(
-                    f"stage {stage} is already running on {holder['host']} (process {holder['pid']}); only one machine "
-                    "at a time can run stages in this folder: wait for it, or end that process there."
-                ) from None
-            if not _is_orphan(holder):
-                raise UserError(
-                    f"stage {stage} is already running (process {holder['pid']}); wait for it, or end that process."
-                ) from None
-            if not said:
-                print(
-                    f"{stage}: process {holder['pid']} of a killed run is still running this stage; waiting for it",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
-                said = True
-            time.sleep(POLL_SECONDS)
+    _acquire(lock, owner, stage)
     try:
         me = psutil.Process()
         temporary = owner.with_suffix(f".{os.getpid()}.part")
@@ -111,7 +79,42 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
         lock.release()
 
 
-def _holder(owner: Path) -> dict[str, object] | None:
+def _acquire(lock: FileLock, owner: Path, stage: str) -> None:
+    """Acquire the stage's lock, as ``stage_lock`` describes."""
+    said, tried = False, 0
+    while True:
+        try:
+            lock.acquire(timeout=0)
+            return
+        except Timeout:
+            holder = _holder(owner)
+        if holder is None:  # not written yet, or the file was removed
+            tried += 1
+            if tried == UNNAMED_POLLS:
+                print(
+                    f"{stage}: {lock.lock_file} is held by an unidentified process; waiting for it "
+                    f"(`fuser {lock.lock_file}` shows its id)",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+        elif holder.get("host", HOST) != HOST:
+            raise UserError(
+                f"stage {stage} is already running on {holder['host']} (process {holder['pid']}); only one machine "
+                "at a time can run stages in this folder: wait for it, or end that process there."
+            )
+        elif not _is_orphan(holder):
+            raise UserError(
+                f"stage {stage} is already running (process {holder['pid']}); wait for it, or end that process."
+            )
+        elif not said:
+            print(
+                f"{stage}: process {holder['pid']} of a killed run is still running this stage; waiting for it",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            said = True
+        time.sleep(POLL_SECONDS)
+
+
+def _holder(owner: Path) -> dict[str, Any] | None:
     """The lock holder's description of itself; None if the process is gone or the file is missing or damaged."""
     try:
         value: dict[str, Any] = json.loads(owner.read_text())
@@ -122,11 +125,9 @@ def _holder(owner: Path) -> dict[str, object] | None:
         return None
 
 
-def _is_orphan(holder: dict[str, object]) -> bool:
+def _is_orphan(holder: dict[str, Any]) -> bool:
     """Whether one of the holder's two ancestors (DVC, and the shell in which DVC starts stages) has ended."""
-    above = holder["parents"]
-    assert isinstance(above, list)
-    return not all(_lives(pid, created) for pid, created in above)
+    return not all(_lives(pid, created) for pid, created in holder["parents"])
 
 
 def _lives(pid: object, created: object) -> bool:

@@ -11,20 +11,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.recorded import of_method, planned
 
 SECONDS = Path(".scratch/stages.json")
 ALWAYS = "inputs"
 """The stage that runs every time, in a second."""
 
 _NAMED = re.compile(r"(?:Running stage|Stage|Restored stage) '([^']+)'")
-_FOREACH = re.compile(r"\$\{([\w.]+)\}")
 
 
 class Overall:
@@ -74,21 +72,12 @@ def duration(seconds: float) -> str:
 
 def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
     """DVC's names of all stages that the goals depend on: ``report`` on every stage, ``rise-report`` on RISE's."""
-    reader = YAML(typ="safe")
-    params: dict[str, Any] = reader.load(root / "params.yaml")
-    names = []
-    for name, stage in reader.load(root / "dvc.yaml")["stages"].items():
-        found = _FOREACH.fullmatch(str(stage.get("foreach", "")))
-        node: Any = params
-        for key in found[1].split(".") if found else ():
-            node = (node or {}).get(key)
-        names += [f"{name}@{key}" for key in node or ()] if found else [name]
+    stages = planned(read_yaml(root / "dvc.yaml")["stages"], read_yaml(root / "params.yaml"))
+    names = [name for name, _ in stages]
     methods = [goal.removesuffix("-report") for goal in goals if goal.removesuffix("-report") in METHODS]
     if not methods:
         return names
-    return [
-        one for one in names if one == ALWAYS or any(one.startswith(f"{m}-") or one == f"base@{m}" for m in methods)
-    ]
+    return [name for name in names if name == ALWAYS or any(of_method(name, method) for method in methods)]
 
 
 def keep_seconds(stage: str, seconds: float) -> None:

@@ -33,8 +33,9 @@ from selfimprove.pipeline.branch import keep_branch
 from selfimprove.pipeline.dvc_files import DVC
 from selfimprove.pipeline.exp import write_settings
 from selfimprove.pipeline.forks import uses_gpu
-from selfimprove.pipeline.jobs import PARAMS_FILE, gpu_shares
+from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.overall import ALWAYS, duration, keep_seconds, known_seconds
+from selfimprove.pipeline.params import PARAMS_FILE
 
 if TYPE_CHECKING:
     from dvc.repo import Repo

@@ -22,6 +22,8 @@ METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
+PARAMS_FILE = Path("params.yaml")
+
 OUTPUTS = ("data", "models", "results", ".scratch")
 """Folders to which the stages write."""
 

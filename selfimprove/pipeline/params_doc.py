@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from selfimprove.envs.registry import INNER
-from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.meanings import MEANINGS
+from selfimprove.pipeline.sections import SCHEMAS
 
 PAGE = Path("docs/params.md")
 

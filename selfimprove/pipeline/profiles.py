@@ -19,10 +19,10 @@ from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.layout import rewritten
+from selfimprove.pipeline.params import PARAMS_FILE
 
 FOLDER = Path("profiles")
 DEFAULT = "default"
-PARAMS = Path("params.yaml")
 WRITTEN = Path(".scratch/use")
 """Contains the SHA-256 of the params.yaml that `make use` wrote last."""
 PROFILE_MARK = "Profile "
@@ -96,19 +96,19 @@ def main() -> None:
     text = compose(name)
     if active():
         raise UserError(
-            f"a run is active in this folder and reads {PARAMS}; wait for it to end, or stop it, then run `make use` "
-            "again."
+            f"a run is active in this folder and reads {PARAMS_FILE}; wait for it to end, or stop it, then run "
+            "`make use` again."
         )
-    if PARAMS.is_file() and not (_kept(PARAMS.read_bytes()) or _committed(PARAMS)):
+    if PARAMS_FILE.is_file() and not (_kept(PARAMS_FILE.read_bytes()) or _committed(PARAMS_FILE)):
         raise UserError(
-            f"{PARAMS} has uncommitted edits, which `make use` would overwrite; commit them, or run "
-            f"`git checkout {PARAMS}` to discard them, then run `make use` again."
+            f"{PARAMS_FILE} has uncommitted edits, which `make use` would overwrite; commit them, or run "
+            f"`git checkout {PARAMS_FILE}` to discard them, then run `make use` again."
         )
-    same = PARAMS.is_file() and PARAMS.read_bytes() == text.encode()
-    write_text(PARAMS, text)
+    same = PARAMS_FILE.is_file() and PARAMS_FILE.read_bytes() == text.encode()
+    write_text(PARAMS_FILE, text)
     write_text(WRITTEN, f"{sha256(text.encode()).hexdigest()}\n")
-    shows = "it did before, too" if same else f"`git diff {PARAMS}` shows the changes"
-    print(f"{PARAMS} now contains profile {name}; {shows}.")
+    shows = "it did before, too" if same else f"`git diff {PARAMS_FILE}` shows the changes"
+    print(f"{PARAMS_FILE} now contains profile {name}; {shows}.")
 
 
 def _kept(content: bytes) -> bool:

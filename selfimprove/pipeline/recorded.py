@@ -12,8 +12,9 @@ from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.params import PARAMS_FILE
 
-PARAMS, GRAPH, LOCK = Path("params.yaml"), Path("dvc.yaml"), Path("dvc.lock")
+GRAPH, LOCK = Path("dvc.yaml"), Path("dvc.lock")
 SUMMARIES = Path("results/summary")
 ABSENT: Any = object()
 _EACH = re.compile(r"\$\{([\w.]+)\}")
@@ -26,7 +27,7 @@ def check_unedited(stage: str, values: Mapping[str, Any]) -> None:
         UserError: one of them has another value now.
     """
     try:
-        now = read_yaml(PARAMS)
+        now = read_yaml(PARAMS_FILE)
     except UserError:
         now = {}
     if now == values:
@@ -54,6 +55,11 @@ def planned(stages: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tu
             yield (f"{name}@{item}" if item else name), keys
 
 
+def of_method(stage: str, method: str) -> bool:
+    """Whether a stage, such as ``base@rise`` or ``rise-generate@iter1``, belongs to the method alone."""
+    return stage.startswith(f"{method}-") or stage == f"base@{method}"
+
+
 def has_results(method: str, values: Mapping[str, Any]) -> bool:
     """Whether the method's results are here, and all its stages are recorded with ``values``, params.yaml as it is.
 
@@ -71,8 +77,8 @@ def records(lock: Any, method: str, values: Mapping[str, Any]) -> bool:
     """Whether ``lock``, the content of a dvc.lock, records all stages of the method with these params."""
     try:
         stages = [one for one, _ in planned(read_yaml(GRAPH)["stages"], values)]
-        own = [one for one in stages if one.startswith(f"{method}-") or one == f"base@{method}"]
-        recorded = [entry for one in own for entry in lock["stages"][one]["params"][str(PARAMS)].items()]
+        own = [one for one in stages if of_method(one, method)]
+        recorded = [entry for one in own for entry in lock["stages"][one]["params"][str(PARAMS_FILE)].items()]
         return all(value_at(values, key) == value for key, value in recorded)
     except (LookupError, TypeError, AttributeError):  # a stage has not run, or the lock is damaged
         return False

@@ -31,9 +31,6 @@ NAME = "shared"
 """The remote's name in .dvc/config. It is not DVC's default remote, because the main environment's DVC, which has no S3
 client, would then fail to read metrics of commits."""
 
-FOLDER = ".dir"
-"""Suffix of a folder's hash, as in ``verify``."""
-
 EARLIER = "an earlier run"
 """Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
 
@@ -73,7 +70,7 @@ def publish() -> None:
             raise UserError("DVC's cache holds no outputs, so there is nothing to publish; run `make repro`.")
         new = held - set(remote.oids_exist(held))
         for path in (cache.oid_to_path(oid) for oid in new):
-            if verify.md5_of(Path(path)) != "".join(Path(path).parts[-2:]).removesuffix(FOLDER):
+            if verify.md5_of(Path(path)) != "".join(Path(path).parts[-2:]).removesuffix(verify.FOLDER):
                 raise UserError(f"{path} is damaged; nothing was uploaded. Run `make verify`, which shows the remedy.")
         # A folder's list is sent last, so that its presence implies that of its files.
         for part in sorted(new - set(_folders(new))), sorted(_folders(new)):
@@ -265,7 +262,7 @@ def _entries(path: str) -> dict[str, str]:
 
 
 def _folders(oids: Iterable[str]) -> list[str]:
-    return [oid for oid in oids if oid.endswith(FOLDER)]
+    return [oid for oid in oids if oid.endswith(verify.FOLDER)]
 
 
 def _check_url(url: str, endpoint: str) -> None:

@@ -13,8 +13,9 @@ import typer
 from selfimprove.core import cli
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.exp import check_settings
-from selfimprove.pipeline.jobs import PARAMS_FILE, asked, jobs_here
+from selfimprove.pipeline.jobs import asked, jobs_here
 from selfimprove.pipeline.kernels import environment
+from selfimprove.pipeline.params import PARAMS_FILE
 from selfimprove.pipeline.warm import PARALLEL
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -28,8 +28,8 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
         values: all of params.yaml.
     """
     model = values["base"][method].get("model")
-    size = None if model is None else stored_parameters(Path(model)) or None
-    if model is None or (size is not None and size < LARGE):
+    size = 0 if model is None else stored_parameters(Path(model))  # 0 of a hub model: it is not here
+    if model is None or 0 < size < LARGE:
         return None
     own, default = (METHOD_SCHEMAS[method].spelled_out(all_[method]) for all_ in (values, read_yaml(DEFAULT)))
     kept = list(_kept(own, default, method))

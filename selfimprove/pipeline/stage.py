@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from selfimprove.core.errors import FULL, UserError, for_terminal, refusal
 from selfimprove.core.journal import Journal
-from selfimprove.core.publish import link_copy, make_durable, publish, write_json
+from selfimprove.core.publish import link_copy, make_durable, publish, remove, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.cluster.config import use
@@ -32,7 +32,7 @@ from selfimprove.engines.progress import StageProgress
 from selfimprove.pipeline import dvc_files, kernels, warm
 from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
-from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, S, load_section, named_paths
 from selfimprove.pipeline.recorded import check_unedited
 from selfimprove.pipeline.stage_log import kept_log
 from selfimprove.training.stopping import sigterm_interrupts
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
 JOURNAL, MANIFEST = "completions.journal", "manifest.json"
 DVC_STAGE = "DVC_STAGE"
@@ -60,12 +59,10 @@ class Stage(Generic[S]):
         tracker: the curves of this run.
     """
 
-    def __init__(
-        self, name: str, item: str, run: RunParams, params: S, script: Path, tracking: TrackingParams | None = None
-    ) -> None:
+    def __init__(self, name: str, item: str, run: RunParams, params: S, script: Path, tracking: TrackingParams) -> None:
         self.name, self.item, self.run, self.params = name, item, run, params
         self._script = script
-        self.tracker = Tracker(tracking or TrackingParams(report_to="none"), name, SCRATCH)
+        self.tracker = Tracker(tracking, name, SCRATCH)
         self._identity: Any = params
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
@@ -119,9 +116,7 @@ class Stage(Generic[S]):
     def output(self, path: str) -> Path:
         """Declare an output and return a new temporary path to write it to; it is published when the stage ends."""
         place = self.scratch / "out" / path
-        if place.is_dir():
-            shutil.rmtree(place)
-        place.unlink(missing_ok=True)
+        remove(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         self._outputs[Path(path)] = place
         return place
@@ -202,11 +197,10 @@ class Stage(Generic[S]):
             shutil.rmtree(fresh, ignore_errors=True)
             link_copy(done / path, fresh / path)
             publish(fresh / path, Path(path))
+        kept = JOURNAL if self._blocked else "done"
         for left in self.scratch.iterdir():
-            if self._blocked and left.name == JOURNAL:
-                continue
-            if self._blocked or left.name != "done":
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if left.name != kept:
+                remove(left)
 
     def _intact(self, done: Path) -> bool:
         """Whether finished outputs exist unchanged (a user may have edited one through its hard link)."""
@@ -274,13 +268,7 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
                 print(f"{full}: {for_terminal(' '.join(str(error).split()))}", file=sys.stderr)
                 sys.exit(2)
             except Exception as error:
-                full_disk = _full_disk(error)
-                sentence = refusal(error)
-                if full_disk is not None:
-                    sentence = (
-                        f"cannot write {full_disk}; free some space and run again: finished work is kept, and no "
-                        "output was changed."
-                    )
+                sentence = _full_disk(error) or refusal(error)
                 if sentence is None:
                     raise
                 print(f"{full}: {for_terminal(sentence)}", file=sys.stderr)
@@ -323,7 +311,7 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
 
 
 def _full_disk(error: Exception) -> str | None:
-    """What could not be written and why, if the disk is full (or a quota or file-size limit is reached), else None.
+    """The message if the disk is full, or a quota or file-size limit is reached; None otherwise.
 
     torch and safetensors report a failed write by their own exceptions without the reason, hence the test write.
     """
@@ -334,7 +322,10 @@ def _full_disk(error: Exception) -> str | None:
         except OSError as found:
             error = found
     if isinstance(error, OSError) and error.errno in FULL:
-        return f"{error.filename or 'its files'}: {error.strerror}"
+        return (
+            f"cannot write {error.filename or 'its files'}: {error.strerror}; free some space and run again: finished "
+            "work is kept, and no output was changed."
+        )
     return None
 
 

@@ -34,13 +34,13 @@ from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.core.git import check_commit, identity
 from selfimprove.core.overlay import mappings
-from selfimprove.core.publish import write_text
+from selfimprove.core.publish import remove, write_text
 from selfimprove.core.yaml import DEEPEST, read_yaml
-from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.check import params_faults
 from selfimprove.pipeline.jobs import asked, gpu_shares
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
-from selfimprove.pipeline.params import METHODS, named_paths, short
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, named_paths, short
 from selfimprove.pipeline.stage import content_digest
 from selfimprove.pipeline.verify import KEPT_BY_GIT, LOCK, outputs
 
@@ -267,7 +267,7 @@ def _remove_others(points: Sequence[GridPoint]) -> None:
         kept |= {path.parts[1] for path in named if path.parts[0] == ".." and len(path.parts) > 1}
     for place in HOME.iterdir():
         if place.name not in kept:
-            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+            remove(place)
 
 
 def _state(method: str) -> bytes:

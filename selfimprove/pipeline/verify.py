@@ -6,7 +6,6 @@ date. Here every file is read; one that the cache and the workspace share by a h
 
 import hashlib
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -40,18 +39,14 @@ class Out(NamedTuple):
 
 @one_sentence()
 def main() -> None:
-    """Exit with code 2 and one sentence per damaged file."""
-    absent: set[str] = set()
-    try:
-        listed = list(outputs())
-        absent = stages_absent(listed, lambda out: out.path.exists())
-        outs = [out for out in listed if out.stage not in absent]
-        faults = list(dict.fromkeys(found(outs))) if outs else [f"no outputs are here yet; {HOW_TO_GET}."]
-    except UserError as error:
-        outs, faults = [], [str(error)]
-    if faults:
-        print("\n".join(faults), file=sys.stderr)
-        sys.exit(2)
+    """Raises: UserError: one sentence per damaged file; there are no outputs."""
+    listed = list(outputs())
+    absent = stages_absent(listed, lambda out: out.path.exists())
+    outs = [out for out in listed if out.stage not in absent]
+    if not outs:
+        raise UserError(f"no outputs are here yet; {HOW_TO_GET}.")
+    if faults := dict.fromkeys(found(outs)):
+        raise UserError("\n".join(faults))
     print(f"{sum(not out.md5.endswith(FOLDER) for out in outs)} files and DVC's cache match dvc.lock.")
     if absent:
         print(f"Stages of dvc.lock without outputs here: {len(absent)}, such as {min(absent)}; {HOW_TO_GET}.")

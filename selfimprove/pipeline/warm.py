@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from selfimprove.core.errors import UserError, for_terminal, refusal
+from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.forks import (
     NVML_CHECK,
@@ -48,7 +48,7 @@ from selfimprove.pipeline.forks import (
 )
 from selfimprove.pipeline.forward import ADDRESS, BY_ITSELF, RUNS, TERMINATE
 from selfimprove.pipeline.kernels import chosen, environment, wanted
-from selfimprove.pipeline.params import RunParams, load_section
+from selfimprove.pipeline.params import PARAMS_FILE, RunParams, load_section
 
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
@@ -77,7 +77,7 @@ def started() -> float:
 def _params() -> Any:
     """All params; None if they cannot be read, which the stage itself reports."""
     try:
-        return read_yaml(Path("params.yaml"))
+        return read_yaml(PARAMS_FILE)
     except UserError:
         return None
 
@@ -148,22 +148,16 @@ def _run(environment: dict[str, str]) -> int:
     turn = []
     several = command[1:3] == list(PARALLEL[1:])
     if command[:1] == ["dvc"] or several:
+        from selfimprove.core.cli import one_sentence
         from selfimprove.pipeline.branch import back_on_branch, keep_branch
         from selfimprove.pipeline.dvc_files import DVC, sign_turn, take_turn
 
-        try:
+        with one_sentence():
             turn.append(take_turn())
             for sentence in back_on_branch():
                 print(sentence, file=sys.stderr, flush=True)
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        except OSError as error:
-            if (said := refusal(error)) is None:
-                raise
-            print(for_terminal(said), file=sys.stderr)
-            return 2
-        if command[1:2] == ["exp"]:
-            keep_branch()
+            if command[1:2] == ["exp"]:
+                keep_branch()
         if not several:
             command = [*DVC, *command[1:]]
     ended = threading.Event()
@@ -238,7 +232,7 @@ def _serve(server: socket.socket, alive: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the command, which waits for its stages first
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
     try:
-        threads = load_section(read_yaml(Path("params.yaml")), "run", RunParams, "params.yaml").threads
+        threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
         # Read when torch is imported; same values as in a stage that does its own imports.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         os.environ.update(NVML_CHECK)

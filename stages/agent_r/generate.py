@@ -35,10 +35,8 @@ def main(stage: Stage[AgentRParams]) -> None:
         world = agent_r.env.world()
         try:
             expert = lambda c: scripted_actor(agent_r.env.make(), c.error_rate)  # noqa: E731
-            async with asking(stage, agent_r.engines, {cfg.engine: policy}, len(tasks), expert=expert) as (
-                engines,
-                progress,
-            ):
+            policies = {cfg.engine: policy}
+            async with asking(stage, agent_r.engines, policies, len(tasks), expert=expert) as (engines, progress):
                 search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed, prior.get(task, ()))  # noqa: E731
                 trees = await play_all(tasks, search_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= replay_counts(world)

@@ -1,12 +1,13 @@
 """rise-data: RISE's problems as frozen splits, and the demonstrations of the first SFT."""
 
-import os
 from pathlib import Path
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
+from selfimprove.core.sources import mirror_folder
+from selfimprove.envs.interface import to_row
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import build_splits, demonstrate, texts, to_row
+from selfimprove.methods.rise.tasks import build_splits, demonstrate, texts
 from selfimprove.methods.splits import sizes
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -14,16 +15,13 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("rise-data", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     tasks, env = stage.params.tasks, stage.params.env.make()
-    mirror = os.environ.get("DATA_MIRROR")
     stage.input("data/sources.yaml")
     for file in (tasks.files or {}).values():
         if Path(file).exists():
             stage.input(file)
     stage.narrow((tasks, stage.params.env))
 
-    splits = build_splits(
-        tasks, env, seed=stage.run.seed, download=stage.scratch / "download", mirror=Path(mirror) if mirror else None
-    )
+    splits = build_splits(tasks, env, seed=stage.run.seed, download=stage.scratch / "download", mirror=mirror_folder())
 
     folder = stage.output("data/rise/tasks")
     folder.mkdir()

@@ -7,10 +7,10 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.core.tables import write_csv
 from selfimprove.engines.episodes import play_all
+from selfimprove.envs.problems import load_split
 from selfimprove.methods.rise.collect import Play, evaluate
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, outcomes
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import load_split
 from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 

@@ -6,9 +6,9 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all
+from selfimprove.envs.problems import load_split
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import load_split
 from selfimprove.methods.rise.teacher import scripted_teacher
 from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage

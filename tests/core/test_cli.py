@@ -153,6 +153,12 @@ def test_a_command_that_is_interrupted_or_loses_its_reader_prints_no_traceback(d
     assert (process.returncode, said) == (code, "")
 
 
+def test_a_command_without_standard_output_ends_as_usual() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", WITHOUT_TYPER, "print('a line')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_characters_that_the_output_encoding_lacks_become_question_marks() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TYPER, "print('.7\u00b1.1')"], env={"PYTHONIOENCODING": "ascii"}, check=True,

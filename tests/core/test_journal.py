@@ -27,6 +27,13 @@ def write(path: Path, entries: dict) -> None:
             journal.add(key, value)
 
 
+def kept(journal: Journal, *keys: str) -> dict:
+    """The journal's entries, all of which are among ``keys``."""
+    found = {key: journal[key] for key in keys if key in journal}
+    assert len(found) == len(journal)
+    return found
+
+
 @settings(max_examples=60, deadline=None)
 @given(entries=ENTRIES, data=st.data())
 def test_any_truncation_of_the_file_leaves_a_prefix_of_the_entries(
@@ -39,8 +46,7 @@ def test_any_truncation_of_the_file_leaves_a_prefix_of_the_entries(
     path.write_bytes(whole[:cut])
     with Journal(path) as journal:
         count = whole[:cut].count(b"\n")
-        assert list(journal.entries.items()) == list(entries.items())[:count]
-        assert journal.resumed == count
+        assert kept(journal, *entries) == dict(list(entries.items())[:count])
         for key, value in entries.items():  # lost entries are written again, kept ones not twice
             journal.add(key, value)
     assert path.read_bytes() == whole
@@ -49,7 +55,7 @@ def test_any_truncation_of_the_file_leaves_a_prefix_of_the_entries(
 def test_an_entry_is_on_disk_when_add_returns(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.add("a", {"x": [1, "é\n\r\u2028"]})
-    assert Journal(tmp_path / "j").entries == {"a": {"x": [1, "é\n\r\u2028"]}}
+    assert kept(Journal(tmp_path / "j"), "a") == {"a": {"x": [1, "é\n\r\u2028"]}}
     assert "a" in journal
     assert journal["a"] == {"x": [1, "é\n\r\u2028"]}
     journal.close()
@@ -77,12 +83,12 @@ def test_a_damaged_line_loses_only_its_own_entry_which_can_be_written_again(
     changed[place] ^= 1  # one bit: usually still JSON
     (tmp_path / "j").write_bytes(lines[0] + changed + lines[2])
     with Journal(tmp_path / "j") as journal:
-        assert journal.entries == {"a": "first entry", "c": "third entry"}
+        assert kept(journal, *entries) == {"a": "first entry", "c": "third entry"}
         assert journal.damaged == 1
         assert "1 damaged lines were skipped" in capsys.readouterr().err
         journal.add("b", "second entry")
     with Journal(tmp_path / "j") as journal:
-        assert journal.entries == entries
+        assert kept(journal, *entries) == entries
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe\n", b"null\n", b'{"key": "z", "value": 1}\n', b"\n"])
@@ -90,7 +96,7 @@ def test_a_line_without_a_valid_checksum_is_ignored(tmp_path: Path, line: bytes)
     write(tmp_path / "j", {"a": 1, "b": 2})
     (tmp_path / "j").write_bytes(line + (tmp_path / "j").read_bytes())
     with Journal(tmp_path / "j") as journal:
-        assert journal.entries == {"a": 1, "b": 2}
+        assert kept(journal, "a", "b") == {"a": 1, "b": 2}
 
 
 def test_other_journals_are_read_and_never_written(tmp_path: Path) -> None:
@@ -99,7 +105,7 @@ def test_other_journals_are_read_and_never_written(tmp_path: Path) -> None:
     torn = (tmp_path / "two").read_bytes() + b'{"key": "d", "va'
     (tmp_path / "two").write_bytes(torn)
     with Journal(tmp_path / "mine", [tmp_path / "one", tmp_path / "two", tmp_path / "absent"]) as journal:
-        assert journal.entries == {"a": 1, "b": 2, "c": 3}
+        assert kept(journal, "a", "b", "c") == {"a": 1, "b": 2, "c": 3}
         journal.add("b", 5)  # already in another journal
         journal.add("e", 6)
     assert (tmp_path / "two").read_bytes() == torn
@@ -129,4 +135,4 @@ def test_a_failed_write_leaves_the_journal_intact_and_usable(tmp_path: Path) -> 
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert Journal(path).entries == {"a": "x" * 50, "c": 3}
+    assert kept(Journal(path), "a", "b", "c") == {"a": "x" * 50, "c": 3}

@@ -9,8 +9,8 @@ import pytest
 
 from selfimprove.apps.report.arena import arena
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.core.overlay import merge
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.profiles import merge
 from tests.methods.cells import STAGES, overlay
 from tests.pipeline.workbench import Forks, copy_code, write_params
 

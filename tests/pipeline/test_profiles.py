@@ -18,8 +18,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.overlay import merge
 from selfimprove.pipeline import profiles
-from selfimprove.pipeline.profiles import compose, merge, names
+from selfimprove.pipeline.profiles import compose, names
 from selfimprove.pipeline.profiles import composed as merged
 from selfimprove.pipeline.sections import spelled_out
 from tests.support.profiles import profile

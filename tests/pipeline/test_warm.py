@@ -269,3 +269,13 @@ def test_a_folder_in_which_no_run_lock_can_be_made_is_reported_in_one_sentence(t
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(".scratch")
+
+
+def test_a_branch_that_cannot_be_noted_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".scratch/branch").mkdir(parents=True)
+    (tmp_path / "params.yaml").write_text("run: {seed: 1}\n")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "exp", "run", "rise-report"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, ".scratch/branch is a folder; name a file.\n")

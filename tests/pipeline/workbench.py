@@ -18,8 +18,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.core.overlay import merge
 from selfimprove.pipeline.closure import KNOWN
-from selfimprove.pipeline.profiles import merge
 from tests.support.profiles import profile
 from tests.support.repo_copy import analyse
 

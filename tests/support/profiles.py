@@ -9,7 +9,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.profiles import merge, names
+from selfimprove.core.overlay import merge
+from selfimprove.pipeline.profiles import names
 
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 NAMES = names(PROFILES)

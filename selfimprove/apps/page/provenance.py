@@ -11,7 +11,8 @@ from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
 from selfimprove.core.errors import UserError
 from selfimprove.core.git import git as ask_git
-from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, composed, named
+from selfimprove.pipeline.params import PARAMS_FILE
+from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed, named
 
 NAMED = 8
 """Maximum number of files listed that differ from the commit."""
@@ -55,7 +56,7 @@ def _set(value: Any) -> str:
 
 def profile(run: Run) -> str:
     """The profile named in ``params.yaml``, and how many of the run's params differ from it."""
-    path = run.root / PARAMS
+    path = run.root / PARAMS_FILE
     name = named(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
     changed = len(own_params(run, name))
     return f"{name} with {changed} changed param{'s' * (changed != 1)}" if changed else name

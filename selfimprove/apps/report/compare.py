@@ -29,7 +29,8 @@ from selfimprove.apps.report.table import in_console, show
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import for_terminal
 from selfimprove.core.git import git
-from selfimprove.pipeline.recorded import LOCK, PARAMS, records
+from selfimprove.pipeline.params import PARAMS_FILE
+from selfimprove.pipeline.recorded import LOCK, records
 
 Run = tuple[str, dict[str, Any], dict[str, str]]
 """A run's name, its params as a flat mapping, and its cells by column."""
@@ -71,7 +72,7 @@ def read_runs(shown: list[dict[str, Any]], current: Current) -> Iterator[Run]:
         cells: dict[str, str] = {}
         for file in (data.get("metrics") or {}).values():
             for method, metrics in _mapping(file.get("data")).items():
-                if current(revision, method, files.get(str(PARAMS), {})):
+                if current(revision, method, files.get(str(PARAMS_FILE), {})):
                     cells |= cells_of(method, _mapping(metrics))
         yield name, params, cells
 

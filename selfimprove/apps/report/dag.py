@@ -12,6 +12,7 @@ from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.pipeline.overall import ALWAYS
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.recorded import of_method
 
 WIDTH = 100
 
@@ -38,7 +39,7 @@ def needs() -> dict[str, list[str]]:
 
 def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
     """The text for one method. Stages that all others depend on (hashes of code and files) are omitted."""
-    mine = [name for name in found if name.startswith(f"{method}-") or name == f"base@{method}"]
+    mine = [name for name in found if of_method(name, method)]
     column = max(map(len, mine), default=0) + 2
     lines = [f"{method}: {len(mine)} stages; ← the stages each depends on, besides {ALWAYS}", ""]
     for name in mine:

@@ -141,10 +141,7 @@ def _learning(trained: TrainingEstimate) -> Memory:
 def _kept(work: Work, shape: f.Shape, trained: TrainingEstimate | None) -> float:
     if work.base:
         return shape.parameters * shape.stored
-    if work.training is None:
-        return 0.0
-    # A model that is used unchanged shares the files of its predecessor.
-    return trained.output if trained else 0.0
+    return trained.output if trained else 0.0  # a model that is used unchanged shares the files of its predecessor
 
 
 def _remote(work: Work, engines: Mapping[str, EngineConfig]) -> dict[str, tuple[int, int, int]]:

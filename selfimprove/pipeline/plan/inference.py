@@ -26,7 +26,7 @@ KEPT_BLOCKS = 256 * 2**20
 ``engines/cpu/prefill.py``, whose import would load torch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadedEngine:
     """An engine with its model. Bytes are per GPU (``gpus`` 0: it runs on the CPU); ``host``: bytes of host memory;
     ``room``: capacity of all replicas' KV cache in sequences (transformers) or tokens (vLLM)."""
@@ -34,14 +34,14 @@ class LoadedEngine:
     cfg: TransformersEngineConfig | VllmEngineConfig
     gpus: int
     replicas: int
-    weights: float
-    activations: float
-    kv: float
-    other: float
+    weights: float = 0.0
+    activations: float = 0.0
+    kv: float = 0.0
+    other: float = 0.0
     host: float
     room: float
-    remedy: str = ""
-    problems: tuple[str, ...] = ()
+    remedy: str
+    problems: tuple[str, ...]
 
 
 def loaded_engine(
@@ -80,11 +80,14 @@ def _transformers(
     remedy = f"lower {place}.slots or {place}.context"
     if cfg.device == "cpu":
         host = weights + kv + cfg.replicas * (activations + PROCESS_CPU)
-        return LoadedEngine(cfg, 0, cfg.replicas, 0.0, 0.0, 0.0, 0.0, host, rows, remedy, tuple(problems))
-    process = (0.0, 0.0) if held_dtype else (PROCESS_GPU, PROCESS_HOST)
+        return LoadedEngine(
+            cfg=cfg, gpus=0, replicas=cfg.replicas, host=host, room=rows, remedy=remedy, problems=tuple(problems)
+        )
+    other, libraries = (0.0, 0.0) if held_dtype else (PROCESS_GPU, PROCESS_HOST)
     return LoadedEngine(
-        cfg, 1, 1, weights, activations, kv, process[0], process[1] + weights, rows, remedy, tuple(problems)
-    )
+        cfg=cfg, gpus=1, replicas=1, weights=weights, activations=activations, kv=kv, other=other,
+        host=libraries + weights, room=rows, remedy=remedy, problems=tuple(problems),
+    )  # fmt: skip
 
 
 def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> LoadedEngine:
@@ -116,8 +119,9 @@ def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, 
     kv = max(kv, 0.0)
     gpus = min(replicas * parallel, machine.count)
     return LoadedEngine(
-        cfg, gpus, replicas, weights, activations, kv, PROCESS_GPU, PROCESS_HOST * replicas * parallel,
-        replicas * kv / token, f"lower {place}.gpu_memory", tuple(problems),
+        cfg=cfg, gpus=gpus, replicas=replicas, weights=weights, activations=activations, kv=kv, other=PROCESS_GPU,
+        host=PROCESS_HOST * replicas * parallel, room=replicas * kv / token, remedy=f"lower {place}.gpu_memory",
+        problems=tuple(problems),
     )  # fmt: skip
 
 

@@ -13,13 +13,13 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.config import EngineConfig, VllmEngineConfig
 from selfimprove.models.base import BaseSection
 from selfimprove.models.tokenizer import TokenizerSection
-from selfimprove.pipeline.params import METHODS, load_section
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, load_section
 from selfimprove.pipeline.plan.estimate import Estimate, estimate
 from selfimprove.pipeline.plan.hardware import GB, Asked, Hardware, default_gpu, visible_gpus
 from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
-from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, composed, named, names
+from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed, named, names
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from selfimprove.training.config import FinetuneParams
 
@@ -135,8 +135,8 @@ def plans(
         UserError: no such profile, a method that it does not configure, invalid params, or a model whose config is not
             available.
     """
-    values = composed(profile, folder) if profile else read_yaml(PARAMS)
-    written = profile or named(PARAMS.read_text(encoding="utf-8"))
+    values = composed(profile, folder) if profile else read_yaml(PARAMS_FILE)
+    written = profile or named(PARAMS_FILE.read_text(encoding="utf-8"))
     own = methods_of(written if written in names(folder) else DEFAULT, folder)
     if not profile:
         default = composed(DEFAULT, folder)
@@ -146,7 +146,7 @@ def plans(
             f"profile {written!r} sets up only {', '.join(own)}; its {method} is the default's: plan that with "
             f"PROFILE={DEFAULT} METHOD={method}."
         )
-    where = f"{folder}/{profile}.yaml" if profile else str(PARAMS)
+    where = f"{folder}/{profile}.yaml" if profile else str(PARAMS_FILE)
     asked_for = own if method == "all" else [method]
     return [make_plan(profile, values, name, asked, where, named_memory(written)) for name in asked_for]
 

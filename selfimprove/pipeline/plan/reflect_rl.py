@@ -38,22 +38,17 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
         if key not in reflect_rl.controls:
             found += [finetune(key), *evaluation(key)]
     tokens = dict.fromkeys((START, *reflect_rl.models), 0)
-    for key in sorted(
-        reflect_rl.iterations, key=lambda key: len(reflect_rl.lineage(key))
-    ):  # a parent before its children
+    parents_first = sorted(reflect_rl.iterations, key=lambda key: len(reflect_rl.lineage(key)))
+    for key in parents_first:
         run = reflect_rl.iterations[key]
         calls, training, equal = _reinforcement(reflect_rl, key, run)
         tokens[key] = tokens.get(run.init, 0) + equal
         found += [Work(f"reflect_rl-reinforce@{key}", calls, training, together=True), *evaluation(key)]
     for key, control in reflect_rl.controls.items():
         found += [finetune(key, tokens[control.match]), *evaluation(key)]
-    return [
-        *found,
-        *(
-            Work(f"reflect_rl-agent@{key}", _agent(reflect_rl, splits, agent))
-            for key, agent in reflect_rl.agents.items()
-        ),
-    ]
+    for key, agent in reflect_rl.agents.items():
+        found.append(Work(f"reflect_rl-agent@{key}", _agent(reflect_rl, splits, agent)))
+    return found
 
 
 def _splits(reflect_rl: ReflectRLParams) -> dict[str, int]:

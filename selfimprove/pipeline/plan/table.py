@@ -1,6 +1,7 @@
 """Formats a plan as tables for the terminal or as Markdown."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 from rich import box
@@ -12,7 +13,6 @@ from selfimprove.pipeline.plan.hardware import GB
 from selfimprove.pipeline.plan.plan import MethodPlan, disk_of
 
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": 0, "pad_edge": False, "show_edge": False}
-PARTS = ("weights", "gradients", "optimiser", "activations", "kv", "other")
 
 
 def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
@@ -87,7 +87,7 @@ def _memory(plan: MethodPlan) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for line in plan.lines:
         if line.gpus:
-            parts = [size(getattr(line.memory, part)) for part in PARTS]
+            parts = [size(part) for part in astuple(line.memory)]
             table.add_row(short(line, plan), *parts, size(line.memory.total))
     return table
 
@@ -196,10 +196,7 @@ def short(line: Estimate, plan: MethodPlan) -> str:
 
 def size(number: float) -> str:
     """Bytes in GB, formatted by ``digits``; – for zero."""
-    if not number:
-        return "–"
-    value = number / GB
-    return digits(value)
+    return digits(number / GB) if number else "–"
 
 
 def count(number: float) -> str:
@@ -212,9 +209,7 @@ def count(number: float) -> str:
 
 def hours(number: float | None) -> str:
     """Hours such as 2.5; – for zero or None."""
-    if number is None or number == 0:
-        return "–"
-    return digits(number)
+    return digits(number) if number else "–"
 
 
 def digits(value: float) -> str:

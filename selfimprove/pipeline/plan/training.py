@@ -10,7 +10,7 @@ from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.inference import PROCESS_CPU, PROCESS_GPU, PROCESS_HOST
 from selfimprove.pipeline.plan.work import Training
-from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig
+from selfimprove.training.config import FinetuneParams, LauncherConfig
 
 COMPUTE = 0.35
 """Assumed utilisation of a GPU's peak operations in training, including recomputation. An H100 reached 0.30 with a
@@ -57,9 +57,8 @@ class TrainingEstimate:
                 return f"set {self.place}.gradient_checkpointing: true"
             return f"lower {self.place}.micro_batch_tokens, row_tokens or max_length"
         if self.params.lora is not None:
-            return (
-                f"set {self.place}.lora.quantize to 4bit" if self.params.lora.quantize != "4bit" else "use a larger GPU"
-            )
+            quantised = self.params.lora.quantize == "4bit"
+            return "use a larger GPU" if quantised else f"set {self.place}.lora.quantize to 4bit"
         if self.params.launcher.kind == "deepspeed":
             zero_3 = "" if self.params.launcher.zero_stage == 3 else "zero_stage: 3 or "
             return f"raise {self.place}.launcher.processes, set {zero_3}offload: true there, or add lora"
@@ -112,7 +111,7 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Training
 def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.States, str]:
     """Weights, gradients and optimiser state of one process, and the precision of the embeddings."""
     launcher = params.launcher
-    moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
+    moments = optimiser_bytes(params)
     if params.lora is not None:
         adapters = f.adapter_parameters(shape, params.lora.rank, params.lora.targets)
         return f.adapter_states(frozen_weights(params, shape), adapters, moments=moments), params.dtype
@@ -125,9 +124,13 @@ def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.S
         )  # fmt: skip
         return states, params.dtype
     several = launcher.processes * launcher.nodes > 1
-    return f.full_states(
-        shape.parameters, moments=moments, autocast=params.dtype != "float32", buckets=several
-    ), "float32"
+    autocast = params.dtype != "float32"
+    return f.full_states(shape.parameters, moments=moments, autocast=autocast, buckets=several), "float32"
+
+
+def optimiser_bytes(params: FinetuneParams | RLParams) -> int:
+    """Bytes of optimiser state per trained parameter."""
+    return f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
 
 
 def residual_bytes(params: FinetuneParams | RLParams) -> int:
@@ -140,8 +143,9 @@ def residual_bytes(params: FinetuneParams | RLParams) -> int:
 
 def frozen_weights(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
     """Bytes of a copy of the model without gradients, quantised according to the params."""
-    lora: LoraConfig | None = params.lora
-    return f.frozen_bytes(shape, params.dtype if lora else "float32", lora.quantize if lora else "none")
+    if params.lora is None:
+        return f.frozen_bytes(shape, "float32")
+    return f.frozen_bytes(shape, params.dtype, params.lora.quantize)
 
 
 def largest_batch(work: Training) -> int:
@@ -215,7 +219,7 @@ def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
     """Bytes of the kept checkpoints and of the one being written: master weights and moments of what is trained and,
     with ZeRO, its 16-bit weights (twice in stage 3, which also saves them unsharded)."""
     params, launcher = work.params, work.params.launcher
-    moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
+    moments = optimiser_bytes(params)
     if params.lora is not None:
         each = f.adapter_parameters(shape, params.lora.rank, params.lora.targets) * (4 + moments)
     else:

@@ -18,10 +18,10 @@ from selfimprove.engines.base import Request
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.interface import EnumeratedEnv, Problem
+from selfimprove.envs.problems import load_split
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import load_split
 from selfimprove.methods.rise.teacher import scripted_teacher
 from selfimprove.pipeline.params import load_section
 

@@ -13,8 +13,10 @@ from typing import Any
 
 from selfimprove.core.publish import aside, write_text
 from selfimprove.core.seeds import SeedKey
-from selfimprove.envs.math.arithmetic import Difficulty, generate
+from selfimprove.envs.math.arithmetic import generate
 from selfimprove.envs.math.arithmetic_expert import expert
+from selfimprove.envs.math.params import Difficulty
+from selfimprove.envs.splits import Part
 from selfimprove.methods.spin.chats import STEM, make_row, write_rows_to
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import NO_INPUTS
@@ -76,13 +78,14 @@ def link_named_files(folder: Path, root: Path, params: Params, methods: list[str
 
 def make_chats(folder: Path) -> None:
     """Write word problems as chats in the format of plain SPIN's ``reformat``, to replace a profile's own data."""
-    for split, place in (("train", "train"), ("test", "test")):
-        problems = generate(12, seed=0, split="train" if split == "train" else "test", difficulty=Difficulty())
+    splits: tuple[Part, ...] = ("train", "test")
+    for split in splits:
+        problems = generate(12, seed=0, split=split, difficulty=Difficulty())
         rows = [
             make_row(problem.question, expert(problem, error_rate=0.0, key=SeedKey(0, str(index))), "")
             for index, problem in enumerate(problems)
         ]
-        with aside(folder / CHATS / f"{STEM.format(split=place)}.jsonl") as part:
+        with aside(folder / CHATS / f"{STEM.format(split=split)}.jsonl") as part:
             write_rows_to(part, rows)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from selfimprove.core.overlay import mappings
 from selfimprove.methods.rows import NONE
 from selfimprove.models.base import SHIPPED
-from selfimprove.pipeline.forks import uses_gpu
+from selfimprove.pipeline.forks import uses_gpu, uses_vllm
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.rehearsal.keys import matches, value_at
 
@@ -141,20 +141,18 @@ class Replacement:
     kind: Kind
 
 
-def gpu_methods(params: Mapping[str, Any]) -> list[str]:
-    """The methods whose section requires a GPU: some device is cuda, or an engine is vLLM."""
-    return [method for method in METHODS if uses_gpu(params[method])]
-
-
 def uses_gpu_packages(section: Mapping[str, Any]) -> bool:
     """Whether a method's section uses a package that only the environments for GPUs contain: vLLM or bitsandbytes."""
-    return any(node.get("engine") == "vllm" or node.get("quantize", "none") != "none" for _, node in mappings(section))
+    return uses_vllm(section) or any(node.get("quantize", "none") != "none" for _, node in mappings(section))
 
 
 def rehearsable(params: Mapping[str, Any]) -> list[str]:
     """The methods worth a rehearsal: those that require a GPU or start from a model that is not this repository's."""
-    pretrained = [method for method in METHODS if params["base"][method]["model"] not in (None, SHIPPED)]
-    return [method for method in METHODS if method in gpu_methods(params) or method in pretrained]
+    return [
+        method
+        for method in METHODS
+        if uses_gpu(params[method]) or params["base"][method]["model"] not in (None, SHIPPED)
+    ]
 
 
 def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tuple[Params, list[Replacement]]:
@@ -249,7 +247,7 @@ def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
 def _replace_services(edit: _Edit, method: str, here: Here) -> None:
     """Replace what costs money or is unavailable here: chat endpoints, live search, data without a declared source."""
     for name, engine in edit.params[method]["engines"].items():
-        if engine and engine["engine"] == "openai":
+        if engine["engine"] == "openai":
             edit.set(f"{method}.engines.{name}.base_url", here.teacher, "service")
             edit.clear(f"{method}.engines.{name}.api_key_file", "service")
     if method != "spin":

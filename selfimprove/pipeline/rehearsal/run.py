@@ -105,7 +105,7 @@ def _composed(profile: str, root: Path) -> Params:
     """
     values = composed(profile, root / "profiles")
     where = f"profiles/{profile}.yaml"
-    if found := [said for said in schema_faults(values, where) if " is no folder; for a hub model" not in said]:
+    if found := [said for said in schema_faults(values, where) if " is not a folder; for a hub model" not in said]:
         raise UserError("\n".join(dict.fromkeys(found)))
     return spelled_out(values)
 

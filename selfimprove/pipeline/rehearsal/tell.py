@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.rehearsal.rule import Params, Replacement
 
 
@@ -51,7 +50,7 @@ def _kept(methods: Sequence[str], run: Params) -> list[str]:
     lines = []
     for method in methods:
         section = run[method]
-        engines = {f"{name}: {one['engine']}" for name, one in section["engines"].items() if one}
+        engines = {f"{name}: {one['engine']}" for name, one in section["engines"].items()}
         lines.append(f"{method}: engines {', '.join(sorted(engines))}")
         lines.append(f"{method}: {'; '.join(sorted(_trainings(section)))}")
     return lines
@@ -77,7 +76,7 @@ def _adapters(quantize: str) -> str:
 
 
 def _not_rehearsed(asked: Params, methods: Sequence[str]) -> list[str]:
-    text = str({method: asked[method] for method in methods if method in METHODS})
+    text = str({method: asked[method] for method in methods})
     shown = {
         "'cuda'": "CUDA itself: memory (`make plan` computes it), speed, and more than two processes over NCCL",
         "flash_attention_2": "FlashAttention's kernels",

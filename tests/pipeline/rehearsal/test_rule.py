@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.check import SCHEMAS
+from selfimprove.pipeline.forks import uses_gpu
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.rehearsal.rule import (
     Here,
     Params,
     Replacement,
-    gpu_methods,
     rehearsable,
     rehearsed,
     uses_gpu_packages,
 )
-from selfimprove.pipeline.sections import spelled_out
+from selfimprove.pipeline.sections import SCHEMAS, spelled_out
 from tests.support.profiles import NAMES, profile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -221,9 +220,9 @@ def test_training_curves_are_not_sent_to_an_external_service() -> None:
 
 
 def test_methods_that_use_a_gpu_or_a_pretrained_model_can_be_rehearsed() -> None:
-    assert gpu_methods(PROFILES["default"]) == rehearsable(PROFILES["default"]) == []
-    assert gpu_methods(PROFILES["spin-zephyr-7b"]) == rehearsable(PROFILES["spin-zephyr-7b"]) == ["spin"]
-    assert gpu_methods(PROFILES["spin-smollm2"]) == []
+    assert rehearsable(PROFILES["default"]) == []
+    assert rehearsable(PROFILES["spin-zephyr-7b"]) == ["spin"]
+    assert not uses_gpu(PROFILES["spin-smollm2"])
     assert rehearsable(PROFILES["spin-smollm2"]) == ["spin"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from selfimprove.pipeline.rehearsal.folder import HOME, LOCAL_CONFIG
 from selfimprove.pipeline.rehearsal.rule import Replacement
-from selfimprove.pipeline.rehearsal.run import minutes_of, repro, run_make
+from selfimprove.pipeline.rehearsal.run import _composed, minutes_of, repro, run_make
 from selfimprove.pipeline.rehearsal.tell import replacements
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, environment
@@ -91,3 +92,10 @@ def test_concurrent_rehearsals_build_a_missing_environment_one_at_a_time(tmp_pat
     (tmp_path / HOME).mkdir()
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda goal: run_make(tmp_path, goal), ["env"] * 3))
+
+
+def test_a_profile_s_own_model_folder_may_be_missing_here_because_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    shutil.copy(ROOT / "profiles/default.yaml", tmp_path / "profiles")
+    (tmp_path / "profiles/own.yaml").write_text("base:\n  rise: {model: /elsewhere/llama-7b}\n")
+    assert _composed("own", tmp_path)["base"]["rise"]["model"] == "/elsewhere/llama-7b"

@@ -26,7 +26,7 @@ from selfimprove.methods.reflect_rl.teacher import ChatTeacher
 from selfimprove.methods.rise.prompts import feedback, opening
 from selfimprove.pipeline.rehearsal.experts import FALLBACK, answer
 from selfimprove.pipeline.rehearsal.folder import port_of
-from selfimprove.pipeline.rehearsal.rule import Here, gpu_methods, rehearsed
+from selfimprove.pipeline.rehearsal.rule import Here, rehearsed
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from tests.support.processes import child_of, gone
 from tests.support.profiles import profile
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = profile("reflect-rl-gpt2-xl")
     params["reflect_rl"]["env"]["repos"] = str(here / "library")
     machine = Here(0, {}, "http://127.0.0.1:1/v1", "chats", "snippets.jsonl")
-    own, _ = rehearsed(params, gpu_methods(params), machine)
+    own, _ = rehearsed(params, ["reflect_rl"], machine)
     own["rise"]["tasks"]["source"] = "gsm8k"
     YAML().dump(own, here / "params.yaml")
     split = here / "data/rise/tasks/train.jsonl"
