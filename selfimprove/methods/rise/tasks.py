@@ -11,7 +11,7 @@ from typing import Any
 
 from selfimprove.core.records import Example, Message
 from selfimprove.envs.interface import AnswerEnv, CarriesOut, Problem
-from selfimprove.envs.interface import to_row as to_row
+from selfimprove.envs.interface import to_row as to_row  # public names of this module (docs/reference.md)
 from selfimprove.envs.problems import load_split as load_split
 from selfimprove.envs.problems import problem_splits
 from selfimprove.methods.rise.params import TaskParams
