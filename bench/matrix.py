@@ -33,11 +33,12 @@ from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play as play_reflect_rl
 from selfimprove.methods.rise.collect import Play, collect
 from selfimprove.methods.rise.params import GenerateParams
-from selfimprove.methods.spin.acting import act, question_of
+from selfimprove.methods.spin.acting import WorldPartner, question_of, task_of
 from selfimprove.methods.spin.answering import question_of as question_of_problem
 from selfimprove.methods.spin.answering import scorer
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.play import play as play_spin
+from selfimprove.methods.spin.play import play_with
 from selfimprove.methods.spin.prompts import said
 from selfimprove.methods.spin.tasks import open_tools
 from tests.support.worlds import HERE, keys_of, problem_files
@@ -167,8 +168,8 @@ def _spin(name: str, folder: Path, episodes: int) -> Work:
         for turn, one in enumerate(way)
     }
     policy, shared = _replies(replies), EmbeddedWorld(world)
-    return [question_of(world, task) for task in ways], lambda question: act(
-        question, 0, shared, policy, cfg, 17, form="alpaca"
+    return [question_of(world, task) for task in ways], lambda question: play_with(
+        WorldPartner(shared, task_of(question)), question, 0, policy, cfg, 17, form="alpaca"
     )
 
 
