@@ -45,6 +45,10 @@ export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
 $(if $(and $(filter 1,$(words $(METHOD))),$(filter all $(METHODS),$(METHOD))),,$(error METHOD=$(METHOD) is unknown; choose one of: all $(METHODS)))
+# Names are case-sensitive to make: `make repro method=rise` would run all methods.
+$(foreach name,accelerator args backends bench cluster compare confirm disk endpoint env gpu gpu_price gpus grid jobs logprobs \
+  method minutes model nodes policy port price profile public python quick run seed set tasks to torch torch_args url,\
+  $(if $(filter command,$(origin $(name))),$(error $(name) has no effect; write it in capitals, as in METHOD=rise)))
 goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 define newline

@@ -151,6 +151,7 @@ def test_make_refuses_an_unknown_method(target: str) -> None:
     [
         (["test-backends", "BACKENDS=vlm"], "BACKENDS=vlm is unknown; choose among: rehearse smollm2 vllm"),
         (["repro", "METHOD=rise spin"], "METHOD=rise spin is unknown; choose one of: all rise"),
+        (["repro", "method=rise"], "method has no effect; write it in capitals, as in METHOD=rise."),
         (["remote", "URL="], "make remote URL=s3://bucket/folder"),
         (["leaderboard", "MODEL="], "MODEL is missing; name a model folder or a hub model"),
     ],
