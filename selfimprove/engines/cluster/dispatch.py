@@ -93,8 +93,9 @@ class Dispatcher(Templated, Generic[R]):
         """Total of the replicas' counts, as of each one's last answer; ``seconds`` with at least one call waiting."""
         waited = time.perf_counter() - self._since if self._calls else 0.0
         counted = self._counted()
-        total = {one.name: sum(getattr(stats, one.name) for stats in counted) for one in fields(EngineStats)}
-        return EngineStats(**total | {"seconds": self._seconds + waited})
+        names = [one.name for one in fields(EngineStats) if one.name != "seconds"]
+        total = {name: sum(getattr(stats, name) for stats in counted) for name in names}
+        return EngineStats(**total, seconds=self._seconds + waited)
 
     async def generate(self, request: Request) -> list[Completion]:
         """See ``engines.base.Engine.generate``.
