@@ -1,4 +1,4 @@
-"""Prints digests of the exact results of a small training and a small generation with the shipped model.
+"""Prints digests of the exact results of small trainings and a small generation with the shipped model.
 
 ``python -m tests.support.portable_bits FOLDER``, in the environment of ``run.kernels: portable``, prints the same on
 every x86-64 processor with AVX2.
@@ -17,11 +17,16 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.factory import make_engine
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_group import Group
+from selfimprove.methods.reflect_rl.rl_learner import Learner
+from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory
+from selfimprove.methods.reflect_rl.rl_policy import Policy, weights_hash
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 
 BASE = Path("models/pretrained")
-EXPECTED = "2259cefba319cabf fb0c2c8c04ed5e33"
+EXPECTED = "2259cefba319cabf fb0c2c8c04ed5e33 d6801b18e71e2e7e"
 """The output with the locked packages."""
 
 
@@ -57,6 +62,29 @@ async def generated(model: Path) -> str:
     return sha256(repr(answers).encode()).hexdigest()[:16]
 
 
+def episode(index: int, labels: list[int]) -> RLTrajectory:
+    """Random decisions; their number varies with ``index``."""
+    draw, steps = Random(index), []
+    for _ in range(2 + index % 4):
+        prompt = [draw.randrange(20, 300) for _ in range(draw.randrange(3, 40))]
+        steps.append(Decision(prompt, draw.choice(labels), labels, -1.6, 1.6, draw.choice([-2.0, 0.1, 1.0])))
+    return RLTrajectory(str(index), True, steps)
+
+
+def reinforced() -> str:
+    """The digest of a policy and its critic after a few updates by reinforcement learning, and of their losses."""
+    params = RLParams.model_validate(
+        {"lr": 1e-3, "row_tokens": 64, "micro_batch_tokens": 150, "critic": {"kind": "mlp", "lr": 1e-2, "every": 2}}
+    )
+    labels, group = [40, 7, 12, 300, 55], Group()
+    policy, body = (Policy(BASE, params.loading(128), 3, labels) for _ in range(2))
+    learner, losses = Learner(policy, params, group, 3, body), []
+    for iteration in range(6):
+        played = [episode(4 * iteration + i, labels) for i in range(4)]
+        losses += learner.train(played, iteration=iteration, fresh=True), learner.end_iteration()
+    return sha256(repr((weights_hash(policy.model), losses)).encode()).hexdigest()[:16]
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    print(trained(place), asyncio.run(generated(place / "model")))
+    print(trained(place), asyncio.run(generated(place / "model")), reinforced())

@@ -40,7 +40,7 @@ class Critic:
             torch.nn.init.zeros_(last.bias)
             layers = [torch.nn.Linear(hidden, hidden), torch.nn.Tanh()] if params.kind == "mlp" else []
             self.head = torch.nn.Sequential(*layers, last).to(device)
-        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=params.lr, weight_decay=weight_decay)
+        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=params.lr, weight_decay=weight_decay, fused=True)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._updates = 0
 

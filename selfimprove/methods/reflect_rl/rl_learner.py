@@ -46,8 +46,8 @@ class Learner:
     ) -> None:
         """``critic_body``: the model whose hidden states the critic reads; None: the policy's own."""
         self._policy, self._params, self._group, self._critic_body = policy, params, group, critic_body
-        self._optimizer = torch.optim.Adam(
-            policy.trainable, lr=params.lr, betas=params.betas, weight_decay=params.weight_decay, foreach=True
+        self._optimizer = torch.optim.Adam(  # fused: the same bits on every vendor's CPU (pipeline/kernels.py)
+            policy.trainable, lr=params.lr, betas=params.betas, weight_decay=params.weight_decay, fused=True
         )
         hidden = policy.model.config.get_text_config().hidden_size
         self._critic = None
@@ -158,7 +158,7 @@ class Learner:
         """Restore the state that ``save`` wrote and returned."""
         device = self._params.device
         self._policy.restore(load_file(folder / WEIGHTS, device=device))
-        # Moments are moved to the weights' device. Step counters stay on the CPU; on a GPU, reading each would block.
+        # The optimiser moves its state to the device of the weights.
         self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True))
         if self._critic is not None:
             state = torch.load(folder / CRITIC, map_location=device, weights_only=True)
