@@ -1,12 +1,15 @@
-"""CPU kernels: the fastest ones here, or ones that give identical bits on x86-64 processors with AVX2.
+"""CPU kernels: the fastest ones here, or ones that give identical bits on every x86-64 processor with AVX2.
 
 The libraries below dispatch kernels by processor, and each kernel rounds differently. torch, oneDNN, OpenBLAS and NumPy
 dispatch by instruction set, MKL also by vendor (on AMD it uses one path, whatever instruction set is requested). The
 same run therefore differs in the low-order bits on another processor, and eventually in its tokens. ``run.kernels:
 portable`` selects one path for each library; for MKL, the only one available on all vendors' processors. The libraries
 read these variables when they are loaded, so a process started without them restarts itself. So does a native stage
-that has inherited them from a portable run. MKL's square roots still differ by vendor, so reinforcement learning, whose
-Adam takes them, does too (docs/reproducibility.md).
+that has inherited them from a portable run.
+
+That path of MKL computes square roots of tensors, and logarithms in float64, with the processor's approximate
+instructions, whose results differ by vendor, and torch's ``sqrt`` always calls it. An optimiser must therefore be a
+fused one, which takes the processor's own square roots; torch has no fused RMSProp.
 """
 
 import os

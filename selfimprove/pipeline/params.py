@@ -43,8 +43,8 @@ class RunParams(Section):
     )
     kernels: Kernels = Field(
         default="native",
-        description="CPU kernels; native: the fastest for this processor; portable: slower; the same bits on x86-64 "
-        "processors with AVX2, but in reinforcement learning (docs/reproducibility.md)",
+        description="CPU kernels; native: the fastest for this processor; portable: bit-identical on every x86-64 "
+        "processor with AVX2, but slower",
     )
     max_blocked: float = Field(
         default=0.05,
