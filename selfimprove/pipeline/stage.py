@@ -80,7 +80,8 @@ class Stage(Generic[S]):
             raise RuntimeError(f"{self.name}: input {path} was declared after the work began")
         place = Path(path)
         if not place.exists():
-            method = next((one for one in METHODS if self.name.startswith(f"{one}-") or self.item == one), "all")
+            own = self.item if self.item in METHODS else "all"  # of a stage that the methods share
+            method = next((one for one in METHODS if self.name.startswith(f"{one}-")), own)
             raise UserError(
                 f"{path} does not exist; run `make repro METHOD={method}`, which first runs the stages that write it."
             )

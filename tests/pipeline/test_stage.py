@@ -17,7 +17,9 @@ from pydantic import Field
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.records import Episode
+from selfimprove.core.tracking import TrackingParams
 from selfimprove.pipeline import kernels
+from selfimprove.pipeline.params import RunParams
 from selfimprove.pipeline.stage import Stage, stage
 from tests.pipeline.workbench import ROOT, copy_code
 
@@ -306,3 +308,13 @@ def test_no_stage_script_imports_a_heavy_package_before_its_work_begins() -> Non
     program = f"import sys, {', '.join(scripts)}; print(sys.modules.keys() & {{'torch', 'transformers', 'numpy'}})"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("name", "method"), [("spin-finetune@rise", "spin"), ("base@rise", "rise"), ("inputs", "all")])
+def test_a_missing_input_names_the_stage_s_own_method_even_if_its_row_is_called_like_another(
+    folder: Path, name: str, method: str
+) -> None:
+    tracking, run = TrackingParams(report_to="none"), RunParams(seed=1)
+    made = Stage(name, name.partition("@")[2], run, Small(), folder / SCRIPT, tracking)
+    with pytest.raises(UserError, match=rf"^none\.txt does not exist; run `make repro METHOD={method}`, which"):
+        made.input("none.txt")

@@ -34,9 +34,11 @@ def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
     """Convert a line of any method's episodes, trajectories or training examples.
 
     Raises:
-        ValueError: the line is of no known kind, or not valid.
+        ValueError: the line is of no known kind, not valid, or an iteration of a log, which has several episodes.
     """
     check_line(record)
+    if "log" in record:
+        raise ValueError("an iteration of a log")
     return _to_page(record, number)
 
 

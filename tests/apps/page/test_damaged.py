@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from selfimprove.apps.page.build import build
+from selfimprove.apps.page.episodes import to_page
 from selfimprove.apps.page.figures import sections
 from selfimprove.apps.page.graph import locked
 from selfimprove.apps.page.run import Run
@@ -149,3 +150,9 @@ def test_a_damaged_dvc_lock_is_reported(text: str, run: Path) -> None:
     read = Run(run)
     assert locked(read) == {}
     assert read.problems == ["dvc.lock cannot be read; `git checkout dvc.lock` restores it."]
+
+
+def test_an_iteration_of_a_log_among_episodes_is_no_episode(run: Path) -> None:
+    line = json.loads((run / "results/reflect_rl/reflect_rl/log.jsonl").read_text().splitlines()[0])
+    with pytest.raises(ValueError, match="an iteration of a log"):
+        to_page(line)
