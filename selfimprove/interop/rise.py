@@ -5,7 +5,8 @@
     python -m selfimprove.interop.rise import-log 5_turns.json    episodes.jsonl --env gsm8k
 
 The log is one object keyed by task index; besides the original's fields it contains ``id, env, seed, model, answers,
-status, omitted``. It does not store token ids: episodes imported from a log are re-tokenised for training.
+status, omitted, run``. It stores neither token ids nor ``finish``: imported attempts are re-tokenised for training, and
+those that the token limit cut get an end-of-turn token, as in the original.
 """
 
 import json
