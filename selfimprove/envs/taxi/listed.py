@@ -45,14 +45,17 @@ _MARKS = re.compile(r"[*`\"'()\[\]]")
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z])[-:]\s*(?=[A-Za-z])")
 """MOVE-SOUTH, Next move: south."""
 _DISTANCE = (
-    r"(?: (?:a|an|one|two|three|four|another|steps?|cells?|squares?|rows?|columns?|further|more|straight|directly|down|"
-    r"up|to|towards?|the|in|direction|of)){0,8}?"
+    r"(?: (?:the taxi|the passenger|it|them))?"
+    r"(?: (?:a|an|one|two|three|four|\d|another|steps?|cells?|squares?|rows?|columns?|further|more|straight|directly|"
+    r"down|up|to|towards?|the|in|direction|of)){0,8}?"
 )
-"""Words between a verb and a direction: go two cells further to the north."""
+"""Words between a verb and a direction: go two cells further to the north, move the taxi 2 rows south."""
 _VERBS = (
-    r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*|"
-    rf"(?<!a )(?<!one )(?<!1 )step(?:ping)?|tak(?:e|ing) (?:a|one|another) step)(?:(?: \w+){{0,2}}?|{_DISTANCE})"
+    r"(?:be moved|be driven|mov(?:es?|ing)|go(?:es|ing)?|driv(?:es?|ing)|(?:head|steer|turn|travel|proceed)(?:s|ing)?|"
+    r"travelling|continu(?:es?|ing)|(?<!a )(?<!one )(?<!1 )step(?:ping)?|tak(?:e|ing) (?:a|one|another) step)"
+    rf"(?:(?: \w+){{0,2}}?|{_DISTANCE})"
 )
+"""What to do next; the past tense describes the last action, which the state shows: it moved the taxi south."""
 _BEST = r"(?:best|next|right|correct) (?:action|direction|move|step|way)(?: is| would be| should be)?(?: to)?(?: the)?"
 _NUMBER = (
     r"(?:action|answer|option|choice|label|choos(?:e|ing)|pick(?:ing)?|select(?:ing)?)"
