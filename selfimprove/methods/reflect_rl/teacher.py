@@ -44,6 +44,10 @@ TELLING_TRIES = 3
 
 _LAST_ACTION = re.compile(r"\baction[*`]*:(.*\d.*)\Z", re.IGNORECASE)
 """Text after "action:" at the end of an answer that contains a number."""
+_NUMBERED = re.compile(r"action \d+:", re.IGNORECASE)
+"""The beginning of a line of the list of actions, whose number is a label."""
+_MARKUP = "*`\"'> \n"
+"""Characters around a command in a chat model's answer."""
 LONGEST_COMMAND = 6
 """Maximum number of words of a command, such as take apple 1 from fridge 1."""
 
@@ -52,6 +56,8 @@ _WHOLE = re.compile(r"(\w+)(?:\.(?!\d).*|:.*)?", re.DOTALL)
 _ACTION = re.compile(r"\baction\b", re.IGNORECASE)
 _LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n]*\w|['’-]\w)", re.IGNORECASE)
 """A letter directly after "action:" that does not start a sentence, as it does in "Action: I would go"."""
+_LETTERED = re.compile(r"\baction[\"'`*]* [\"'`*(\[]*([A-Za-z])[\"'`*)\]]*:", re.IGNORECASE)
+"""A letter in the form of the list of actions: Action a: go to microwave 1."""
 _INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|\.\d|,\d{3}(?!\d)|\.[a-z])")
 """An unsigned whole number that is not part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py).
 
@@ -67,16 +73,18 @@ _UNREADABLE = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*[\u2212-]?\d", re
 def read_label(text: str, labels: Collection[str]) -> str | None:
     """The label that a chat model chose, or None if it named no listed one.
 
-    The candidates, in order: a letter directly after "action:"; the first whole number directly after "action:" or
-    directly after the word "action"; the whole answer, ignoring text after a dot or colon; the first whole number
-    anywhere after "action"; the first whole number that stands alone. Parts of numbers are ignored, and a number that
-    is not listed is never replaced by another one (docs/reflect-rl.md, L38)::
+    The candidates, in order: a letter directly after "action:"; the first whole number directly after "action:"; a
+    letter between "action" and a colon; the first whole number directly after the word "action"; the whole answer,
+    ignoring text after a dot or colon; the first whole number anywhere after "action"; the first whole number that
+    stands alone. Parts of numbers are ignored, and a number that is not listed is never replaced by another one
+    (docs/reflect-rl.md, L38)::
 
         1. The passenger is north.\n2. Action: 3          ->  3
         Of the 6 moves, the best action is 3.              ->  3
         I would not take action 2, it hits a wall.
         Action: 3                                          ->  3
         Action 12                                          ->  12, None if only 0 to 5 are listed
+        Action a: go to microwave 1                        ->  a
         Action: 3.0. The passenger is 1 row away.          ->  None
     """
     letter = _LETTER.search(text)
@@ -85,6 +93,9 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
     stated = _STATED.search(text)
     if stated is None and _UNREADABLE.search(text):
         return None
+    lettered = _LETTERED.search(text)
+    if stated is None and lettered is not None and lettered[1] in labels:
+        return lettered[1]
     stated = stated or _NEXT.search(text)
     whole = _WHOLE.fullmatch(text.strip().strip("*`\"'()[]").strip())
     if stated is None and whole is not None and whole[1] in labels:
@@ -100,24 +111,27 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
 
 def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     """The label that a chat model chose: that of the command that is the whole answer, with or without its label before
-    it, or otherwise as ``read_label``.
+    it as in the list of actions, or otherwise as ``read_label``.
 
     An answer in the form of an unlisted command is not a choice.
     """
     said = text.strip()
     stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is not a label
-    forms = (said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else "")
+    bare = [form.strip(_MARKUP).rstrip(".") for form in (said, stated[1] if stated else "")]
+    forms = (said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else "", *bare)
     commands = env.commands()
-    whole = next((x for x, command in commands.items() if command in forms or f"{x}. {command}" in forms), None)
-    if whole is None and any(_names_a_thing(form, commands.values()) for form in forms):
-        return None
-    return whole or read_label(text, env.state().labels)
+    for label, command in commands.items():
+        if any(form in forms for form in (command, f"{label}. {command}", f"Action {label}: {command}")):
+            return label
+    unlisted = [form for form in forms if _names_a_thing(form, commands.values()) and not _NUMBERED.match(form)]
+    return None if unlisted else read_label(text, env.state().labels)
 
 
 def _names_a_thing(said: str, commands: Collection[str]) -> bool:
     """Whether an answer is an unlisted command such as "go to fridge 1", whose numbers are not labels."""
-    numbered = {name for command in commands for name, number in pairwise(command.split()) if number.isdecimal()}
-    words = said.rstrip(".").split()
+    pairs = [pair for command in commands for pair in pairwise(command.lower().split())]
+    numbered = {name for name, number in pairs if number.isdecimal()}
+    words = said.lower().rstrip(".").split()
     short = 2 < len(words) <= LONGEST_COMMAND and words[0].isalpha()
     return short and words[-1].isdecimal() and words[-2] in numbered
 

@@ -119,6 +119,22 @@ def test_a_number_within_a_command_is_not_read_as_a_label() -> None:
     assert read_choice(f"`{labels['1']}`", env) == "1"
 
 
+def test_a_copied_line_of_the_list_of_actions_is_its_label() -> None:
+    """``Action 0: go to cabinet 1`` was once no choice, and ``Action a: go to shelf 1`` was label 1."""
+    env = listed_env(name="alfworld", labels="single").make()
+    env.reset(env.task_ids()[0])
+    lines = [(label, command) for label, command in env.commands().items() if command[-1].isdecimal()]
+    assert {label.isdecimal() for label, _ in lines} == {True, False}
+    for label, command in lines:
+        line = f"Action {label}: {command}"
+        for text in (line, f"Action: {line}", f'"{command}"', f"> {command}."):
+            assert read_choice(text, env) == label, text
+        assert read_choice(f"I look there.\n{line}\nIt may help.", env) == label
+        assert read_choice(command.upper(), env) is None
+    label, other = lines[0][0], lines[1][1]
+    assert read_choice(f"Action {label}: {other}", env) == label
+
+
 def test_an_unlisted_command_is_an_invalid_action_whatever_numbers_it_contains() -> None:
     """``go to fridge 1`` was once read as label 1, and ``cat 3.py`` as label 3."""
     env = listed_env(name="alfworld").make()

@@ -423,13 +423,15 @@ def test_the_label_is_the_first_whole_number_after_the_word_action(text: str, la
         ("Action: a\nI hope so", "a"),
         ("Action: 'a' since b is read", "a"),
         ("Action: a. cat 3.py", "a"),
+        ("**Action a**: cat 3.py", "a"),
+        ("The action a player takes: 3", "3"),
         ("Action: a - cat 3.py", "a"),
         ("a. cat 3.py", "a"),
         ("A", "A"),
         ("I think", None),
     ],
 )
-def test_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text: str, label: str | None) -> None:
+def test_a_letter_is_a_label_only_alone_or_beside_action_and_a_colon(text: str, label: str | None) -> None:
     assert read_label(text, LABELS["full"]) == label
 
 
