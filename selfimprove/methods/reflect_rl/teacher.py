@@ -42,8 +42,8 @@ CHOOSE = "Choose one of them: answer with its label and nothing else."
 TELLING_TRIES = 3
 """Number of attempts of a teacher that reveals the spoiler before the step is left out."""
 
-_LAST_ACTION = re.compile(r"\baction[*`]*:(.*\d.*)\Z", re.IGNORECASE)
-"""Text after "action:" at the end of an answer that contains a number."""
+_LAST_ACTION = re.compile(r"\baction[*`]*:(.*)\Z", re.IGNORECASE)
+"""Text after "action:" in the last line of an answer."""
 _NUMBERED = re.compile(r"action \d+:", re.IGNORECASE)
 """The beginning of a line of the list of actions, whose number is a label."""
 _MARKUP = "*`\"'> \n"
@@ -117,8 +117,9 @@ def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     """
     said = text.strip()
     stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is not a label
-    bare = [form.strip(_MARKUP).rstrip(".") for form in (said, stated[1] if stated else "")]
-    forms = (said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else "", *bare)
+    forms = [said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else ""]
+    forms += [form.strip(_MARKUP) for form in forms]
+    forms += [form.removesuffix(".") for form in forms]
     commands = env.commands()
     for label, command in commands.items():
         if any(form in forms for form in (command, f"{label}. {command}", f"Action {label}: {command}")):

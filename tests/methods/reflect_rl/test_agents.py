@@ -103,6 +103,14 @@ def test_an_answer_that_equals_a_command_is_that_action() -> None:
     assert [step.label for step in one.steps] == ["1", "1"]
 
 
+def test_a_command_after_the_word_action_is_that_action_although_a_number_precedes_it() -> None:
+    """``It is 2 rows off. Action: move west`` was once label 2, move east."""
+    ENV.reset(61)
+    for text in ("It is 2 rows off.\nAction: move west", "Action: move west.", '**Action:** "move west"'):
+        assert read_choice(text, ENV) == "3", text
+    assert read_choice("It is 2 rows off.\nAction: move back", ENV) == "2"
+
+
 def test_a_number_within_a_command_is_not_read_as_a_label() -> None:
     """``cat "chapter 2.md"`` was once read as label 2."""
     labels = {"1": 'cat "chapter 2.md"', "2": 'id "chapter 2.md"', "3": 'cat "action 2.md"'}
