@@ -49,8 +49,8 @@ class RLReport(BaseModel):
 
     ``shortened_prompts``, ``cut_completions``, ``unlisted_actions``: number of ``decisions`` whose prompt (or the
     reflector's) was cut on the left, whose reflection reached the token limit, and whose state had more actions than
-    labels. ``update_tokens``: tokens of forward and backward passes;
-    ``rollout_tokens``: prompt tokens of both models in play. ``real_tokens``: tokens that fine-tuning would process
+    labels. ``update_tokens``: tokens of forward and backward passes; ``rollout_tokens``: the policy's prompt tokens in
+    play, twice where the reflection model wrote a reflection. ``real_tokens``: tokens that fine-tuning would process
     with the same compute, where a token in play counts as a third of a trained one.
     """
 
