@@ -78,7 +78,8 @@ def reinforced() -> str:
     )
     labels, group = [40, 7, 12, 300, 55], Group()
     policy, body = (Policy(BASE, params.loading(128), 3, labels) for _ in range(2))
-    learner, losses = Learner(policy, params, group, 3, body), []
+    learner = Learner(policy, params, group, 3, body)
+    losses: list[float | None] = []
     for iteration in range(6):
         played = [episode(4 * iteration + i, labels) for i in range(4)]
         losses += learner.train(played, iteration=iteration, fresh=True), learner.end_iteration()
