@@ -132,7 +132,10 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
         if isinstance(item, dict):
             item = item.get("item_id")
         if isinstance(item, str):
-            yield int(item.removeprefix(f"{env_name}_"))
+            number = item.removeprefix(f"{env_name}_")
+            if "_" in number:  # int() would read "7_1" as 71
+                raise ValueError(f"{item!r} is not an id")
+            yield int(number)
         elif isinstance(item, int) and not isinstance(item, bool):
             yield item
         else:

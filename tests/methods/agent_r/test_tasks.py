@@ -116,6 +116,7 @@ def test_every_published_format_of_a_list_of_ids_is_read(tmp_path: Path, value: 
         ([{"item_id": "webshop_7"}], "is not a list of task ids of corridor"),
         ([{"id": 7}], "None is not an id"),
         ([True], "True is not an id"),
+        ([{"item_id": "corridor_7_1"}], "'corridor_7_1' is not an id"),
         ({"4": [7], "note": "lists"}, "invalid literal"),
         ("7", "expected a list or an object"),
         ([], "contains no task id"),
