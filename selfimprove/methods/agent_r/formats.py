@@ -86,9 +86,7 @@ def from_log(row: Mapping[str, Any], where: str) -> Example:
         logged = _Log.model_validate(row)
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
-    messages = [
-        Message(role=said.role, content=said.content, weight=float(said.loss or False)) for said in logged.revise_log
-    ]
+    messages = [_message(said, trained=bool(said.loss)) for said in logged.revise_log]
     return Example(id=where, messages=messages, source=str(logged.task_num))
 
 
@@ -170,17 +168,19 @@ def from_openai(row: Mapping[str, Any], where: str) -> Example:
         said = _Chat.model_validate(row).messages
     except ValidationError as error:
         raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
-    weights = [float(m.loss or False if "loss" in m.model_fields_set else m.role == "assistant") for m in said]
-    return Example(
-        id=where,
-        messages=[Message(role=m.role, content=m.content, weight=w) for m, w in zip(said, weights, strict=True)],
-    )
+    messages = [_message(one, trained="loss" not in one.model_fields_set or bool(one.loss)) for one in said]
+    return Example(id=where, messages=messages)
 
 
 class _Said(Record):
     role: Role
     content: str
     loss: bool | None = False  # null: not trained on, as in rows that passed through Arrow
+
+
+def _message(said: _Said, *, trained: bool) -> Message:
+    """A message with weight 1 if it is a trained reply; XTuner's converter ignores the flags of other messages too."""
+    return Message(role=said.role, content=said.content, weight=float(trained and said.role == "assistant"))
 
 
 class _Log(Record):

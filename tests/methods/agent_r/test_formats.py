@@ -129,6 +129,12 @@ def test_an_openai_reply_without_a_loss_flag_is_trained_on_as_in_xtuner() -> Non
     assert [m.weight for m in from_openai({"messages": said, "id": 7}, "line 1").messages] == [0, 1, 0, 0]
 
 
+def test_a_loss_flag_on_a_message_that_is_no_reply_is_ignored() -> None:
+    said = [{"role": role, "content": "x", "loss": True} for role in ("system", "user", "assistant")]
+    assert [m.weight for m in from_openai({"messages": said}, "line 1").messages] == [0, 0, 1]
+    assert [m.weight for m in from_log({"task_num": "7", "revise_log": said}, "line 1").messages] == [0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("flags", "weights"), [((True, None), [1, 0]), ((None, False), [0, 0]), ((None, None), [1, 1])]
 )
