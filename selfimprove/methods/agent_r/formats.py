@@ -187,7 +187,7 @@ class _Log(Record):
     model_config = ConfigDict(extra="ignore")
 
     task_num: int | str
-    revise_log: list[_Said]
+    revise_log: list[_Said] = Field(min_length=1)
 
 
 class _Chat(Record):

@@ -135,6 +135,11 @@ def test_a_loss_flag_on_a_message_that_is_no_reply_is_ignored() -> None:
     assert [m.weight for m in from_log({"task_num": "7", "revise_log": said}, "line 1").messages] == [0, 0, 1]
 
 
+def test_a_log_without_messages_is_refused() -> None:
+    with pytest.raises(UserError, match="line 1: field 'revise_log': List should have at least 1 item"):
+        from_log({"task_num": "7", "revise_log": []}, "line 1")
+
+
 @pytest.mark.parametrize(
     ("flags", "weights"), [((True, None), [1, 0]), ((None, False), [0, 0]), ((None, None), [1, 1])]
 )
