@@ -7,8 +7,9 @@ and conversations and results: ``conversations``, ``import-conversations`` and `
 
 Each tree is one file, ``search_results_<task>.json``, with each node nested in its parent. Every node contains its
 whole conversation (``state``), rebuilt on export, so that the original's scripts can read it. The format has exactly
-the original's fields (its loader refuses others). Lost are: token ids, how replies ended, the action that the
-environment parsed, the seed, and the order in which nodes were created.
+the original's fields (its loader refuses others). Lost are: token ids, how replies ended, whether the environment
+understood an action, how much a prompt left out, the seed, the counts of dives and duplicates, why a search was
+blocked, and the order in which nodes were created.
 """
 
 from __future__ import annotations
