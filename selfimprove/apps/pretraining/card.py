@@ -33,15 +33,17 @@ feedback, revisions or reflections. It is intended only for this repository's sm
 
 ## Training data
 
-{sequences:,} sequences, {tokens:,} tokens, {steps:,} steps; each page is used once. The generators in
-`selfimprove/envs/*/pages.py` and `selfimprove/apps/pretraining/copying.py` create the pages from a seed: statements,
-recipes, maps, listings, paragraphs, single worked steps, solved tasks and made-up words to copy. Shares of sequences:
+{sequences:,} sequences, {tokens:,} tokens, {steps:,} steps. {lines:,} of the sequences are lines of random token ids to
+copy. The others consist of pages, each used once, that the generators in `selfimprove/envs/*/pages.py` and
+`selfimprove/apps/pretraining/` create from a seed: statements, recipes, maps, listings, paragraphs, single worked
+steps, solved tasks, and text to copy: made-up words (`copying`) and words from pages of five worlds (`words`). Shares
+of these other sequences:
 {shares}.
 
 No page shows the complete solution of a task that a method is tested on:
 
-- Word problems come from the split for demonstrations, which is disjoint from the other splits.
-- Crafting uses other recipe books: the embedded book with its words exchanged and its numbers redrawn.
+- Complete word problems come from the split for demonstrations, which is disjoint from the other splits.
+- Complete crafting episodes use other recipe books: the embedded book with its words exchanged and its numbers redrawn.
 - Questions are about other worlds, in which the same names belong to other people.
 - Taxi and kitchen tasks are never shown solved. Kitchens use a separate seed. The taxi's maps are those of all
   400 grid states in which passenger and destination differ.
@@ -61,10 +63,11 @@ for word. For solving, only the last line counts: the result of a problem or the
 """
 
 
-def card(arch: ScratchArch, text: Text, facts: Mapping[str, Any], measured: Measured) -> str:
-    """The card of a model that was trained with ``arch`` and ``text``."""
+def card(arch: ScratchArch, text: Text, facts: Mapping[str, Any], measured: Measured, lines: int) -> str:
+    """The card of a model that was trained with ``arch`` and ``text``, and on ``lines`` sequences of random ids."""
     return CARD.format(
         **arch.model_dump(),
+        lines=lines,
         **{name: value for name, value in facts.items() if name != "loss"},
         shares=", ".join(f"{world} {share:.0%}" for world, share in text.shares.items()),
         answers="\n".join(

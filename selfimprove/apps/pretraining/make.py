@@ -115,7 +115,8 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
     }
     write_json(trained / "measures.json", {**facts, **measured.model_dump(mode="json")})
     shutil.copyfile(recipe_file, trained / "recipe.yaml")
-    (trained / "README.md").write_text(card(recipe.arch, recipe.text, facts, measured), encoding="utf-8")
+    lines = sum(phase.sequences for phase in recipe.phases if phase.lines is not None and phase.shares is None)
+    (trained / "README.md").write_text(card(recipe.arch, recipe.text, facts, measured, lines), encoding="utf-8")
     publish(trained, folder)
     return measured
 

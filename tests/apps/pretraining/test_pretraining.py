@@ -26,6 +26,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import rng
 from selfimprove.envs.math.arithmetic import split_of
+from selfimprove.envs.taxi.grid import STATES, place
 from selfimprove.envs.textcraft.files import item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from tests.support.repo_copy import copy_repo, run
@@ -249,6 +250,18 @@ def test_card_and_measures_contain_the_hashes_of_the_model_s_files(made: Path, r
         assert found in card
     assert (folder / "recipe.yaml").read_bytes() == recipe.read_bytes()
     assert f"{measures['parameters']:,} parameters" in card
+
+
+def test_the_card_gives_the_worlds_shares_of_the_sequences_that_are_not_lines_of_ids(made: Path) -> None:
+    card = (made / "model" / "README.md").read_text()
+    assert "32 sequences, " in card
+    assert "16 of the sequences are lines of random token ids" in card
+    assert re.search(r"Shares\nof these other sequences:\n.*math 34%, .*words 4%\.\n", card)
+
+
+def test_the_card_counts_the_taxi_s_maps(made: Path) -> None:
+    shown = sum(place(state).passenger != place(state).destination for state in range(STATES))
+    assert f"{shown} grid states" in (made / "model" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
