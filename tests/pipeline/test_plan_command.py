@@ -196,6 +196,14 @@ def test_the_table_of_eight_machines_in_docs_scale_is_the_output_of_plan() -> No
     assert shown.stdout.strip() in (ROOT / "docs/scale.md").read_text(encoding="utf-8")
 
 
+def test_the_tables_in_docs_gpu_are_the_output_of_plan() -> None:
+    page = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    assert command("all").stdout.strip() in page
+    shown = command("rise-llama2-7b", "--gpus", "4x80GB", "--disk", "2TB", "--price", "0.5,1.5").stdout
+    lines = [line.strip() for line in page.splitlines()]
+    assert [line for line in map(str.strip, shown.splitlines()) if line not in lines] == []
+
+
 def test_the_table_fits_80_columns_and_a_plan_that_does_not_fit_exits_with_code_2() -> None:
     done = command("rise-llama2-7b", "--gpus", "1x24GB", "--detail")
     assert done.returncode == 2
