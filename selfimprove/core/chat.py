@@ -19,7 +19,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ class ChatFormat:
         self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
         self._literal_ids: dict[str, list[int]] = {}
         self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
+        self._strips_of: dict[tuple[tuple[str, ...], bool], list[tuple[bool, bool]]] = {}
         self.end_id = self._find_end()
         eos = self._tokens.token_to_id(special.get("eos_token", ""))
         self.stop_ids = frozenset({self.end_id} if eos is None else {self.end_id, eos})
@@ -189,15 +191,19 @@ class ChatFormat:
         Raises:
             UserError: the template rejects these messages (for example, an unknown role) or omits one.
         """
-        literals = self._parts(tuple(m.role for m in messages), add_generation_prompt)
+        roles = tuple(m.role for m in messages)
+        literals, strips = self._parts(roles, add_generation_prompt), self._strips(roles, add_generation_prompt)
         ids = list(self._encode_literal(literals[0][0]))
         spans = []
         for index, message in enumerate(messages):
             start = len(ids)
             generated = message.token_ids is not None
-            if not generated:
+            if generated:
+                ids.extend(self.content_ids(message))
+            else:
                 ids.extend(self._encode_literal(literals[index][1]))
-            ids.extend(self.content_ids(message) if index or generated else self._first_ids(message))
+                begins = self.one_text and index == 0 and message.role != "assistant"  # may get a prefix space
+                ids.extend((self._first_ids_of if begins else self._ids_of)(_strip(message.content, strips[index])))
             end = len(ids)
             tail = self._encode_literal(literals[index + 1][0])
             ends_turn = message.role == "assistant" and message.finish != "length" and self.end_id in tail
@@ -222,16 +228,8 @@ class ChatFormat:
                     "model, or is damaged: remove its token_ids, or generate the file again."
                 )
             return message.token_ids
-        content = message.content.strip() if message.role in self._trimmed else message.content
-        return list(self._ids_of(content))
-
-    def _first_ids(self, message: Message) -> list[int]:
-        """Ids of the first message's content, which may be stripped or start with a prefix space."""
-        if "first" in self._trimmed:
-            message = message.model_copy(update={"content": message.content.strip()})
-        if not self.one_text or message.role == "assistant":
-            return self.content_ids(message)
-        return list(self._first_ids_of(message.content))
+        _, assistant, user = self._strips(("user", "assistant", "user"), False)
+        return list(self._ids_of(_strip(message.content, assistant if message.role == "assistant" else user)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids, without special tokens."""
@@ -245,21 +243,18 @@ class ChatFormat:
         """Whether ``text`` survives a round trip through the tokenizer."""
         return self.decode(self._content_tokens.encode(text, add_special_tokens=False).ids) == text
 
-    @cached_property
-    def _trimmed(self) -> frozenset[str]:
-        """Roles whose content the template strips (Llama-2, Llama-3: all); "first" is the first message (``rise``).
+    def _strips(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[bool, bool]]:
+        """Whether the template strips the start and the end of each message's content, as pairs.
 
-        Such content is stripped before it is tokenised.
+        Llama-3 strips both ends of all, ``rise`` of the first message. Llama-2 strips neither of a system message, and
+        only the end of the user's message that it is part of. Content is stripped before it is tokenised.
         """
-        said = [("user", "\t\x020\x03\t"), ("assistant", "\t\x021\x03\t"), ("user", "\t\x022\x03\t")]
-        text = self._render([{"role": role, "content": content} for role, content in said], False)
-        stripped = [content not in text for _, content in said]
-        return frozenset(
-            name
-            for names, strips in zip((("first", "system"), ("assistant",), ("user",)), stripped, strict=True)
-            for name in names
-            if strips
-        )
+        known = self._strips_of.get((roles, add_generation_prompt))
+        if known is None:
+            around = self._literals(roles, add_generation_prompt, pad="\t")
+            known = [(not a.endswith("\t"), not b.startswith("\t")) for a, b in pairwise(around)]
+            self._strips_of[(roles, add_generation_prompt)] = known
+        return known
 
     def _parts(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[str, str]]:
         """The template's own text before each message and after the last, as pairs.
@@ -288,8 +283,8 @@ class ChatFormat:
         self._parts_of[(roles, add_generation_prompt)] = parts
         return parts
 
-    def _literals(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[str]:
-        marked = [{"role": role, "content": _MARK.format(index=i)} for i, role in enumerate(roles)]
+    def _literals(self, roles: tuple[str, ...], add_generation_prompt: bool, pad: str = "") -> list[str]:
+        marked = [{"role": role, "content": f"{pad}{_MARK.format(index=i)}{pad}"} for i, role in enumerate(roles)]
         parts = _MARKS.split(self._render(marked, add_generation_prompt))
         if parts[1::2] != [str(i) for i in range(len(roles))]:
             raise UserError(
@@ -322,6 +317,13 @@ class ChatFormat:
             f"{self._where}: the chat template writes no end-of-turn token after an assistant message, so a model "
             "could never learn to stop; name another with the param chat_template."
         )
+
+
+def _strip(content: str, ends: tuple[bool, bool]) -> str:
+    """The content without white space at its start, its end or both."""
+    start, end = ends
+    content = content.lstrip() if start else content
+    return content.rstrip() if end else content
 
 
 def _remembered_ids(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:

@@ -127,7 +127,7 @@ def test_spans_contain_the_contents_and_an_assistants_span_ends_with_the_end_of_
     messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
     encoded = chat.encode(messages)
     last = 0
-    if "first" in chat._trimmed:
+    if chat._strips(("user", "assistant"), False)[0] == (True, True):
         messages[0] = Message(role="user", content=texts[0].strip())
     for message, span in zip(messages, encoded.spans, strict=True):
         assert last <= span.start <= span.end <= span.stop <= len(encoded.ids)
@@ -167,6 +167,15 @@ def test_a_system_message_keeps_its_place(tokenizer: Tokenizer) -> None:
     messages = [Message(role="system", content="Be brief."), Message(role="user", content="Hi")]
     text = tokenizer.decode(chat.encode(messages, add_generation_prompt=True).ids, skip_special_tokens=False)
     assert text == "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]"
+
+
+def test_content_is_stripped_only_at_the_ends_where_the_template_strips_it(tokenizer: Tokenizer) -> None:
+    """Llama-2 strips the system message and the first user's message as one text."""
+    chat = make(TEMPLATES["llama2"][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    contents = {"system": "\tBe brief.\n", "user": "\n Hi ", "assistant": " 7\n"}
+    messages = [Message.model_validate({"role": role, "content": text}) for role, text in contents.items()]
+    text = tokenizer.decode(chat.encode(messages).ids, skip_special_tokens=False)
+    assert text == "<s>[INST] <<SYS>>\n\tBe brief.\n\n<</SYS>>\n\n\n Hi [/INST] 7 </s>"
 
 
 def test_a_template_whose_generation_prompt_differs_from_its_replies_is_refused(tokenizer: Tokenizer) -> None:
