@@ -36,13 +36,15 @@ def compile_template(source: str) -> Template:
 
 
 def render(template: Template, messages: list[dict[str, str]], generation: bool, special: Mapping[str, str]) -> str:
-    """The dialogue as one text.
+    """The dialogue as one text, without tools and documents, which are none for a template, as in transformers.
 
     Raises:
         ValueError: the template refuses the dialogue, fails on it, or writes more than ``LONGEST`` characters.
     """
     try:
-        text = template.render(messages=messages, add_generation_prompt=generation, **special)
+        text = template.render(
+            messages=messages, add_generation_prompt=generation, tools=None, documents=None, **special
+        )
     except Exception as error:  # arithmetic, types and recursion in a template can raise anything
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
     if len(text) > LONGEST:
@@ -77,7 +79,9 @@ def _try_out() -> None:
         roles: list[Any] = [("user", "assistant")[index % 2] for index in range(length)]
         messages = [{"role": role, "content": f"message {index}"} for index, role in enumerate(roles)]
         try:
-            compile_template(source).render(messages=messages, add_generation_prompt=True, **special)
+            compile_template(source).render(
+                messages=messages, add_generation_prompt=True, tools=None, documents=None, **special
+            )
         except MemoryError:
             raise
         except Exception:

@@ -9,6 +9,7 @@ import pytest
 from selfimprove.core import chat_template
 from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
 from tests.support.tiny import train_tokenizer
 
 PLAIN = NAMED_TEMPLATES["plain"]
@@ -83,3 +84,12 @@ def test_a_template_may_use_the_extensions_of_transformers(tokenizer: Path, tmp_
     marked = PLAIN.replace(content, "{% generation %}" + content + "{% endgeneration %}")
     (tmp_path / "own.jinja").write_text(marked)
     assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"
+
+
+def test_a_template_is_told_that_there_are_no_tools_and_no_documents(tokenizer: Path, tmp_path: Path) -> None:
+    asks = "{% if tools is not none or documents is not none %}{{ tools | length }} tools{% endif %}"
+    (tmp_path / "own.jinja").write_text(asks + PLAIN)
+    said = [Message(role="user", content="Hi")]
+    assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).encode(said) == ChatFormat.load(tokenizer).encode(
+        said
+    )
