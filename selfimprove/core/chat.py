@@ -372,6 +372,9 @@ def _template_source(folder: Path, config: dict[str, Any], template: str | None)
     if own.is_file():
         return _read_template(own)
     inline = config.get("chat_template")
+    if isinstance(inline, list):  # several templates, for example one for tools
+        named = {one.get("name"): one.get("template") for one in inline if isinstance(one, dict)}
+        inline = named.get("default")
     if isinstance(inline, str):
         return inline
     raise UserError(

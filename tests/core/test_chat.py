@@ -224,6 +224,19 @@ def test_the_template_is_the_models_own_or_a_named_one_or_a_file(tmp_path: Path)
     assert ChatFormat.load(tmp_path / "model").encode(messages) != own.encode(messages)
 
 
+def test_of_several_named_templates_the_model_s_own_is_the_default(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path)
+    own, file = ChatFormat.load(tmp_path), tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    tools, default = {"name": "tool_use", "template": "tools"}, {"name": "default", "template": config["chat_template"]}
+    file.write_text(json.dumps({**config, "chat_template": [tools, default]}))
+    messages = [Message(role="user", content="Hi")]
+    assert ChatFormat.load(tmp_path).encode(messages) == own.encode(messages)
+    file.write_text(json.dumps({**config, "chat_template": [tools]}))
+    with pytest.raises(UserError, match="has no chat template"):
+        ChatFormat.load(tmp_path)
+
+
 def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer.json does not exist; point the param"):
         ChatFormat.load(tmp_path)
