@@ -50,9 +50,9 @@ def publish(source: Path, target: Path) -> None:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """As ``os.replace``, but also of a folder that is not empty, which is moved aside."""
+    """As ``os.replace``, but also of a folder that is not empty, or of anything by a folder; it is moved aside."""
     old = None
-    if target.is_dir() and not target.is_symlink():
+    if (target.is_dir() and not target.is_symlink()) or (source.is_dir() and os.path.lexists(target)):
         old = target.with_name(f"{REPLACED}{target.name}-{uuid4().hex}")
         os.replace(target, old)
     try:

@@ -50,6 +50,19 @@ def test_publishing_replaces_a_symbolic_link_instead_of_writing_through_it(tmp_p
     assert ((tmp_path / "out").read_text(), (cache / "x").read_text()) == ("fresh", "cached")
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_publishing_a_folder_replaces_a_file_or_a_symbolic_link(tmp_path: Path, kind: str) -> None:
+    cache, target = folder(tmp_path / "cache", x="cached"), tmp_path / "place/out"
+    target.parent.mkdir()
+    if kind == "file":
+        target.write_text("old")
+    else:
+        target.symlink_to(cache if kind == "link" else tmp_path / "nowhere")
+    publish(folder(tmp_path / "new", x="fresh"), target)
+    assert ((target / "x").read_text(), (cache / "x").read_text()) == ("fresh", "cached")
+    assert list(target.parent.iterdir()) == [target]
+
+
 def test_a_linked_copy_shares_the_bytes_and_survives_the_original(tmp_path: Path) -> None:
     source = folder(tmp_path / "a", x="1")
     folder(source / "deep", y="2")
