@@ -52,5 +52,6 @@ class RememberingEngine(Around):
 
 def _key(request: Request) -> Any:
     plain = replace(request, messages=(), seed=NOBODY, stop=tuple(request.stop), allowed=None)
-    messages = tuple((m.role, m.content, m.finish, tuple(m.token_ids or ())) for m in request.messages)
+    ids = (None if m.token_ids is None else tuple(m.token_ids) for m in request.messages)
+    messages = tuple((m.role, m.content, m.finish, own) for m, own in zip(request.messages, ids, strict=True))
     return plain, messages, request.allowed and tuple(request.allowed)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,21 @@ def test_a_failure_is_not_cached() -> None:
         assert (await engine.generate(ask(1)))[0].text == "answer"
 
     asyncio.run(work())
+
+
+def test_a_message_without_generated_ids_differs_from_one_whose_ids_are_none_at_all() -> None:
+    """An answer that a stop string cut inside its first token has text and no ids, so its prompt is another one."""
+
+    async def work() -> int:
+        inner = Gated()
+        inner.go.set()
+        engine = RememberingEngine(inner)
+        for token_ids in (None, [], None, []):
+            said = Message(role="assistant", content="a", token_ids=token_ids)
+            await engine.generate(replace(ask(2), messages=[said]))
+        return inner.asked
+
+    assert asyncio.run(work()) == 2
 
 
 def test_a_cancelled_caller_does_not_cancel_the_answer_that_others_wait_for() -> None:
