@@ -23,6 +23,7 @@ import torch
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.memory import gpu_memory
+from selfimprove.core.params import SMALLEST
 from selfimprove.core.records import Finish
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, Templated, first_stop
 from selfimprove.engines.choices import allowed_trie, decide
@@ -147,7 +148,8 @@ class TransformersEngine(Templated):
         return gpu_memory("engine transformers", self._less_memory)
 
     def _check(self, request: Request, prompt: int) -> None:
-        if request.max_tokens < 1 or request.n < 0 or request.temperature < 0 or not 0 < request.top_p <= 1:
+        warm = request.temperature == 0 or request.temperature >= SMALLEST  # in float32, logits / it stay finite
+        if request.max_tokens < 1 or request.n < 0 or not warm or not SMALLEST <= request.top_p <= 1:
             raise EngineError(
                 f"{request.seed}: max_tokens {request.max_tokens}, n {request.n}, temperature {request.temperature} "
                 f"or top_p {request.top_p} is out of range"
@@ -159,9 +161,9 @@ class TransformersEngine(Templated):
                 f"{request.seed}: a prompt of {prompt} tokens and max_tokens {request.max_tokens} do not fit the "
                 f"engine's context of {self.context}"
             )
-        if request.top_k < 0 or (request.choice and request.max_tokens != 1):
+        if not 0 <= request.top_k < 1 << 63 or (request.choice and request.max_tokens != 1):
             raise EngineError(
-                f"{request.seed}: top_k {request.top_k} is negative, or a choice has max_tokens "
+                f"{request.seed}: top_k {request.top_k} is out of range, or a choice has max_tokens "
                 f"{request.max_tokens} instead of 1"
             )
 

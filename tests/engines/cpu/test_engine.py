@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -394,8 +395,12 @@ def test_a_prompt_that_exactly_fits_is_accepted_and_a_longer_one_is_refused(engi
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"allowed": []}, {"n": -1}]
-)
+    "wrong",
+    [
+        {"max_tokens": 0}, {"temperature": -1.0}, {"temperature": 1e-40}, {"temperature": math.nan}, {"top_p": 0.0},
+        {"top_p": 1e-46}, {"top_p": math.nan}, {"top_k": -1}, {"top_k": 1 << 63}, {"allowed": []}, {"n": -1},
+    ],
+)  # fmt: skip
 def test_invalid_requests_are_refused(engine: TransformersEngine, wrong: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
         run(engine, [ask(1, **wrong)])
