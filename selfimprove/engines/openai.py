@@ -257,7 +257,7 @@ class OpenAiEngine:
             )
         words, code = error_of(response)
         said = self._clean(words)
-        if status in (402, 403, 429) and code in _QUOTA:
+        if status == 402 or (status in (403, 429) and code in _QUOTA):
             name = cfg.api_key_env or DEFAULT_NAME
             raise UserError(
                 f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or use another "

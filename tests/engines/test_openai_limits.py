@@ -73,9 +73,10 @@ def test_a_redirect_after_earlier_answers_is_retried_and_never_followed(status: 
         assert elsewhere.seen == []
 
 
-@pytest.mark.parametrize("status", [402, 429])
-def test_an_exhausted_quota_ends_the_stage_without_a_retry(status: int) -> None:
-    body = json.dumps({"error": {"message": "You exceeded your quota.", "code": "insufficient_quota"}}).encode()
+@pytest.mark.parametrize(("status", "code"), [(429, "insufficient_quota"), (402, "invalid_request_error"), (402, 402)])
+def test_an_exhausted_quota_ends_the_stage_without_a_retry(status: int, code: str | int) -> None:
+    """402, Payment Required, needs no code: DeepSeek's is that of any invalid request, OpenRouter's the status."""
+    body = json.dumps({"error": {"message": "You exceeded your quota.", "code": code}}).encode()
     with endpoint(echo, then=lambda _: Reply(status, body)) as server:
 
         async def work() -> BaseException:
