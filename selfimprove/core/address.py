@@ -24,7 +24,9 @@ def checked_address(key: str, address: str, example: str, options: Collection[st
     except (httpx.InvalidURL, UnicodeError):
         raise UserError(f"{key} is not an address; write it like {example}.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        shown = url.netloc.decode("ascii") if url.host else str(url.copy_with(query=None, fragment=None))
+        # Without a scheme, the password is part of what httpx takes for a path.
+        bare = str(url.copy_with(query=None, fragment=None)).rpartition("@")[2]
+        shown = url.netloc.decode("ascii") if url.host else bare
         raise UserError(f"{key} {shown!r} is not an http(s) address; write it like {example}.")
     if url.userinfo or url.fragment or set(url.params) - set(options):
         raise UserError(

@@ -373,6 +373,8 @@ def test_errors_about_keys_name_the_variable_or_the_file_but_not_the_key(tmp_pat
         ("localhost:8000/v1", "localhost"),
         ("ftp://host/v1", "host"),
         ("http://user:sk-secret@host/v1", "host"),
+        ("user:sk-secret@host:8000/v1", "base_url 'host:8000/v1' is not an http(s) address"),
+        ("http://user:sk-secret@:8000/v1", "base_url"),
         ("https://host/v1?api-key=sk-secret", "host"),
         ("http://a\x00b/v1", "base_url"),
         ("http://localhost:99999/v1", "base_url 'localhost:99999' is not an http(s) address"),
