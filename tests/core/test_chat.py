@@ -178,6 +178,16 @@ def test_content_is_stripped_only_at_the_ends_where_the_template_strips_it(token
     assert text == "<s>[INST] <<SYS>>\n\tBe brief.\n\n<</SYS>>\n\n\n Hi [/INST] 7 </s>"
 
 
+def test_a_template_that_writes_a_message_otherwise_once_it_is_answered_is_refused(tokenizer: Tokenizer) -> None:
+    content = "{{ message['content'] }}"
+    marked = NAMED_TEMPLATES["plain"].replace(content, "{% if loop.last %}!{% endif %}" + content)
+    chat = make(marked, tokenizer, {"eos_token": "<|end|>"})
+    question, reply = Message(role="user", content="a"), Message(role="assistant", content="b")
+    assert chat.encode([question], add_generation_prompt=True)
+    with pytest.raises(UserError, match=r"asks for a reply with '<\|user\|>!' but writes '<\|user\|>' before one"):
+        chat.encode([question, reply])
+
+
 def test_a_template_whose_generation_prompt_differs_from_its_replies_is_refused(tokenizer: Tokenizer) -> None:
     thinks = NAMED_TEMPLATES["plain"].replace("{% endif %}", "<think>{% endif %}")
     chat = make(thinks, tokenizer, {"eos_token": "<|end|>"})
