@@ -54,7 +54,8 @@ def test_a_message_without_generated_ids_differs_from_one_whose_ids_are_none_at_
         inner = Gated()
         inner.go.set()
         engine = RememberingEngine(inner)
-        for token_ids in (None, [], None, []):
+        given: list[list[int] | None] = [None, [], None, []]
+        for token_ids in given:
             said = Message(role="assistant", content="a", token_ids=token_ids)
             await engine.generate(replace(ask(2), messages=[said]))
         return inner.asked
