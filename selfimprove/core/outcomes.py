@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, mean_and_error
@@ -9,15 +12,24 @@ from selfimprove.core.records import Record, mean_and_error
 Estimate = dict[str, float | int]
 """{mean, se, n}: mean, standard error of the mean, number of tasks."""
 
+LARGEST = 1e100
+"""Squares of values up to this size, and their sums, are finite; larger ones are refused."""
+
 BEYOND = 3
 """Differences of more standard errors than this are marked, and only such differences are claimed."""
+
+
+def _summable(value: float) -> float:
+    if abs(value) > LARGEST:
+        raise ValueError(f"numbers must not exceed {LARGEST:g}")
+    return value
 
 
 class Outcome(Record):
     """One task's value of every averaged metric. Runs over the same split are compared by these, in pairs."""
 
     id: str
-    values: dict[str, float]
+    values: dict[str, Annotated[float, AfterValidator(_summable)]]
 
 
 def average(results: Sequence[Outcome]) -> dict[str, Estimate]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Outcome, average
 from selfimprove.core.records import (
     Attempt,
     Episode,
@@ -171,6 +172,15 @@ def test_mean_and_error_match_the_textbook_formulas(values: list[float]) -> None
     assert metric["n"] == len(values)
     assert metric["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
     assert metric["se"] == pytest.approx(statistics.stdev(values) / len(values) ** 0.5, abs=1e-6)
+
+
+def test_a_metric_whose_square_would_overflow_is_refused(tmp_path: Path) -> None:
+    lines = [f'{{"id": "{value}", "values": {{"reward": {value}}}}}\n' for value in ("1e100", "-1e100", "1e101")]
+    (tmp_path / "outcomes.jsonl").write_text("".join(lines[:2]))
+    assert math.isfinite(average(read_jsonl(tmp_path / "outcomes.jsonl", Outcome))["reward"]["se"])
+    (tmp_path / "outcomes.jsonl").write_text("".join(lines))
+    with pytest.raises(UserError, match=r"line 3: field 'values\.reward': numbers must not exceed 1e\+100"):
+        read_jsonl(tmp_path / "outcomes.jsonl", Outcome)
 
 
 def test_mean_and_error_of_no_value_and_of_one() -> None:
