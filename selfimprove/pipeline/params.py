@@ -4,6 +4,7 @@ A stage validates the sections it uses; every stage refuses an unknown top-level
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,9 @@ PARAMS_FILE = Path("params.yaml")
 
 OUTPUTS = ("data", "models", "results", ".scratch")
 """Folders to which the stages write."""
+
+CLOSE, MOST_TRIED = 0.5, 5
+"""How similar a known key must be to an unknown one to be suggested, and how many are tried in its place."""
 
 SHOWN = 60
 """Maximum number of characters of a value that a message repeats."""
@@ -76,7 +80,7 @@ def load_section(values: dict[str, Any], name: str, schema: type[S], where: str)
         _check_sections(values, name, where)
         return schema.model_validate(values[name])
     except ValidationError as error:
-        raise UserError(f"{where}: {_explain(error, name, values[name])[0]}") from None
+        raise UserError(f"{where}: {_explain(error, name, values[name], schema)[0]}") from None
 
 
 def section_faults(values: dict[str, Any], name: str, schema: type[Section], where: str) -> list[str]:
@@ -87,7 +91,7 @@ def section_faults(values: dict[str, Any], name: str, schema: type[Section], whe
     except UserError as error:
         return [str(error)]
     except ValidationError as error:
-        return [f"{where}: {fault}" for fault in _explain(error, name, values[name])]
+        return [f"{where}: {fault}" for fault in _explain(error, name, values[name], schema)]
     return []
 
 
@@ -134,18 +138,20 @@ def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
             raise UserError(f"{where}: {name}: {path} is a pipe or a device; set a regular file.")
 
 
-def _explain(error: ValidationError, section: str, value: Any) -> list[str]:
+def _explain(error: ValidationError, section: str, value: Any, schema: type[Section]) -> list[str]:
     """One sentence per fault, unknown keys first: a mistyped key also makes the correct one missing."""
     faults = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    return list(dict.fromkeys(_sentence(fault, section, value) for fault in faults))
+    return list(dict.fromkeys(_sentence(fault, section, value, schema) for fault in faults))
 
 
-def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
+def _sentence(fault: ErrorDetails, section: str, value: Any, schema: type[Section]) -> str:
     place = _keys(fault["loc"], value)
     path = ".".join([section, *place])
     kind = fault["type"]
     if kind == "extra_forbidden":
-        return f"{path}: unknown key{_nearest(place[-1], sorted(_known_keys()))}"
+        close = get_close_matches(place[-1], sorted(_known_keys()), n=MOST_TRIED, cutoff=CLOSE)
+        taken = [key for key in close if _takes(schema, value, place, key)]
+        return f"{path}: unknown key{_nearest(place[-1], taken)}"
     if kind == "missing":
         return f"{path}: missing; add it."
     if kind == "union_tag_invalid" and (key := str(fault["ctx"]["discriminator"]).strip("'")).isidentifier():
@@ -179,6 +185,22 @@ def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:
     return keys
 
 
+def _takes(schema: type[Section], value: Any, place: list[str], key: str) -> bool:
+    """Whether the section knows ``key`` in place of the unknown key at ``place``, whose other faults do not count."""
+    renamed = deepcopy(value)
+    node = renamed
+    for part in place[:-1]:
+        entries = node if isinstance(node, dict) else dict(enumerate(node))
+        node = next(inner for name, inner in entries.items() if str(name) == part)
+    node[key] = node.pop(place[-1])
+    try:
+        schema.model_validate(renamed)
+    except ValidationError as error:
+        unknown = [_keys(one["loc"], renamed) for one in error.errors() if one["type"] == "extra_forbidden"]
+        return [*place[:-1], key] not in unknown
+    return True
+
+
 def _known_keys() -> set[str]:
     known: set[str] = set()
     waiting = list(Section.__subclasses__())
@@ -190,6 +212,5 @@ def _known_keys() -> set[str]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    # A valid key of another section is not suggested.
-    close = [] if name in known else get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(name, known, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else "; remove it or fix its name."

@@ -79,7 +79,7 @@ def drop(path: str) -> Callable[[dict[str, Any]], object]:
     ("path", "nearest"),
     [
         ("run.sead", "seed"),
-        ("tokenizer.vocabsize", "vocab_size"),
+        ("tokenizer.rise.vocabsize", "vocab_size"),
         ("base.rise.arch.layer", "layers"),
         ("rise.iteration", "iterations"),
         ("rise.tasks.trian", "train"),
@@ -116,6 +116,22 @@ def test_an_unknown_key_is_reported_with_its_full_path_and_the_nearest_valid_key
         sentence = complaint(put(path, 1))
     assert sentence.startswith(f"params.yaml: {path}: unknown key")
     assert f"did you mean {nearest!r}?" in sentence
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["run.gpus", "run.worker", "rise.evaluate.temp", "reflect_rl.rl.gamma", "reflect_rl.rl.learning_rate"],
+)
+def test_a_key_that_only_another_section_knows_is_not_suggested(path: str) -> None:
+    sentence = complaint(put(path, 1))
+    known = {"rise.evaluate.temp": "did you mean 'temperature'?"}
+    assert sentence == f"params.yaml: {path}: unknown key; {known.get(path, 'remove it or fix its name.')}"
+
+
+def test_an_unknown_key_below_a_key_that_is_a_number_is_reported() -> None:
+    row = {"init": "base", "source": "base", "data": "examples", "mach": "iter2"}
+    sentence = complaint(lambda values: values["rise"]["rows"].update({1: row}))
+    assert sentence == "params.yaml: rise.rows.1.mach: unknown key; did you mean 'match'?"
 
 
 @pytest.mark.parametrize(
