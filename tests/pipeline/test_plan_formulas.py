@@ -202,13 +202,19 @@ def test_the_shape_of_a_model_folder_is_read_from_its_config(tmp_path: Path) -> 
     [
         ({"model_type": "mamba"}, "does not support model_type 'mamba'"),
         ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "'num_hidden_layers' is missing"),
+        ({**CONFIGS[LLAMA_7B], "num_hidden_layers": "2"}, "config.json: its layers is '2'; restore the file"),
+        ({**CONFIGS[LLAMA_7B], "vocab_size": 0}, "config.json: its vocab is 0; restore the file"),
+        ({**CONFIGS[LLAMA_7B], "num_attention_heads": 0}, "config.json is damaged; restore the file"),
+        ({**CONFIGS[LLAMA_7B], "hidden_size": None}, "config.json is damaged; restore the file"),
+        ([], "config.json is damaged; restore the file"),
     ],
 )
-def test_an_unsupported_or_incomplete_config_is_refused(config: dict, said: str) -> None:
+def test_an_unsupported_incomplete_or_damaged_config_is_refused(config: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_shape(config, "config.json")
 
 
-def test_an_unknown_model_is_refused_with_the_advice_to_add_its_config() -> None:
-    with pytest.raises(UserError, match=r"someone/unknown.*add its config"):
-        shape_of("someone/unknown")
+@pytest.mark.parametrize("model", ["someone/unknown", "models/my/own", "my model", "x" * 300])
+def test_an_unknown_model_is_refused_with_the_advice_to_add_its_config(model: str) -> None:
+    with pytest.raises(UserError, match=rf"{model}.*add its config"):
+        shape_of(model, "abc")

@@ -1,6 +1,8 @@
 """The shape of a model, from its config.json in a folder or the hub's cache, or from ``models.yaml`` in this folder."""
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from selfimprove.models.scratch import ScratchArch
 from selfimprove.pipeline.plan.formulas import BYTES, Shape
 
 TABLE = Path(__file__).with_name("models.yaml")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "positions")
+LARGEST_SIZE = 10**9
 ARCHITECTURES = ("llama", "mistral", "qwen2", "gpt2")
 
 
@@ -32,10 +36,13 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
         UserError: the model's config is not available, or its architecture is not supported.
     """
     file = Path(model) / "config.json"
-    if not file.is_file():
+    if not os.path.isfile(file):  # unlike pathlib's, False for a name that is too long
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-        cached = None if Path(model).exists() else try_to_load_from_cache(model, "config.json", revision=revision)
+        cached: object = None
+        with suppress(HFValidationError):  # no name of a hub model, such as that of a folder in a folder
+            cached = None if os.path.exists(model) else try_to_load_from_cache(model, "config.json", revision=revision)
         if not isinstance(cached, str):
             table = read_yaml(TABLE)
             if model in table:
@@ -48,41 +55,52 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
     return read_shape(load_json(file), str(file))
 
 
-def read_shape(config: Mapping[str, Any], where: str) -> Shape:
+def read_shape(config: Any, where: str) -> Shape:
     """Shape described by a config.json.
 
     Raises:
-        UserError: the architecture is not supported, or a size is missing.
+        UserError: the architecture is not supported, or a size is missing or wrong.
     """
+    try:
+        shape = _described(config, where)
+    except KeyError as error:
+        raise UserError(f"{where}: key {error} is missing; restore the file from its source.") from None
+    except (AttributeError, TypeError, ValueError, ArithmeticError):
+        raise UserError(f"{where} is damaged; restore the file from its source.") from None
+    for name in SIZES:
+        size = getattr(shape, name)
+        if type(size) is not int or not 0 < size <= LARGEST_SIZE:
+            raise UserError(f"{where}: its {name.replace('_', ' ')} is {size!r}; restore the file from its source.")
+    return shape
+
+
+def _described(config: Mapping[str, Any], where: str) -> Shape:
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         raise UserError(f"{where}: the planner does not support model_type {kind!r}, only {', '.join(ARCHITECTURES)}.")
     stored = BYTES.get(str(config.get("dtype") or config.get("torch_dtype") or "float32"), 4)
-    try:
-        if kind == "gpt2":
-            hidden, heads = config["n_embd"], config["n_head"]
-            return Shape(
-                layers=config["n_layer"], hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
-                intermediate=config.get("n_inner") or 4 * hidden, vocab=config["vocab_size"],
-                positions=config["n_positions"], tied=config.get("tie_word_embeddings", True), gated=False,
-                biases="all", learned_positions=True, dropout=True, kept_inner=5, stored=stored,
-            )  # fmt: skip
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    if kind == "gpt2":
+        hidden, heads = config["n_embd"], config["n_head"]
         return Shape(
-            layers=config["num_hidden_layers"],
-            hidden=hidden,
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate=config["intermediate_size"],
-            vocab=config["vocab_size"],
-            positions=positions(config) or config["max_position_embeddings"],
-            tied=bool(config.get("tie_word_embeddings", False)),
-            biases="qkv" if kind == "qwen2" else "none",
-            stored=stored,
-        )
-    except KeyError as error:
-        raise UserError(f"{where}: key {error} is missing; restore the file from its source.") from None
+            layers=config["n_layer"], hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+            intermediate=config.get("n_inner") or 4 * hidden, vocab=config["vocab_size"],
+            positions=config["n_positions"], tied=config.get("tie_word_embeddings", True), gated=False,
+            biases="all", learned_positions=True, dropout=True, kept_inner=5, stored=stored,
+        )  # fmt: skip
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    return Shape(
+        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,
+        intermediate=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        positions=positions(config) or config["max_position_embeddings"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biases="qkv" if kind == "qwen2" else "none",
+        stored=stored,
+    )
 
 
 def scratch_shape(arch: ScratchArch, vocab: int) -> Shape:
