@@ -16,6 +16,7 @@ Only ``tokenizer.json`` and a Jinja template are needed. No model code is import
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -364,11 +365,10 @@ def _template_source(folder: Path, config: dict[str, Any], template: str | None)
     if template in NAMED_TEMPLATES:
         return NAMED_TEMPLATES[template]
     if template is not None:
-        file = Path(template)
-        if not file.is_file():
+        if not os.path.isfile(template):  # unlike pathlib's, False for a template's text, too long for a path
             names = ", ".join(NAMED_TEMPLATES)
             raise UserError(f"chat_template: {template!r} is neither one of {names} nor a file; name one that exists.")
-        return _read_template(file)
+        return _read_template(Path(template))
     own = folder / "chat_template.jinja"
     if own.is_file():
         return _read_template(own)

@@ -49,7 +49,7 @@ class BaseParams(Section):
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseParams:
-        if self.model and self.model not in MADE and not Path(self.model).is_dir() and not self.revision:
+        if self.model and self.model not in MADE and not os.path.isdir(self.model) and not self.revision:
             raise ValueError(f"model {self.model!r} is not a folder; for a hub model, set revision too")
         if self.model is None and self.chat_template is not None:
             raise ValueError(
@@ -75,9 +75,8 @@ def resolve_model(params: BaseParams) -> Path:
             not been created yet.
     """
     assert params.model is not None
-    folder = Path(params.model)
-    if folder.is_dir():
-        return folder
+    if os.path.isdir(params.model):
+        return Path(params.model)
     if params.model in MADE:
         raise UserError(f"base: {params.model} does not exist yet; {MADE[params.model]}.")
     from huggingface_hub import snapshot_download

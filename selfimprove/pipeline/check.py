@@ -190,14 +190,14 @@ def base_faults(method: str, base: BaseParams) -> Iterator[str]:
     place, model = f"base.{method}", base.model or ""
     if model in MADE and not Path(model).is_dir():
         yield f"{place}.model: {model} does not exist yet; {MADE[model]}."
-    elif model.startswith(LOCAL) and not Path(model).is_dir():
+    elif model.startswith(LOCAL) and not os.path.isdir(model):
         yield f"{place}.model: folder {model} does not exist; name an existing folder, or a hub model as owner/name."
     if base.chat_template is not None:
         yield from _template_faults(f"{place}.chat_template", base.chat_template)
 
 
 def _template_faults(key: str, template: str) -> Iterator[str]:
-    if template not in NAMED_TEMPLATES and not Path(template).is_file():
+    if template not in NAMED_TEMPLATES and not os.path.isfile(template):
         yield f"{key}: {template!r} is neither one of {', '.join(NAMED_TEMPLATES)} nor a file; name one that exists."
 
 

@@ -253,6 +253,8 @@ def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> No
     train_tokenizer(tmp_path)
     with pytest.raises(UserError, match="'zefyr' is neither one of plain, zephyr, rise, react, text nor a file"):
         ChatFormat.load(tmp_path, "zefyr")
+    with pytest.raises(UserError, match="is neither one of plain"):
+        ChatFormat.load(tmp_path, "{{ messages }}" * 300)  # a template's text: too long for the name of a file
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     del config["chat_template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -276,6 +276,11 @@ def set_key(path: str, value: object) -> None:
             {"model": "models/smollm2", "chat_template": "rize"},
             "base.rise.chat_template: 'rize' is neither one of plain, zephyr, rise, react, text nor a file",
         ),
+        (
+            "base.rise",
+            {"model": "models/smollm2", "chat_template": "{{ messages }}" * 99},  # too long for the name of a file
+            "base.rise.chat_template: '{{ messages }}{{ messages }}",
+        ),
         ("reflect_rl.evaluate.levels", ["pickupp"], "reflect_rl: evaluate.levels: taxi has no level 'pickupp'"),
         ("reflect_rl.generate.levels", ["pickupp"], "reflect_rl: generate.levels: taxi has no level 'pickupp'"),
         ("reflect_rl.tasks.train", 301, "reflect_rl: tasks: "),

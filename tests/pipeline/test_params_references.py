@@ -147,6 +147,7 @@ def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> N
         "params.yaml: base.rise: model 'org/model' is not a folder; for a hub model, set revision too"
     )
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
+    assert complaint(put("base.rise.model", "x" * 300)).startswith("params.yaml: base.rise: model 'xxx")
 
 
 def test_a_chat_template_without_a_model_is_refused() -> None:
