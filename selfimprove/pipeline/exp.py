@@ -45,6 +45,8 @@ def check_settings(text: str) -> dict[str, Any]:
         wanted = read_yaml(copy)
     if faults := dict.fromkeys(params_faults(wanted)):
         raise UserError("\n".join([*faults, f"{PARAMS_FILE} was not changed."]))
+    if absent and absent[0].startswith("+"):
+        raise UserError(f"SET: {PARAMS_FILE} already contains the key of {absent[0]!r}; write it without the +.")
     if absent:
         raise UserError(f"SET: {PARAMS_FILE} does not contain the key of {absent[0]!r}; write +{absent[0]} to add it.")
     return wanted

@@ -10,6 +10,7 @@ With GPUs, each concurrent run has its own share of the visible ones, or shares 
 """
 
 import itertools
+import math
 import os
 import queue
 import re
@@ -110,14 +111,13 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
             raise UserError(f"GRID: a value in {short(word)} is not valid YAML; correct it.") from None
         if len({repr(value) for value in axes[key]}) < len(raw):
             raise UserError(f"GRID: {key} has the same value twice; remove one.")
-    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if axes else []
-    if not points:
+    if not axes:
         raise UserError(
             'GRID is empty; write for example: make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18".'
         )
-    if len(points) > MOST_POINTS:
-        raise UserError(f"GRID has {len(points)} points; one sweep runs {MOST_POINTS} at most: split it.")
-    return points
+    if math.prod(map(len, axes.values())) > MOST_POINTS:
+        raise UserError(f"GRID has more than {MOST_POINTS} points, the most that one sweep runs; split it.")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

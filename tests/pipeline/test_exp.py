@@ -40,6 +40,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run.seed=18,19", "SET: 'run.seed=18,19' is not key=value with a single value"),
         ("run.seed=18 run.seed=19", "SET: run.seed occurs twice; give it one value"),
         ("run.max_blocked=0.1", "SET: params.yaml does not contain the key of 'run.max_blocked=0.1'; write +run"),
+        ("+run.seed=18", "SET: params.yaml already contains the key of '+run.seed=18'; write it without the +."),
     ],
 )
 def test_an_invalid_setting_is_refused_and_params_yaml_is_unchanged(params: Path, text: str, said: str) -> None:
