@@ -36,7 +36,8 @@ def check_known(place: str, kind: str, name: str, known: Collection[str]) -> Non
         ValueError: lists the existing names.
     """
     if name not in known:
-        raise ValueError(f"{place}: there is no {kind} {name!r}; choose one of {', '.join(known)}")
+        remedy = f"choose one of {', '.join(known)}" if known else "add it"
+        raise ValueError(f"{place}: there is no {kind} {name!r}; {remedy}")
 
 
 def check_room(place: str, count: int, offset: int, train: int) -> None:

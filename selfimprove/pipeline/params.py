@@ -175,7 +175,7 @@ def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:
     keys, node = [], value
     for part in loc:
         tags = (node.get("engine"), node.get("data")) if isinstance(node, dict) else ()
-        if isinstance(node, dict) and part not in node and (part in tags or str(part).startswith(CHOICE)):
+        if str(part).startswith(CHOICE) or (isinstance(node, dict) and part not in node and part in tags):
             continue
         keys.append(str(part))
         if isinstance(node, dict):

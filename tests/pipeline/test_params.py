@@ -128,6 +128,12 @@ def test_a_key_that_only_another_section_knows_is_not_suggested(path: str) -> No
     assert sentence == f"params.yaml: {path}: unknown key; {known.get(path, 'remove it or fix its name.')}"
 
 
+def test_a_reference_into_an_empty_section_and_a_list_in_place_of_an_environment_are_reported_in_plain_words() -> None:
+    said = complaint(put("rise.engines", {}))
+    assert said == "params.yaml: rise: iterations.iter1.generate.models: there is no engine 'student'; add it."
+    assert complaint(put("agent_r.env", [])).startswith("params.yaml: agent_r.env.parts: list should have at least 2")
+
+
 def test_an_unknown_key_below_a_key_that_is_a_number_is_reported() -> None:
     row = {"init": "base", "source": "base", "data": "examples", "mach": "iter2"}
     sentence = complaint(lambda values: values["rise"]["rows"].update({1: row}))
