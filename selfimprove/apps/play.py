@@ -210,7 +210,7 @@ def load_engine(folder: Path) -> Engine:
         raise UserError(
             f"play: {folder} contains no model (config.json); name a trained row's folder such as models/rise/iter1."
         ) from None
-    except (ValueError, AttributeError, TypeError, OverflowError):
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         raise UserError(f"play: {config} is damaged; run `make repro`, which restores it.") from None
     if context < SHORTEST:
         raise UserError(f"play: {config} allows only {context} positions; at least {SHORTEST} are needed.")

@@ -283,6 +283,7 @@ def test_play_unknown_policies_models_and_tasks_are_user_errors(taxi: Any, tmp_p
     [
         ("{", "is damaged; run `make repro`"),
         ("[]", "is damaged"),
+        ("[" * 100_000, "is damaged"),
         ('{"max_position_embeddings": [1]}', "is damaged"),
         ('{"max_position_embeddings": 1e400}', "is damaged"),
         ('{"max_position_embeddings": -5}', "allows only -5 positions; at least 16 are needed"),

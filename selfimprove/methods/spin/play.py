@@ -60,7 +60,7 @@ class SpinEpisode(Record):
     index: int = Field(description="index of the question in its split; the trajectory file's key")
     question: str
     gold: str
-    prompt: list[Message]
+    prompt: list[Message] = Field(min_length=1)
     messages: list[Message] = Field(default_factory=list)
     rounds: list[PlayedRound] = Field(default_factory=list)
     form: Format

@@ -53,6 +53,14 @@ def test_exporting_a_run_that_was_not_played_is_refused_and_writes_nothing(tmp_p
     assert not (tmp_path / "t.json").exists()
 
 
+def test_an_episode_without_a_prompt_is_refused_by_its_line(tmp_path: Path, capsys: Any) -> None:
+    write_jsonl(tmp_path / "e.jsonl", [played(), played(index=1)])
+    first, second = (tmp_path / "e.jsonl").read_text().splitlines()
+    (tmp_path / "e.jsonl").write_text(f"{first}\n{json.dumps({**json.loads(second), 'prompt': []})}\n")
+    said = fails(capsys, "trajectories", tmp_path / "e.jsonl", tmp_path / "t.json")
+    assert said.startswith(f"{tmp_path}/e.jsonl, line 2: field 'prompt': List should have at least 1 item")
+
+
 def test_all_or_only_the_rewarded_trajectories_are_exported_as_alpaca_rows(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
