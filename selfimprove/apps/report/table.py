@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,7 +23,7 @@ from selfimprove.apps.report.charts import curve_chart, curves_of, rows_chart, w
 from selfimprove.apps.report.schema import Summary, read_timing
 from selfimprove.apps.report.words import figure_text, percent_text, signed_text
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError, fault, first_line
+from selfimprove.core.errors import UserError, fault, first_line, for_terminal
 from selfimprove.core.records import read_object
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.summary import headline
@@ -125,7 +126,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
             f"WARNING: {name} has the training tokens of {match}, not of {summary['last']} (last): unfair comparison; "
             f"set {method}.{'models' if method == 'reflect_rl' else 'rows'}.{name}.match: {summary['last']}"
         )
-    table.caption = "\n".join(notes)
+    table.caption = escape(for_terminal("\n".join(notes)))
     return table
 
 

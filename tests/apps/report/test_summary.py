@@ -142,6 +142,12 @@ def test_tables_show_standard_errors_and_mark_differences_beyond_three_of_them(r
     assert "+.500±.050*" in lines[-1]  # 10 standard errors
 
 
+def test_control_characters_and_markup_in_a_summary_s_notes_are_shown_as_text(results: Path) -> None:
+    summary, shown = summarise_rise(params(), results), StringIO()
+    show(results_table("rise", {**summary, "note": "a [/] b\x1b[2J"}), Console(file=shown, width=200))
+    assert "; a [/] b\\x1b[2J\n" in shown.getvalue()
+
+
 def test_omissions_have_a_column_only_if_there_are_any(results: Path) -> None:
     def printed() -> str:
         console = Console(width=300, record=True, file=StringIO())
