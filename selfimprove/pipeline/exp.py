@@ -12,7 +12,7 @@ from selfimprove.core.git import check_commit, identity
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.check import params_faults, run_faults
-from selfimprove.pipeline.layout import rewritten
+from selfimprove.pipeline.layout import changeable, rewritten
 from selfimprove.pipeline.params import PARAMS_FILE, short
 
 
@@ -26,6 +26,7 @@ def check_settings(text: str) -> dict[str, Any]:
     check_commit()
     identity()
     read_yaml(PARAMS_FILE)
+    changeable(PARAMS_FILE.read_text(encoding="utf-8"))
     keys = [word.partition("=")[0].lstrip("+~") for word in text.split()]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UserError(f"SET: {twice[0]} occurs twice; give it one value, or use `make sweep` for several.")

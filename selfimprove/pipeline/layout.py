@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import AliasToken
 
@@ -26,25 +26,40 @@ def rewritten(text: str, value: Mapping[str, Any]) -> str:
         value: the new content, as plain objects.
 
     Raises:
-        UserError: the text has an alias, so that a key cannot be changed alone, or is laid out in another way that
-            would change more than the values.
+        UserError: as ``changeable``, or the text is laid out in a way that would change more than the values.
     """
-    for token in YAML().scan(text) if _ALIAS.search(text) else ():
-        if isinstance(token, AliasToken):
-            raise UserError(
-                f"params.yaml, line {token.start_mark.line + 1}: the alias *{token.value} stands for a value elsewhere "
-                "and can't be changed alone; write the value out in its place."
-            )
-    yaml = YAML()
-    yaml.preserve_quotes = True
+    node = changeable(text)
     lines = text.splitlines()
-    changed = "".join(f"{line}\n" for line in _block(lines, 0, len(lines), yaml.load(text), value))
+    changed = "".join(f"{line}\n" for line in _block(lines, 0, len(lines), node, value))
     if _read(changed) != _plain(value):
         raise UserError(
             "params.yaml: its lines can't be changed one by one, perhaps because of unusual line breaks; nothing was "
             "written. Edit the value yourself."
         )
     return changed
+
+
+def changeable(text: str) -> CommentedMap:
+    """The content of a file's text with the places of its keys.
+
+    Raises:
+        UserError: the text has an alias, so that a key cannot be changed alone, or is no YAML to this stricter parser:
+            libyaml, which reads the params otherwise, accepts a tab after a value.
+    """
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    try:
+        aliases = [one for one in YAML().scan(text) if isinstance(one, AliasToken)] if _ALIAS.search(text) else []
+        node: CommentedMap = yaml.load(text)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise UserError(f"params.yaml, line {line}: not YAML ({error.problem}); correct the line.") from None
+    if aliases:
+        raise UserError(
+            f"params.yaml, line {aliases[0].start_mark.line + 1}: the alias *{aliases[0].value} stands for a value "
+            "elsewhere and can't be changed alone; write the value out in its place."
+        )
+    return node
 
 
 def _read(text: str) -> Any:

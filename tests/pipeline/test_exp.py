@@ -11,6 +11,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.exp import main, write_settings
+from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.profiles import compose
 from tests.support.repo_copy import ROOT, run
 from tests.support.sentences import refused_with
@@ -76,6 +77,17 @@ def test_params_with_an_alias_are_refused_and_unchanged(params: Path) -> None:
     params.write_text(text)
     with pytest.raises(UserError, match=r"params\.yaml, line \d+: the alias \*s stands for a value elsewhere"):
         write_settings("run.seed=18")
+    assert params.read_text() == text
+
+
+def test_a_tab_after_a_value_is_reported_by_its_line(params: Path) -> None:
+    """libyaml, and so `make check`, accepts it, but the parser that DVC and we change params with does not."""
+    text = params.read_text().replace("  seed: 17", "  seed: 17\t", 1)
+    params.write_text(text)
+    with pytest.raises(UserError, match=r"params\.yaml, line 4: not YAML \(found character '\\t' that cannot start"):
+        write_settings("run.seed=18")
+    with pytest.raises(UserError, match=r"params\.yaml, line 4: not YAML"):
+        rewritten(text, read_yaml(params))
     assert params.read_text() == text
 
 
