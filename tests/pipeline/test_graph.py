@@ -110,3 +110,14 @@ def test_a_missing_dvc_yaml_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^dvc\.yaml does not exist; run this in the repository's root"):
         needs()
+
+
+def test_a_damaged_config_of_dvc_is_reported_instead_of_dvc_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    with pytest.raises(UserError, match=r"DVC cannot read its config \(.*\); fix \.dvc/config or"):
+        needs()

@@ -21,9 +21,10 @@ def needs() -> dict[str, list[str]]:
     """Stage -> the stages that it needs directly, as DVC reads them from dvc.yaml; each after those it needs.
 
     Raises:
-        UserError: there is no dvc.yaml, or DVC refuses it.
+        UserError: there is no dvc.yaml, or DVC refuses it or its own config.
     """
     import networkx as nx
+    from dvc.config import ConfigError
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -31,6 +32,10 @@ def needs() -> dict[str, list[str]]:
         raise UserError("dvc.yaml does not exist; run this in the repository's root, or `git restore dvc.yaml`.")
     try:
         graph = Repo().index.graph
+    except ConfigError as error:
+        raise UserError(
+            f"DVC cannot read its config ({first_line(error).rstrip('.')}); fix .dvc/config or .dvc/config.local."
+        ) from None
     except DvcException as error:
         raise UserError(f"DVC refuses dvc.yaml ({first_line(error)}); correct it, or `git restore dvc.yaml`.") from None
     order = nx.lexicographical_topological_sort(graph.reverse(), key=lambda stage: stage.addressing)
