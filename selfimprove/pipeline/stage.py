@@ -247,6 +247,10 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
                 kernels.start_again(wanted)
             # Read from the environment, so that no name from params.yaml ever becomes part of a shell command.
             item = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(DVC_STAGE, "").partition("@")[2]
+            if "/" in item or not item.isprintable():  # it becomes part of the names of files
+                said = f"there is no entry {item!r}; write the name of one of params.yaml, such as iter1."
+                print(f"{name}: {said}", file=sys.stderr)
+                sys.exit(2)
             full = f"{name}@{item}" if item else name
             since = warm.started()
             with kept_log(full), sigterm_interrupts():

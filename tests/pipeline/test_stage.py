@@ -283,6 +283,18 @@ def test_invalid_params_end_the_stage_before_it_acquires_the_lock(
     assert (work.done, (folder / ".scratch/locks").exists()) == (0, False)
 
 
+@pytest.mark.parametrize("item", ["../../elsewhere", "models/rise/iter1", "a\x1b[31m"])
+def test_an_item_that_is_no_name_ends_the_stage_before_it_writes_anything(
+    folder: Path, work: Work, item: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["stage", item])
+    with pytest.raises(SystemExit, match="2"):
+        work()
+    said = capsys.readouterr().err
+    assert said == f"small: there is no entry {item!r}; write the name of one of params.yaml, such as iter1.\n"
+    assert (work.done, (folder / ".scratch").exists()) == (0, False)
+
+
 def test_a_script_started_as_a_file_is_the_same_stage_as_with_python_m(tmp_path: Path) -> None:
     copy_code(tmp_path)
     (tmp_path / "params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {}\n")
