@@ -27,9 +27,9 @@ def publish(source: Path, target: Path) -> None:
     partial copy) are removed.
 
     Raises:
-        UserError: the target's folder can't be created.
+        UserError: the target's folder can't be created, or the target is a device or a pipe.
     """
-    _make_parent(target)
+    _make_room(target)
     part = target.with_name(f".part-{target.name}")
     remove(part)
     make_durable(source)
@@ -96,11 +96,11 @@ def aside(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; it replaces the target if the block succeeds and is removed otherwise.
 
     Raises:
-        UserError: the target is a folder or can't be written.
+        UserError: the target is a folder, a device or a pipe, or can't be written.
     """
     if os.path.isdir(target) and not os.path.islink(target):
         raise UserError(f"{target} is a folder; {'move it away' if fixed(target) else 'name a file'}.")
-    _make_parent(target)
+    _make_room(target)
     part = target.with_name(f".part-{target.name}")  # keep the suffix, which determines the format
     try:
         remove(part)  # of a killed process; a folder would be added to
@@ -128,7 +128,7 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _make_parent(target: Path) -> None:
+def _make_room(target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,6 +138,9 @@ def _make_parent(target: Path) -> None:
             f"{target} can't be written: {target.parent} can't be created as a folder ({error.strerror}); use another "
             "path."
         ) from None
+    if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+        # A rename would replace /dev/stdout, or /dev/null for the whole system.
+        raise UserError(f"{target} is a device or a pipe; {'move it away' if fixed(target) else 'name a file'}.")
 
 
 def remove(path: Path) -> None:

@@ -216,6 +216,20 @@ def test_a_target_that_cannot_be_written_is_reported_by_name_in_one_sentence(tmp
     assert ((tmp_path / "file").read_text(), (tmp_path / "folder/x").read_text()) == ("kept", "kept")
 
 
+def test_a_device_or_a_pipe_is_refused_and_not_replaced(tmp_path: Path) -> None:
+    """A program run by root once replaced /dev/full for the whole system."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "new").write_text("1")
+    for name in ("pipe", "link"):
+        for write in (lambda target: write_text(target, "1"), lambda target: publish(tmp_path / "new", target)):
+            with pytest.raises(UserError, match=rf"{name} is a device or a pipe; name a file\.$"):
+                write(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "new").read_text() == "1"
+
+
 def test_a_full_disk_or_an_unreadable_file_in_the_block_is_not_attributed_to_the_target(tmp_path: Path) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         with pytest.raises(OSError) as full, aside(tmp_path / "out") as part:

@@ -142,9 +142,7 @@ def table_of(runs: list[Run]) -> Table:
         if (more := len(changed) - MOST_CHANGES) > 0:
             changed[MOST_CHANGES:] = [f"and {more} more (see `dvc params diff`)"]
         notes += [f"{name}: {'; '.join(changed)}"] if changed else []
-    table.caption = escape(
-        "\n".join(["mean ± standard error; minus: the last row minus that row, paired by task", *notes])
-    )
+    table.caption = "\n".join(["mean ± standard error; minus: the last row minus that row, paired by task", *notes])
     return table
 
 

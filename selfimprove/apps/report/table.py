@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
@@ -126,7 +125,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
             f"WARNING: {name} has the training tokens of {match}, not of {summary['last']} (last): unfair comparison; "
             f"set {method}.{'models' if method == 'reflect_rl' else 'rows'}.{name}.match: {summary['last']}"
         )
-    table.caption = escape(for_terminal("\n".join(notes)))
+    table.caption = "\n".join(notes)
     return table
 
 
@@ -146,7 +145,7 @@ def show(table: Table, console: Console) -> None:
     for part in fitted(table, console):
         console.print(part)
     if table.caption:
-        console.print(Text.from_markup(str(table.caption), style="table.caption"))
+        console.print(Text(for_terminal(str(table.caption)), style="table.caption"))
 
 
 def fitted(table: Table, console: Console) -> list[Table]:
