@@ -13,16 +13,20 @@ computed. ``v`` is a scene (``scenes.py``). ``n``, ``x`` and ``z`` count turns, 
 reflection with ``misread`` gives another place than the taxi's map (``envs/taxi/places.py``).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from selfimprove.apps.page import scenes
 from selfimprove.apps.page.lines import check_line
-from selfimprove.apps.page.run import Run
 from selfimprove.envs.plans import RULE
 from selfimprove.envs.taxi.places import misreads
+
+if TYPE_CHECKING:
+    from selfimprove.apps.page.run import Run  # needs packages that inspect_ai's environment lacks
 
 Json = dict[str, Any]
 
