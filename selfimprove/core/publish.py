@@ -29,7 +29,7 @@ def publish(source: Path, target: Path) -> None:
     Raises:
         UserError: the target's folder can't be created, or the target is a device or a pipe.
     """
-    _make_room(target)
+    _prepare(target)
     part = target.with_name(f".part-{target.name}")
     remove(part)
     make_durable(source)
@@ -100,7 +100,7 @@ def aside(target: Path) -> Iterator[Path]:
     """
     if os.path.isdir(target) and not os.path.islink(target):
         raise UserError(f"{target} is a folder; {'move it away' if fixed(target) else 'name a file'}.")
-    _make_room(target)
+    _prepare(target)
     part = target.with_name(f".part-{target.name}")  # keep the suffix, which determines the format
     try:
         remove(part)  # of a killed process; a folder would be added to
@@ -128,7 +128,8 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _make_room(target: Path) -> None:
+def _prepare(target: Path) -> None:
+    """Create the target's folder. Raises: UserError: that fails, or the target must not be replaced by a rename."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -16,15 +16,13 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import LARGEST
 from selfimprove.core.publish import write_text
 from selfimprove.core.records import Message, Pair, mean_and_error, read_jsonl
 from selfimprove.methods.spin.convert import Mode, alpaca_row
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
-
-LARGEST = 1e100
-"""Maximum absolute score; keeps means and squares finite."""
 
 
 def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
