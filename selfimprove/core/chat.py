@@ -16,7 +16,6 @@ Only ``tokenizer.json`` and a Jinja template are needed. No model code is import
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,44 +29,11 @@ from tokenizers import Tokenizer
 
 from selfimprove.core.chat_template import CPU_SECONDS, MEMORY, compile_template, is_bounded, render
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES, template_source
 from selfimprove.core.records import Message, load_json
 
 TEXTS_KNOWN = 1 << 15
 """Size of a format's cache of token ids per text: observations and openings of the episodes in progress."""
-
-NAMED_TEMPLATES = {
-    # For tokenizers trained in this repository: one special token per role and one that ends a turn.
-    "plain": (
-        "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    ),
-    "zephyr": (
-        "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-    ),
-    # The released RISE trainer's, for any model: a BOS and zephyr's turns; the first message is stripped and labelled
-    # "system" although its role is "user" (docs/rise.md, R5).
-    "rise": (
-        "{{ bos_token }}{% for message in messages %}<|{{ 'system' if loop.first else message['role'] }}|>\n"
-        "{{ message['content'] | trim if loop.first else message['content'] }}{{ eos_token }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-    ),
-    # One growing text, as ReAct agents read it: nothing between the messages, one EOS after the policy's last message
-    # (docs/spin.md, S11 and S32). Consecutive assistant messages are allowed, with different weights.
-    "react": (
-        "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
-        "{% if messages[-1]['role'] == 'assistant' and not add_generation_prompt %}{{ eos_token }}{% endif %}"
-    ),
-    # No roles: the original Reflect-RL's plain completions, for any model, plus an end token, which the original's
-    # training data lacks (docs/reflect-rl.md, L14).
-    "text": (
-        "{% for message in messages %}{{ message['content'] }}"
-        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-    ),
-}
-"""Values of ``chat_template`` with a built-in template; any other value is a file, and null is the model's own."""
-
-PLAIN_SPECIAL_TOKENS = ("<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 _MARK = "\x02{index}\x03"
 _MARKS = re.compile("\x02(\\d+)\x03")
@@ -155,7 +121,7 @@ class ChatFormat:
     def load(cls, folder: Path, template: str | None = None) -> ChatFormat:
         """Read ``tokenizer.json``, ``tokenizer_config.json`` and the template of a model folder.
 
-        ``template``: None for the model's own, a name from ``NAMED_TEMPLATES``, or a file.
+        ``template``: None for the model's own, a name from ``NAMED_TEMPLATES``, or a file (``named_templates``).
 
         Raises:
             UserError: the folder or its tokenizer is missing, or there is no chat template.
@@ -168,7 +134,7 @@ class ChatFormat:
         except Exception as error:  # the library raises bare Exception on any malformed file
             raise UserError(f"{file} is not a tokenizer file ({error}); restore it from its source.") from None
         config = _read_json(folder / "tokenizer_config.json")
-        source = _template_source(folder, config, template)
+        source = template_source(folder, config, template)
         special = {key: _token_text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         known = {key: value for key, value in special.items() if value}
         model = _read_json(folder / "config.json")
@@ -277,9 +243,9 @@ class ChatFormat:
                 for place, (asked, whole) in enumerate(zip(prompt, literals, strict=False)):
                     if not (asked == whole or (place == index and whole.startswith(asked))):
                         raise UserError(
-                            f"{self._where}: the chat template asks for a reply with {asked!r} but writes {whole!r} "
-                            "before one, so a model would be trained on other prompts than it sees; name another with "
-                            "the param chat_template."
+                            f"{self._where}: the chat template writes {asked!r} before message {place + 1} when it "
+                            f"asks for a reply, but {whole!r} when the reply follows, so a model would be trained on "
+                            "other prompts than it sees; name another with the param chat_template."
                         )
                 parts[index] = (prompt[index], literals[index][len(prompt[index]) :])
         self._parts_of[(roles, add_generation_prompt)] = parts
@@ -359,36 +325,6 @@ def _without_prefix(part: Any) -> Any:
         if steps in part:
             return {**part, steps: [step for step in map(_without_prefix, part[steps]) if step is not None]}
     return part
-
-
-def _template_source(folder: Path, config: dict[str, Any], template: str | None) -> str:
-    if template in NAMED_TEMPLATES:
-        return NAMED_TEMPLATES[template]
-    if template is not None:
-        if not os.path.isfile(template):  # unlike pathlib's, False for a template's text, too long for a path
-            names = ", ".join(NAMED_TEMPLATES)
-            raise UserError(f"chat_template: {template!r} is neither one of {names} nor a file; name one that exists.")
-        return _read_template(Path(template))
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return _read_template(own)
-    inline = config.get("chat_template")
-    if isinstance(inline, list):  # several templates, for example one for tools
-        named = {one.get("name"): one.get("template") for one in inline if isinstance(one, dict)}
-        inline = named.get("default")
-    if isinstance(inline, str):
-        return inline
-    raise UserError(
-        f"{folder} has no chat template; name one with the param chat_template "
-        f"({', '.join(NAMED_TEMPLATES)} or a Jinja file)."
-    )
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not a chat template ({error}); restore it from its source.") from None
 
 
 def _token_text(value: Any) -> str:

@@ -14,7 +14,8 @@ from typing import Literal
 from pydantic import Field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from selfimprove.core.chat import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS, ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.named_templates import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
 from selfimprove.core.params import Section
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "tokenizer.model")

@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from selfimprove.core.chat import NAMED_TEMPLATES
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.core.yaml import read_yaml

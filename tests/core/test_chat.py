@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.records import Message
 from tests.support.tiny import LINES, train_tokenizer
 
@@ -184,14 +185,14 @@ def test_a_template_that_writes_a_message_otherwise_once_it_is_answered_is_refus
     chat = make(marked, tokenizer, {"eos_token": "<|end|>"})
     question, reply = Message(role="user", content="a"), Message(role="assistant", content="b")
     assert chat.encode([question], add_generation_prompt=True)
-    with pytest.raises(UserError, match=r"asks for a reply with '<\|user\|>!' but writes '<\|user\|>' before one"):
+    with pytest.raises(UserError, match=r"'<\|user\|>!' before message 1 when it asks .* '<\|user\|>' when the reply"):
         chat.encode([question, reply])
 
 
 def test_a_template_whose_generation_prompt_differs_from_its_replies_is_refused(tokenizer: Tokenizer) -> None:
     thinks = NAMED_TEMPLATES["plain"].replace("{% endif %}", "<think>{% endif %}")
     chat = make(thinks, tokenizer, {"eos_token": "<|end|>"})
-    with pytest.raises(UserError, match=r"asks for a reply with '.*<think>' but writes"):
+    with pytest.raises(UserError, match=r"<think>' before message 2 when it asks for a reply, but"):
         chat.encode([Message(role="user", content="a"), Message(role="assistant", content="b")])
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core import chat_template
-from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.records import Message
 from tests.support.tiny import train_tokenizer
 

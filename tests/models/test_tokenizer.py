@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.core.chat import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS, ChatFormat
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
 from selfimprove.core.records import Message
 from selfimprove.models.tokenizer import TokenizerParams, copy_tokenizer, train_tokenizer
 from tests.support.tiny import LINES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from selfimprove.core.chat import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
+from selfimprove.core.named_templates import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
 
 LINES = (
     "Mia has 3 apples and buys 4 more. How many apples does she have now?",

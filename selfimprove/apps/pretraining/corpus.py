@@ -18,7 +18,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from selfimprove.apps.pretraining import copying
-from selfimprove.core.chat import PLAIN_SPECIAL_TOKENS, ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.named_templates import PLAIN_SPECIAL_TOKENS
 from selfimprove.core.params import Section
 from selfimprove.core.records import Example, Message
 from selfimprove.core.seeds import rng

@@ -17,8 +17,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from selfimprove.apps.pretraining.corpus import WORLDS, page_of
-from selfimprove.core.chat import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
 from selfimprove.envs.alfworld.kitchen import INSTRUCTION as KITCHEN
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.autoexplore.env import INSTRUCTION as AUTOEXPLORE

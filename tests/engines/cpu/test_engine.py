@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from selfimprove.core.chat import PLAIN_SPECIAL_TOKENS
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import PLAIN_SPECIAL_TOKENS
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError, Request

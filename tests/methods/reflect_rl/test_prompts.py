@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.records import Message
 from selfimprove.envs.interface import State
 from selfimprove.methods.reflect_rl.convert import shortened

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.records import Message
 from selfimprove.envs.qa.base import TASKS
 from selfimprove.envs.qa.experts import Round

@@ -100,7 +100,8 @@ def test_the_replacement_model_is_of_the_same_family_as_the_profile_s(name: str,
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
 def test_a_replacement_model_has_the_requested_type_and_supports_every_chat_template(kind: str, tmp_path: Path) -> None:
-    from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+    from selfimprove.core.chat import ChatFormat
+    from selfimprove.core.named_templates import NAMED_TEMPLATES
     from selfimprove.envs.labels import LABELS, label_ids
     from selfimprove.models.loading import check_vocabulary, load_causal_lm
 
