@@ -44,6 +44,7 @@ LATE_SECONDS = 30.0
 """How long the answer to a sent call is awaited after its episode is cancelled, because it is paid for."""
 
 _SAY = 200  # maximum characters of an endpoint's own message in an error
+_SHORTEST_SECRET = 8  # characters
 _PATH = "/chat/completions"
 _VERSION = "api-version"
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
@@ -68,6 +69,8 @@ class OpenAiEngine:
         self._url, version = endpoint_of(cfg.base_url)
         self._version = cfg.api_version or version
         self._key = find_key(cfg.api_key_env, cfg.api_key_file, os.environ)
+        # What must not be repeated. A shorter key is a placeholder, such as EMPTY, and may be a word of any answer.
+        self._secret = self._key if self._key is not None and len(self._key) >= _SHORTEST_SECRET else None
         self._slots = asyncio.Semaphore(cfg.concurrency)
         self._client: httpx.AsyncClient | None = None
         self._answered = False  # whether anything has ever listened there
@@ -317,12 +320,12 @@ class OpenAiEngine:
                 self.stats.seconds += time.monotonic() - self._since
 
     def _without_key(self, completion: Completion) -> Completion:
-        if self._key is None or self._key not in completion.text:
+        if self._secret is None or self._secret not in completion.text:
             return completion
-        return replace(completion, text=completion.text.replace(self._key, "[key]"))
+        return replace(completion, text=completion.text.replace(self._secret, "[key]"))
 
     def _clean(self, text: str) -> str:
-        text = text.replace(self._key, "[key]") if self._key else text
+        text = text.replace(self._secret, "[key]") if self._secret else text
         shown = "".join(one if one.isprintable() else " " for one in text)  # terminals interpret control characters
         return " ".join(shown.split())[:_SAY]
 

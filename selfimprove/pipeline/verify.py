@@ -12,11 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.yaml import read_yaml
 
 LOCK = Path("dvc.lock")
 FOLDER = ".dir"
@@ -61,11 +59,11 @@ def outputs() -> Iterator[Out]:
     if not LOCK.is_file():
         raise UserError(f"{LOCK} does not exist, so there are no outputs yet; run `make repro`.")
     try:
-        stages = YAML(typ="safe").load(LOCK.read_bytes())["stages"]
+        stages = read_yaml(LOCK)["stages"]
         listed = [(stage, out) for stage, entry in stages.items() for out in entry.get("outs", [])]
         for stage, out in listed:
             yield from _expanded(Out(stage, Path(out["path"]), out["md5"]))
-    except (YAMLError, ValueError, KeyError, TypeError, AttributeError):
+    except (UserError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{LOCK} is truncated or damaged; run `make repro`, which restores the last complete copy."
         ) from None

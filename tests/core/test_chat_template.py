@@ -94,3 +94,10 @@ def test_a_template_is_told_that_there_are_no_tools_and_no_documents(tokenizer: 
     assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).encode(said) == ChatFormat.load(tokenizer).encode(
         said
     )
+
+
+def test_a_template_is_given_no_clock_so_that_prompts_do_not_depend_on_the_day(tokenizer: Path, tmp_path: Path) -> None:
+    needs = "{% if messages[0].content == strftime_now('%Y') %}{% endif %}"
+    assert "'strftime_now' is undefined" in refused(tokenizer, tmp_path, needs + PLAIN)
+    (tmp_path / "own.jinja").write_text("{% if strftime_now is defined %}" + needs + "{% endif %}" + PLAIN)
+    assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"

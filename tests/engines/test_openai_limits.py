@@ -183,6 +183,14 @@ def test_a_key_echoed_by_the_endpoint_is_removed_from_completions() -> None:
     assert completions[0].text == "Your key is [key]."
 
 
+def test_a_placeholder_for_a_key_is_left_in_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
+    with endpoint(then=lambda _: answer("The box is EMPTY.")) as server:
+        [completions], _ = run(server, ask())
+    assert completions[0].text == "The box is EMPTY."
+    assert server.seen[0].headers["authorization"] == "Bearer EMPTY"
+
+
 def test_control_characters_from_an_endpoint_are_removed_from_errors() -> None:
     with endpoint(then=fail(400, "no\x1b[2J\x07\u202e way")) as server:
         [error], _ = run(server, ask())

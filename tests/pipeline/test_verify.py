@@ -96,11 +96,12 @@ def test_a_damaged_cache_file_that_dvc_checks_out_as_up_to_date_is_reported_and_
 
 
 def test_a_damaged_or_missing_dvc_lock_is_reported_in_one_sentence(repo: Path) -> None:
-    (repo / "dvc.lock").write_text("stages:\n  make: 7\n")
-    assert verify(repo) == (
-        2,
-        ["dvc.lock is truncated or damaged; run `make repro`, which restores the last complete copy."],
-    )
+    for damaged in ("stages:\n  make: 7\n", "stages: " + "[" * 50_000 + "]" * 50_000):  # the latter crashes libyaml
+        (repo / "dvc.lock").write_text(damaged)
+        assert verify(repo) == (
+            2,
+            ["dvc.lock is truncated or damaged; run `make repro`, which restores the last complete copy."],
+        )
     (repo / "dvc.lock").unlink()
     assert verify(repo) == (2, ["dvc.lock does not exist, so there are no outputs yet; run `make repro`."])
 
