@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -140,6 +140,10 @@ class Pair(Record):
 
 
 R = TypeVar("R", bound=Record)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
 
 
 def dump_line(record: Record) -> str:
@@ -305,15 +309,15 @@ def text_field(row: Mapping[str, Any], key: str, place: str) -> str:
     return value
 
 
-def load_json(path: Path) -> Any:
-    """The content of a JSON file from any source.
+def load_json(path: Path, constant: Callable[[str], Any] = _refuse_constant) -> Any:
+    """The content of a JSON file from any source; ``constant``: the value of NaN and Infinity, refused by default.
 
     Raises:
         UserError: the file does not exist, can't be read, is not JSON, or contains an unpaired surrogate.
     """
     only_regular(path)
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"), constant)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path.") from None
     except OSError as error:
@@ -322,21 +326,17 @@ def load_json(path: Path) -> Any:
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or generate it again.") from None
 
 
-def parse_json(text: str) -> Any:
-    """The value of a strict JSON text.
+def parse_json(text: str, constant: Callable[[str], Any] = _refuse_constant) -> Any:
+    """The value of a strict JSON text; ``constant``: see ``load_json``.
 
     Raises:
         ValueError: not JSON, or contains NaN, Infinity or an unpaired surrogate (1e999 is read as an infinity);
         RecursionError: nested too deeply.
     """
-    value = json.loads(text, parse_constant=_refuse_constant)
+    value = json.loads(text, parse_constant=constant)
     if "\\ud" in text.lower():  # JSON allows unpaired surrogates; neither files nor tokenizers do
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(name)
 
 
 def mean_and_error(values: Iterable[float]) -> dict[str, float | int]:

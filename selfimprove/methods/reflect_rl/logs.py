@@ -208,13 +208,13 @@ def original_points(path: Path) -> list[Point]:
 
     Its iterations count from 0, the points' steps from 1. The loss is the mean over both updates, that on the current
     episodes and that on replayed ones, as in the original's plot. Missing values are skipped; the original counts them
-    as 0.
+    as 0. Its runs write NaN for a loss that overflowed, which counts as missing.
 
     Raises:
         UserError: the file is missing or has another format.
     """
     try:
-        return [_point(row) for row in load_json(path)]
+        return [_point(row) for row in load_json(path, lambda _: None)]
     except (ValueError, LookupError, TypeError, OverflowError):
         raise UserError(f"{path}: not a list of iterations with iter, loss, cost and succ; restore it.") from None
 

@@ -126,6 +126,14 @@ def test_the_original_s_loss_is_the_mean_over_both_updates(
     assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, 1.0, loss, count)]
 
 
+def test_a_number_that_overflowed_in_an_original_run_counts_as_not_measured(tmp_path: Path) -> None:
+    """The original writes NaN and Infinity to logs.json, since its trainer goes on after an overflow."""
+    row = {"iter": 0, "loss": [math.nan, 1.5], "critic_loss": [math.nan, None], "cost": 1.0, "succ": 0.5, "log": []}
+    rows = [row, row | {"iter": 1, "loss": [math.nan, None], "cost": math.inf}]
+    (tmp_path / "logs.json").write_text(json.dumps(rows))
+    assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, 1.0, 1.5), Point(2, 0.5, None, None)]
+
+
 def test_each_update_counts_once_in_a_smoothed_loss() -> None:
     points = [Point(1, None, None, 1.0, 2), Point(2, None, None, None), Point(3, None, None, 4.0)]
     assert [point.loss for point in smoothed(points, 5)] == [2.0, 2.0, 2.0]
