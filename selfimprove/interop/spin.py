@@ -48,8 +48,8 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     """Rows {prompt, chosen, rejected} of the tasks that are in both runs and that only one was rewarded for.
 
     Rewarded means a reward of 1 or true, not a part of it (docs/spin.md, S6). A task with a null reward was not scored
-    and gives no row. The terminal observation is dropped on both sides. The
-    responses do not repeat the prompt, unlike the original's.
+    and gives no row, nor does one with a blocked episode, or with one that has no round. The terminal observation is
+    dropped on both sides. The responses do not repeat the prompt, unlike the original's.
 
     Raises:
         UserError: a trajectory has no wrapper.
@@ -62,6 +62,8 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
         right, wrong = (one, other) if earned[0] == 1 else (other, one)
         (chosen,) = alpaca_rows({key: right[key]}, "self_play", where, rewarded=False)
         (rejected,) = alpaca_rows({key: wrong[key]}, "self_play", where, rewarded=False)
+        if right[key].get("blocked") or wrong[key].get("blocked") or not rejected["output"].strip():
+            continue
         rows.append(
             {"prompt": alpaca(chosen["instruction"]), "chosen": chosen["output"], "rejected": rejected["output"]}
         )

@@ -6,8 +6,9 @@
               "traj": "Below is an instruction … reward = False\\n", "traj_by_line": ["Below is …", …, ""],
               "finished": true, "steps": 2, "iteration": "iter0"}}
 
-``finished``, ``steps`` and ``iteration`` are our additions. An unfinished episode is written with reward false and pred
-"", whereas the original loses it. Without evaluation reward, em and f1 are null.
+``finished``, ``steps`` and ``iteration`` are our additions, and ``blocked`` of an episode that an engine or environment
+cut short. An unfinished episode is written with reward false and pred "", whereas the original loses it. Without
+evaluation reward, em and f1 are null.
 """
 
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ def to_entry(episode: SpinEpisode) -> dict[str, Any]:
         "finished": episode.finished,
         "steps": len(episode.rounds),
         "iteration": episode.iteration,
+        **({"blocked": True} if episode.status == "blocked" else {}),
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_jsonl
+from selfimprove.engines.base import EngineError, Request
 from selfimprove.envs.qa.experts import Round
 from selfimprove.interop.spin import app, pair_row, preferences, score_file
 from selfimprove.methods.spin.convert import without_terminal
@@ -220,3 +221,18 @@ def test_of_two_runs_with_partial_rewards_neither_is_preferred() -> None:
     part = {key: {**entry, "reward": 0.5} for key, entry in lost.items()}
     assert preferences(part, lost, "here") == []
     assert preferences(won, part, "here") == preferences(won, lost, "here") != []
+
+
+def test_a_blocked_episode_and_one_without_a_round_are_not_preferred_against() -> None:
+    """As in outcome pairs (docs/spin.md, S6): what an endpoint cut short is no failure of the policy."""
+
+    def stopping(request: Request, attempt: int) -> str:
+        if request.seed.turn:
+            raise EngineError("endpoint gone")
+        return REPLIES[0]
+
+    cramped = played().model_copy(update={"rounds": [], "messages": [], "finished": False, "reward": 0.0})
+    won, blocked, silent = (to_json([one]) for one in (played(), played(stopping), cramped))
+    assert (blocked["0"]["reward"], blocked["0"]["blocked"], blocked["0"]["steps"]) == (False, True, 1)
+    assert (silent["0"]["reward"], silent["0"]["steps"], "blocked" in silent["0"]) == (False, 0, False)
+    assert preferences(won, blocked, "here") == preferences(won, silent, "here") == []
