@@ -154,7 +154,17 @@ def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
 
 
 def to_openai(example: Example) -> dict[str, Any]:
-    """Chat messages with a boolean ``loss`` on every reply."""
+    """Chat messages with a boolean ``loss`` on every reply.
+
+    Raises:
+        UserError: a message that is no reply is trained on, as with ``tasks.observation_weight``.
+    """
+    for place, message in enumerate(example.messages):
+        if message.weight and message.role != "assistant":
+            raise UserError(
+                f"example {example.id!r}, message {place + 1}: chat messages cannot represent a trained "
+                f"{message.role} message; export examples made with tasks.observation_weight: 0."
+            )
     return {"messages": log(example.messages, 0)}
 
 

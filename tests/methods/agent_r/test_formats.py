@@ -122,6 +122,13 @@ def test_openai_messages_have_a_loss_flag_on_every_reply() -> None:
     assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
 
 
+def test_a_trained_observation_has_no_openai_form() -> None:
+    """As in XTuner's format: the flag of a message that is no reply is ignored, so its weight would be lost."""
+    seen = Message(role="user", content="You have a key.", weight=0.5)
+    with pytest.raises(UserError, match="example 'e', message 1: chat messages cannot represent a trained user"):
+        to_openai(Example(id="e", messages=[seen, Message(role="assistant", content="Go.", weight=1)]))
+
+
 def test_an_openai_reply_without_a_loss_flag_is_trained_on_as_in_xtuner() -> None:
     said: list[dict[str, Any]] = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
     assert [m.weight for m in from_openai({"messages": said}, "line 1").messages] == [0, 1, 0, 1]
