@@ -242,6 +242,8 @@ def export_trees(
 ) -> None:
     """Trees (JSONL) to one file per tree; trees that were blocked before they began are skipped."""
     trees = [tree for tree in read_jsonl(source, Tree) if tree.prompt]
+    if not trees:
+        raise UserError(f"{source} contains no tree that began; run the search again, or name another file.")
     tasks = [tree.task_id for tree in trees]
     twice = next((task for task in tasks if tasks.count(task) > 1), None)
     if twice is not None:
@@ -327,6 +329,9 @@ def export_results(
 ) -> None:
     """Episodes (JSONL) to the original's result rows: task_id, env_score, model_name, step_num, state."""
     episodes = [one for one in read_jsonl(source, Episode) if revised == task_of(one.id)[1]]
+    if not episodes:
+        which = "from given beginnings; omit" if revised else "without a given beginning; add"
+        raise UserError(f"{source} contains no episodes {which} --revised, or name another file.")
     with aside(target) as part:
         write_rows(part, [eval_row(episode, model) for episode in episodes])
 

@@ -160,6 +160,8 @@ def export_alpaca(
 ) -> None:
     """Trajectories to Alpaca rows."""
     rows = alpaca_rows(read_trajectories(source), mode, str(source), rewarded=rewarded)
+    if not rows:
+        raise UserError(f"{source} contains no trajectory that earned the reward; name another, or omit --rewarded.")
     write_text(target, as_json(rows, indent=4))
 
 
@@ -171,6 +173,8 @@ def export_preferences(
 ) -> None:
     """Two runs to outcome pairs for DPO."""
     rows = preferences(read_trajectories(one), read_trajectories(other), f"{one} or {other}")
+    if not rows:
+        raise UserError(f"{one} and {other} have no task with different rewards; name two runs of the same tasks.")
     write_text(target, as_json(rows))
 
 

@@ -354,6 +354,22 @@ def test_whole_and_revised_episodes_are_exported_as_separate_result_rows(tmp_pat
         assert (row["task_id"], row["model_name"], row["env_score"], row["step_num"]) == (str(task), "M", 0.5, 1)
 
 
+def test_an_export_without_a_row_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It wrote an empty file, for example with --revised after an evaluation without beginnings."""
+    for name, options in (("textcraft-3", ["--revised"]), ("textcraft-3-19053354078d711f", [])):
+        episode = Episode(id=name, env="textcraft", query="", gold="", prompt=[], turns=[], status="unsolved", seed="s")
+        write_jsonl(tmp_path / "episodes.jsonl", [episode])
+        refused("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
+    said = capsys.readouterr().err
+    assert "contains no episodes from given beginnings; omit --revised" in said
+    assert "contains no episodes without a given beginning; add --revised" in said
+    blocked = Tree(id="c-1", env="corridor", task_id=1, prompt=[], nodes=[Node()], seed="0", status="blocked")
+    write_jsonl(tmp_path / "trees.jsonl", [blocked])
+    refused("trees", tmp_path / "trees.jsonl", tmp_path / "rows")
+    assert "contains no tree that began" in capsys.readouterr().err
+    assert not list(tmp_path.glob("rows*"))
+
+
 def test_result_rows_take_the_task_and_the_kind_of_episode_from_the_episode_s_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

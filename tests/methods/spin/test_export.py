@@ -236,3 +236,14 @@ def test_a_blocked_episode_and_one_without_a_round_are_not_preferred_against() -
     assert (blocked["0"]["reward"], blocked["0"]["blocked"], blocked["0"]["steps"]) == (False, True, 1)
     assert (silent["0"]["reward"], silent["0"]["steps"], "blocked" in silent["0"]) == (False, 0, False)
     assert preferences(won, blocked, "here") == preferences(won, silent, "here") == []
+
+
+def test_an_export_without_a_row_is_refused(files: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    """It wrote an empty list, for example of two runs that have no task in common."""
+    said = fails(capsys, "preferences", files["right"], files["right"], tmp_path / "out.json")
+    assert said.startswith(f"{files['right']} and {files['right']} have no task with different rewards; name two runs")
+    lost = {key: entry for key, entry in json.loads(files["wrong"].read_text()).items() if not entry["reward"]}
+    (tmp_path / "lost.json").write_text(json.dumps(lost))
+    said = fails(capsys, "alpaca", tmp_path / "lost.json", tmp_path / "out.json", "--mode", "parity", "--rewarded")
+    assert said.startswith(f"{tmp_path}/lost.json contains no trajectory that earned the reward; name another, or omit")
+    assert not (tmp_path / "out.json").exists()
