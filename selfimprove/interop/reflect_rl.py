@@ -213,7 +213,10 @@ def export_tasks(
 @app.command("trajectories")
 def export_trajectories(source: Source, target: Target) -> None:
     """Taxi's or ALFWorld's reflected states as one JSON list."""
-    write_json(target, state_rows(read_jsonl(source, TeacherTrajectory)))
+    rows = state_rows(read_jsonl(source, TeacherTrajectory))
+    if not rows:
+        raise UserError(f"{source} contains no state that is trained on; name another, or generate more trajectories.")
+    write_json(target, rows)
 
 
 @app.command("sft")

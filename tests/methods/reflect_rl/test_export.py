@@ -136,6 +136,14 @@ def test_failed_trajectories_are_not_exported() -> None:
         assert state_rows([made.model_copy(update={"env": "taxi"})]) == []
 
 
+def test_an_export_without_a_state_is_refused(tmp_path: Path) -> None:
+    failed = TeacherTrajectory(id="x", env="taxi", task_id=0, info="positive", teacher="t", status="unsolved")
+    write_jsonl(tmp_path / "made.jsonl", [failed])
+    with pytest.raises(UserError, match=r"made\.jsonl contains no state that is trained on; name another"):
+        run("trajectories", tmp_path / "made.jsonl", tmp_path / "rows.json")
+    assert not (tmp_path / "rows.json").exists()
+
+
 def test_exported_tasks_without_trajectories_have_an_empty_list_of_them(tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.json", [task_for("core/hub.py")])
     assert [row["trajectories"] for row in json.loads((tmp_path / "tasks.json").read_text())] == [[]]
