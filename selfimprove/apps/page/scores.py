@@ -133,11 +133,11 @@ class Scorer:
         try:
             if self._loaded is None or self._loaded[0] != after:
                 self._loaded = after, [self._load(name) for name in (after, before)]
+            found = [_log_probs(model, ids) for model in self._loaded[1]]
         except Exception as error:  # whatever a damaged model raises, the rest of the page must still be written
             self.run.tell(f"{after}: its log-probabilities cannot be computed ({first_line(error)}).")
-            self.wanted = "no"
+            self._started[after] = ""
             return []
-        found = [_log_probs(model, ids) for model in self._loaded[1]]
         self.scored = self.scored or all(found)
         return found if all(found) else []
 
@@ -193,14 +193,20 @@ def _written(messages: list[Message], parts: list[list[Any]]) -> list[list[Any] 
 
 
 def _log_probs(model: Any, ids: list[int]) -> list[float]:
-    """Log-probability of each token given its predecessors (0 for the first); [] if ``ids`` exceeds the context."""
+    """Log-probability of each token given its predecessors (0 for the first); [] if there are no ids, or too many.
+
+    Raises:
+        ValueError: one is not a finite number.
+    """
     import torch
 
-    if len(ids) > getattr(model.config, "max_position_embeddings", len(ids)):
+    if not ids or len(ids) > getattr(model.config, "max_position_embeddings", len(ids)):
         return []
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
     chosen = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    if not chosen.isfinite().all():
+        raise ValueError("some are not finite, so the weights of this model or of the one before are damaged")
     return [0.0, *chosen.tolist()]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from selfimprove.apps.page.episodes import to_page
 from selfimprove.apps.page.graph import StageShown, trained_on
@@ -130,6 +131,25 @@ def test_an_episode_s_log_probabilities_are_conditioned_on_the_prompt_of_each_tu
         wanted = log_probs(tmp_path / "models/rise/iter1", [*prompt, *read], part[2])
         assert part[3] == pytest.approx(wanted, abs=2e-3)
     assert [len(one["p"][0]) for one in record["m"]] == [3, 5, 3, 5, 3, 5, 3]
+
+
+def test_a_model_with_damaged_weights_has_no_log_probabilities_and_other_rows_have_theirs(tmp_path: Path) -> None:
+    rows = ("iter1", "iter2")
+    for row in ("base", *rows):
+        make_tiny_model(tmp_path / "models/rise" / row)
+        (tmp_path / "results/rise" / row).mkdir(parents=True)
+    file = tmp_path / "models/rise/iter1/model.safetensors"
+    save_file({name: value * float("nan") for name, value in load_file(file).items()}, file, {"format": "pt"})
+    run = Run(tmp_path)
+    scorer = Scorer(run, [finetune("rise", row, f"{row}/train/examples", "base") for row in rows], "auto")
+    records = {row: to_page(TRAINED) for row in rows}
+    for row, record in records.items():
+        scorer.extend("rise", Source(row, "training", tmp_path), 1, TRAINED, record)
+    assert [len(records[row]["m"][1]["p"][0]) for row in rows] == [3, 5]
+    assert len(run.problems) == 1
+    assert run.problems[0].startswith("models/rise/iter1: its log-probabilities cannot be computed (some are not fini")
+    scorer.extend("rise", Source("iter2", "training", tmp_path), 1, {"id": "b", "messages": []}, to_page(TRAINED))
+    assert len(run.problems) == 1  # an example without messages has no tokens
 
 
 @pytest.mark.parametrize(("wanted", "scored"), [("no", 0), ("auto", 24), ("yes", 24), ("all", 50)])
