@@ -20,7 +20,7 @@ from selfimprove.apps.report.charts import own_rows
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
-from selfimprove.core.outcomes import Outcome, average, compare
+from selfimprove.core.outcomes import Estimate, Outcome, average, paired_difference
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.verify import cache_of
 
@@ -132,7 +132,7 @@ def shown(run: Run, other: Other) -> dict[str, Any]:
             theirs = other.outcomes(method, row)
             if not mine or not theirs:
                 continue
-            gains, paired = _differences(mine, theirs)
+            gains, apart = _differences(mine, theirs)
             measured = [average(side) for side in (theirs, mine)]
             columns = [name for name in summary["columns"] if name in gains]
             if not columns:
@@ -141,7 +141,9 @@ def shown(run: Run, other: Other) -> dict[str, Any]:
                 text for name in columns
                 for text in (*(figure_text(one[name], name) for one in measured), signed_text(gains[name], name))
             ]  # fmt: skip
-            rows.append((row, columns, [row_name(method, row), *cells, "yes" if paired else "no"]))
+            unpaired = [metric_name(name) for name in columns if name in apart]
+            paired = "yes" if not unpaired else f"not {', '.join(unpaired)}" if len(unpaired) < len(columns) else "no"
+            rows.append((row, columns, [row_name(method, row), *cells, paired]))
             change = _changed(method, row, metric, mine, theirs)
             if change["up"] or change["down"]:
                 changes.append(change)
@@ -163,7 +165,7 @@ def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, li
     own = [row in own_rows(method, summary) for row, _ in kept]
     notes = [
         "difference: this run minus the other, ± standard error; *: more than three standard errors from 0",
-        "paired: whether both runs were evaluated on the same tasks",
+        "paired: whether a metric's tasks are the same in both runs, so that they are compared task by task",
     ]
     if others:
         notes.append(f"not shown, since the two runs share other metrics of them: {', '.join(others)}")
@@ -171,19 +173,24 @@ def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, li
     return Plain(title, [*head, ("paired", False)], [cells for _, cells in kept], own, notes)
 
 
-def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[dict[str, dict[str, float | int]], bool]:
-    """Each metric's difference, this run minus the other, and whether it is paired, i.e. over the same tasks."""
-    try:
-        return compare(mine, theirs), True
-    except UserError:
-        here, there = average(mine), average(theirs)
-        return {
-            name: {
+def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[dict[str, Estimate], set[str]]:
+    """Each metric's difference, this run minus the other, and the metrics that are not paired, over different tasks."""
+    here, there = average(mine), average(theirs)
+    gains: dict[str, Estimate] = {}
+    apart = set()
+    for name in here:
+        if name not in there:
+            continue
+        sides = [{one.id: one.values[name] for one in side if name in one.values} for side in (mine, theirs)]
+        try:
+            gains[name] = paired_difference(*sides)
+        except UserError:
+            apart.add(name)
+            gains[name] = {
                 "mean": here[name]["mean"] - there[name]["mean"], "se": hypot(here[name]["se"], there[name]["se"]),
-                "n": here[name]["n"],
-            }
-            for name in here if name in there
-        }, False  # fmt: skip
+                "n": min(here[name]["n"], there[name]["n"]),
+            }  # fmt: skip
+    return gains, apart
 
 
 def _changed(method: str, row: str, metric: str, mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from hashlib import md5
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -111,6 +112,25 @@ def test_rows_on_different_tasks_are_compared_without_pairing(run: Path, tmp_pat
     here = Run(run)
     [table] = compare.shown(here, compare.others(here, [str(other)])[0])["tables"]
     assert [row[-1] for row in table.rows] == ["yes", "yes", "no"]
+
+
+def test_a_metric_with_the_same_tasks_is_paired_beside_one_with_others(run: Path, tmp_path: Path) -> None:
+    """Agent-R's revision score is over the failures of a run's own base, its score over the test split."""
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    worse(other / OUTCOMES)
+    (run / OUTCOMES).write_text((run / OUTCOMES).read_text() + '{"id": "extra", "values": {"m1@t1": 1.0}}\n')
+    here = Run(run)
+    [table] = compare.shown(here, compare.others(here, [str(other)])[0])["tables"]
+    row = next(row for row in table.rows if row[0] == "RISE, iteration 1")
+    ours, theirs = (
+        {one.id: one.values["m1@t2"] for one in read_jsonl(folder / OUTCOMES, Outcome) if "m1@t2" in one.values}
+        for folder in (run, other)
+    )
+    gains = [ours[task] - theirs[task] for task in theirs]
+    error = stdev(gains) / len(gains) ** 0.5
+    assert row[-2].strip() == f"+{mean(gains):.3f}±{error:.3f}".replace("0.", ".")
+    assert row[-1] == "not m1@t1"
 
 
 def test_a_row_with_other_metrics_is_named_below_the_table_and_the_method_s_rows_stay_marked(
