@@ -69,9 +69,11 @@ def others(run: Run, named: Sequence[str]) -> list[Other]:
         and _lock_of(run, "HEAD") != lock.read_text(encoding="utf-8", errors="replace")
     ):
         found.append(committed)
-    listed = provenance.git(run, "for-each-ref", "--sort=-creatordate", "--format=%(refname)", EXPERIMENTS).splitlines()
+    head = provenance.git(run, "rev-parse", "HEAD")
+    of_head = f"{EXPERIMENTS}/{head[:2]}/{head[2:]}"  # DVC's name for a commit's experiments
+    listed = provenance.git(run, "for-each-ref", "--sort=-creatordate", "--format=%(refname)", of_head).splitlines()
     for reference in listed:
-        if reference.count("/") == 4 and len(found) < MOST:  # refs/exps/<2 digits of a commit>/<the others>/<name>
+        if len(found) < MOST:
             other = _of_revision(run, reference, reference.rpartition("/")[2])
             found += [other] if other else []
     return found

@@ -98,6 +98,18 @@ def test_the_last_commit_s_outcomes_are_read_from_dvc_s_cache_wherever_it_is(
     assert compare.others(Run(run), []) == [], "a clone has the committed dvc.lock but none of its results"
 
 
+def test_only_the_last_commit_s_experiments_are_compared_by_default_and_any_by_name(run: Path) -> None:
+    (run / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    git(run, "init", "-q")
+    git(run, "add", "dvc.lock", "params.yaml")
+    for name in ("earlier", "latest"):
+        git(run, "commit", "-qm", name, "--allow-empty")
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=run, check=True, capture_output=True, text=True).stdout
+        git(run, "update-ref", f"refs/exps/{head[:2]}/{head.strip()[2:]}/of-{name}", "HEAD")
+    assert [one.name for one in compare.others(Run(run), [])] == ["of-latest"]
+    assert [one.name for one in compare.others(Run(run), ["of-earlier"])] == ["of-earlier"]
+
+
 @pytest.mark.parametrize("name", ["no-such-run", "--output=/tmp/x", "HEAD"])
 def test_a_name_that_is_neither_a_folder_of_a_run_nor_a_commit_is_refused(name: str, run: Path) -> None:
     with pytest.raises(UserError, match="is neither the folder of a run nor a commit"):
