@@ -150,7 +150,9 @@ def test_result_files_round_trip_and_include_the_mean(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [path.name], "written whole, nothing left beside"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"model": "m"}', '{"model": "m", "key": "k", "more": 1}'])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "", "[]", "{", '{"model": "m"}', '{"model": "m", "key": "k", "more": 1}']
+)
 def test_the_error_names_a_damaged_result_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.json"
     path.write_text(text)

@@ -166,7 +166,7 @@ def read(path: Path) -> Results:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Results.model_validate({name: value for name, value in data.items() if name != "mean"})
-    except (ValidationError, ValueError, AttributeError) as error:
+    except (ValidationError, ValueError, AttributeError, RecursionError) as error:
         wrong = fault(error) if isinstance(error, ValidationError) else str(error)
         raise UserError(
             f"{path} is not a leaderboard result ({wrong}); delete it and evaluate the model again."
