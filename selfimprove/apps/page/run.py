@@ -59,7 +59,8 @@ class Run:
 
     @cached_property
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Method -> the summary of its report stage; without one, a partial summary of the rows measured so far."""
+        """Method -> the summary of its report stage; without one of the present results, a partial summary of the rows
+        measured so far."""
         found = {}
         for method in self.methods:
             try:
@@ -67,13 +68,22 @@ class Run:
             except (OSError, UserError) as error:
                 self.tell_of(self.root / SUMMARIES / f"{method}.json", error)
                 whole = {}
-            found[method] = whole.get(method) or self._partial(method)
+            summary = whole.get(method)
+            found[method] = summary if summary and self._is_current(method, summary) else self._partial(method)
         return found
 
     def run_param(self, key: str) -> Any:
         """A value of the section ``run``; None if it is missing."""
         section = self.params.get("run")
         return section.get(key) if isinstance(section, dict) else None
+
+    def _is_current(self, method: str, summary: dict[str, Any]) -> bool:
+        """Whether a summary has its rows' metrics as they are now: a rerun replaces them before the summary."""
+        for path in (self.root / "results" / method).glob("*/metrics.json"):
+            known = summary["rows"].get(path.parent.name, {}).get("metrics")
+            if known and any(known.get(key) != value for key, value in self.json(path, Metrics).items()):
+                return False
+        return True
 
     def _partial(self, method: str) -> dict[str, Any]:
         """A summary of the measured rows, without differences and without a last row."""

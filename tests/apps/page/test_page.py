@@ -196,6 +196,19 @@ def test_with_a_damaged_summary_the_existing_rows_are_still_shown(content: bytes
     assert "RISE, iteration 1:" not in map(str.strip, shown), "a row without a description has no note"
 
 
+def test_a_row_evaluated_again_after_the_summary_is_shown_with_its_present_metrics(run: Path, tmp_path: Path) -> None:
+    """DVC replaces a row's results long before those of the report stage."""
+    file = run / "results/rise/iter1/metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["m1@t2"] = {"mean": 0.123, "se": 0.045, "n": 12}
+    file.write_text(json.dumps(metrics))
+    assert build(run, tmp_path / "out").problems == []
+    shown = "".join(read_html(tmp_path / "out/rise.html").text)
+    assert ".123±.045" in shown
+    assert "This method's report stage has not run yet on these results" in shown
+    assert "minus each other row" not in shown
+
+
 def test_a_run_section_that_is_not_a_mapping_is_shown_as_not_set(run: Path, tmp_path: Path) -> None:
     (run / "params.yaml").write_text("run: 3\n")
     build(run, tmp_path / "out")
