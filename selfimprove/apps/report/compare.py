@@ -29,6 +29,7 @@ from selfimprove.apps.report.table import in_console, show
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import for_terminal
 from selfimprove.core.git import git
+from selfimprove.core.records import LARGEST
 from selfimprove.pipeline.params import PARAMS_FILE
 from selfimprove.pipeline.recorded import LOCK, records
 
@@ -97,7 +98,8 @@ def cells_of(method: str, metrics: Mapping[str, float]) -> dict[str, str]:
     cells = {}
     for name, value in metrics.items():
         error = metrics.get(f"{name}{ERROR}", 0.0)
-        if not name.endswith(ERROR) and isinstance(value, int | float) and isinstance(error, int | float):
+        numbers = all(isinstance(one, int | float) and abs(one) <= LARGEST for one in (value, error))
+        if numbers and not name.endswith(ERROR):
             digits = 1 if max(abs(value), error) > 1.5 else 3
             sign = "+" if name.startswith("minus ") and value >= 0 else ""
             cells[f"{method} {name}"] = f"{sign}{value:.{digits}f}±{error:.{digits}f}"
@@ -133,7 +135,7 @@ def table_of(runs: list[Run]) -> Table:
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("run", no_wrap=True)
     for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(escape(for_terminal(heading)), justify="right", no_wrap=True)
     reference, others = runs[0][1], [params for _, params, _ in runs[1:]]
     notes = []
     for name, params, cells in runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_a_damaged_metrics_file_hides_only_its_own_columns() -> None:
     broken = data(1e-3, 0.71)
     broken["metrics"] |= {f"results/headline/{n}.json": {"data": one} for n, one in enumerate([[1], {"spin": 3}, 7])}
     broken["metrics"]["x.json"] = {"data": {"agent_r": {"score": 1.0, "score error": "none"}}}
+    broken["metrics"]["y.json"] = {"data": {"agent_r": {"nan": math.nan, "infinite": math.inf, "large": 10**400}}}
     broken["params"]["params.yaml"]["data"]["\x1b[2J"] = 1
     text = printed(broken)
     assert "0.710±0.021" in text
@@ -127,12 +129,15 @@ def test_results_belong_to_the_params_that_dvc_lock_records_for_them(
     _lock.cache_clear()
 
 
-def test_markup_in_a_name_is_printed_literally() -> None:
+def test_markup_and_control_characters_in_the_names_of_runs_and_metrics_are_shown() -> None:
     run = shown(data(1e-3, 0.696))
     run[1]["experiments"][0]["revs"][0]["name"] = "[red]x[/red]"
+    run[1]["data"]["metrics"]["own.json"] = {"data": {"rise": {"[/b]\x1b[2J": 0.5}}}
     console = Console(width=80, file=StringIO(), record=True)
     console.print(table_of(list(read_runs(run, always))))
-    assert "[red]x[/red]" in console.export_text()
+    text = console.export_text()
+    assert "[red]x[/red]" in text
+    assert "rise [/b]\\x1b[2J" in text
 
 
 def test_the_headline_is_the_last_row_s_metric_and_its_paired_difference_to_more_sft() -> None:
