@@ -20,7 +20,6 @@ from functools import cache
 from typing import Any
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -135,11 +134,11 @@ def table_of(runs: list[Run]) -> Table:
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("run", no_wrap=True)
     for heading in columns:
-        table.add_column(escape(for_terminal(heading)), justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
     reference, others = runs[0][1], [params for _, params, _ in runs[1:]]
     notes = []
     for name, params, cells in runs:
-        table.add_row(escape(name), *(cells.get(heading, "-") for heading in columns))
+        table.add_row(name, *(cells.get(heading, "-") for heading in columns))
         changed = changes(params, reference, others)
         if (more := len(changed) - MOST_CHANGES) > 0:
             changed[MOST_CHANGES:] = [f"and {more} more (see `dvc params diff`)"]

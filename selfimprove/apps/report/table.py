@@ -139,13 +139,19 @@ def in_console() -> Console:
 
 
 def show(table: Table, console: Console) -> None:
-    """Print a table that fits the console; title and notes have the console's width, not that of the last part."""
+    """Print a table that fits the console, without markup; title and notes have the console's width, not that of the
+    last part.
+    """
     if table.title:
-        console.print(Text.from_markup(str(table.title), style="table.title"))
+        console.print(_literal(table.title, "table.title"))
     for part in fitted(table, console):
         console.print(part)
     if table.caption:
-        console.print(Text(for_terminal(str(table.caption)), style="table.caption"))
+        console.print(_literal(table.caption, "table.caption"))
+
+
+def _literal(text: object, style: str = "") -> Text:
+    return Text(for_terminal(str(text)), style=style)
 
 
 def fitted(table: Table, console: Console) -> list[Table]:
@@ -172,9 +178,9 @@ def fitted(table: Table, console: Console) -> list[Table]:
 def _part(table: Table, columns: Sequence[Column]) -> Table:
     part = Table(box=table.box, padding=table.padding)
     for column in columns:
-        part.add_column(column.header, justify=column.justify, no_wrap=True)
+        part.add_column(_literal(column.header), justify=column.justify, no_wrap=True)
     for row, cells in zip(table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
-        part.add_row(*cells, end_section=row.end_section)
+        part.add_row(*map(_literal, cells), end_section=row.end_section)
     return part
 
 

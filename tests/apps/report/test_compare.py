@@ -134,7 +134,7 @@ def test_markup_and_control_characters_in_the_names_of_runs_and_metrics_are_show
     run[1]["experiments"][0]["revs"][0]["name"] = "[red]x[/red]"
     run[1]["data"]["metrics"]["own.json"] = {"data": {"rise": {"[/b]\x1b[2J": 0.5}}}
     console = Console(width=80, file=StringIO(), record=True)
-    console.print(table_of(list(read_runs(run, always))))
+    show(table_of(list(read_runs(run, always))), console)
     text = console.export_text()
     assert "[red]x[/red]" in text
     assert "rise [/b]\\x1b[2J" in text

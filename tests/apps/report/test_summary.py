@@ -148,6 +148,16 @@ def test_control_characters_and_markup_in_a_summary_s_notes_are_shown_as_text(re
     assert "; a [/] b\\x1b[2J\n" in shown.getvalue()
 
 
+def test_brackets_in_the_name_of_an_environment_are_shown(results: Path) -> None:
+    summary, shown = summarise_rise(params(), results), StringIO()
+    for row in summary["rows"].values():
+        row["environments"] = {"rooms [easy] [/]": row["metrics"]}
+    table = results_table("rise", summary)
+    table.title = "arena: rooms [easy] [/]"
+    show(table, Console(file=shown, width=200))
+    assert shown.getvalue().count("rooms [easy] [/]") == 2
+
+
 def test_omissions_have_a_column_only_if_there_are_any(results: Path) -> None:
     def printed() -> str:
         console = Console(width=300, record=True, file=StringIO())
@@ -260,8 +270,8 @@ def test_in_a_terminal_narrower_than_a_column_nothing_is_truncated(results: Path
     cells = [str(cell) for part in parts for column in part.columns for cell in (column.header, *column.cells)]
     title = str(difference_table("rise", summary).title)
     assert Counter("".join(text.split()).replace("─", "")) == Counter("".join("".join([title, *cells]).split()))
-    assert all(list(part.columns[0].cells) == ROWS[:-1] for part in parts)
-    assert [column.header for part in parts for column in part.columns[1:]] == COLUMNS
+    assert all([str(cell) for cell in part.columns[0].cells] == ROWS[:-1] for part in parts)
+    assert [str(column.header) for part in parts for column in part.columns[1:]] == COLUMNS
 
 
 def test_plots_drawn_concurrently_are_complete(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
