@@ -147,7 +147,7 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
     """
     text = game.begin(task)
     if game.about:
-        console.print(Panel(_shown(game.about), title=f"{game.name}, task {task}"))
+        console.print(Panel(_shown(game.about), title=_shown(f"{game.name}, task {task}")))
     console.print(_shown(text))
     for step in range(steps):
         action = policy(game, step)

@@ -190,6 +190,12 @@ def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi: Any
     assert not {"\x1b", "\x07", "\u202e"} & set(out.getvalue())
 
 
+def test_play_shows_brackets_in_the_name_of_a_game(taxi: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taxi, "name", "rooms [easy] [/]")
+    _, text = typed(taxi, 0, ":q\n")
+    assert "rooms [easy] [/], task 0" in text
+
+
 def test_play_omits_characters_that_nobody_sees_and_keeps_ordinary_text() -> None:
     for char in "\xad\u034f\u115f\u1160\u180e\u200b\u2061\u2064\u3164\ufe0f\uffa0\U000e0041\U000e0100":
         assert plain(f"a{char}b") == "ab"
