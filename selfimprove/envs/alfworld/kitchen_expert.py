@@ -55,7 +55,7 @@ def _places(game: KitchenGame, scene: Scene) -> list[int]:
 
 def _walk(game: KitchenGame, scene: Scene, errand: Errand) -> list[Deed]:
     way: list[Deed] = []
-    at, opened = scene.at, set(scene.opened)
+    at, opened, where = scene.at, set(scene.opened), list(scene.where)
 
     def go(receptacle: int, *, reach: bool = False) -> None:
         nonlocal at
@@ -69,9 +69,10 @@ def _walk(game: KitchenGame, scene: Scene, errand: Errand) -> list[Deed]:
     if errand.emptied is not None and scene.held is not None:
         go(errand.emptied, reach=True)
         way.append(Deed("move", scene.held, at))
+        where[scene.held] = at  # it may be one of the things
     for thing in errand.things:
-        if scene.where[thing] != IN_HAND:
-            go(scene.where[thing], reach=True)
+        if where[thing] != IN_HAND:
+            go(where[thing], reach=True)
             way.append(Deed("take", thing, at))
         verb = game.goal.kind
         if verb in APPLIANCES and not is_treated(game, scene, thing):
