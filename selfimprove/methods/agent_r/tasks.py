@@ -20,7 +20,7 @@ from selfimprove.envs.interface import AgentEnv, ListsGames
 from selfimprove.envs.splits import ORDER, Split, draw_in_order, with_each
 from selfimprove.methods.agent_r.params import GameParams, SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
-from selfimprove.methods.agent_r.reply import clean_observation
+from selfimprove.methods.agent_r.reply import WAIT, clean_observation, parse_action
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply, revision_turn
 
 LONGEST = 100
@@ -168,22 +168,30 @@ def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) ->
     ``observation_weight``: the weight of observations, including the first.
 
     Raises:
-        UserError: no such task, or the expert's path does not end with reward 1.
+        UserError: no such task, or the expert's path, as read from the replies, does not end with reward 1.
     """
     observation = env.reset(task_id)
     messages = opening(env.instruction, observation)
     messages[-1] = messages[-1].model_copy(update={"weight": observation_weight})
-    reward = 0.0
+    reward, misread = 0.0, ""
     for move in env.expert():
         if len(messages) % 2:  # the last message is a reply, so its observation comes next
             messages.append(Message(role="user", content=observation, weight=observation_weight))
         messages.append(Message(role="assistant", content=f"Thought: {move.thought}\nAction: {move.action}", weight=1))
-        step = env.step(move.action)
+        action = parse_action(messages[-1].content)  # what the environment receives when a model says the same
+        if action == WAIT:
+            raise UserError(
+                f"{env.name}, task {task_id}: the expert's action 'wait' never reaches the environment, because "
+                "Agent-R answers it (docs/agent-r.md, A4); give it another name."
+            )
+        if action != move.action:
+            misread = f" (its action {move.action[:80]!r} is read as {action[:80]!r})"
+        step = env.step(action)
         observation, reward = clean_observation(step.observation), step.reward
     if reward != 1:
         raise UserError(
-            f"{env.name}, task {task_id}: the expert ends with reward {reward:g} instead of 1; exclude the task from "
-            "the demonstrations."
+            f"{env.name}, task {task_id}: the expert ends with reward {reward:g} instead of 1{misread}; exclude the "
+            "task from the demonstrations."
         )
     return Example(id=f"demonstration_{task_id}", messages=messages, source=f"{env.name}-{task_id}")
 

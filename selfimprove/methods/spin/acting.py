@@ -22,7 +22,7 @@ from selfimprove.envs.qa.expert_files import ExpertAudit
 from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.envs.splits import draw_splits
 from selfimprove.methods.spin.params import TasksParams
-from selfimprove.methods.spin.parse import Parsed
+from selfimprove.methods.spin.parse import ASKED, Parsed, parse
 from selfimprove.methods.spin.play import Response
 from selfimprove.methods.spin.prompts import NEUTRAL
 from selfimprove.methods.spin.tasks import SPLITS, Material
@@ -58,12 +58,12 @@ def demonstrate_acted(env: AgentEnv, task: int) -> Expert:
     """The expert's trajectory.
 
     Raises:
-        UserError: it does not end with reward 1.
+        UserError: as read from replies, it does not end with reward 1.
     """
     question = question_of(env, task)
     rounds, reward = [], 0.0
     for move in env.expert():
-        step = env.step(move.action)
+        step = env.step(parse(f"{ASKED}{move.action}").action)  # what a policy's reply with this action does
         rounds.append(Round(thought=move.thought, action=move.action, observation=_seen(step), verbatim=True))
         reward = step.reward
     if reward != 1:

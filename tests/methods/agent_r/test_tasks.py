@@ -14,6 +14,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
+from selfimprove.envs.own import TextEnv
 from selfimprove.envs.sciworld.games import ids_of_games
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
@@ -204,6 +205,32 @@ def test_a_task_that_the_expert_fails_is_named() -> None:
 
     with pytest.raises(UserError, match=r"corridor, task 16: the expert ends with reward 0\.5 instead of 1"):
         demonstrate(Lost(), 16)
+
+
+class Button(TextEnv):
+    instruction = "Push it."
+
+    def __init__(self, action: str) -> None:
+        self.actions = [action]
+
+    def begin(self, task_id: int) -> str:
+        return "A button."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return "It is pushed.", 1.0, True
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("1. push", r"button, task 0: the expert ends with reward 0 instead of 1 \(its action '1\. push' is read"),
+        ("wait", r"button, task 0: the expert's action 'wait' never reaches the environment"),
+    ],
+    ids=["number", "wait"],
+)
+def test_a_demonstration_with_an_action_that_no_reply_can_express_is_refused(action: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        demonstrate(Button(action), 0)
 
 
 def test_the_tokenizer_s_texts_are_all_messages_and_one_revision_turn_for_each_example() -> None:

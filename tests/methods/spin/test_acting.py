@@ -48,6 +48,15 @@ class Cellar(Stairs):
         return "Dark.", 0.0, False
 
 
+class Ladder(Stairs):
+    """Its action has a blank that no reply can express."""
+
+    actions = ("up ",)
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return super().act(action.strip())
+
+
 ENV = Stairs()
 EXPERT = demonstrate_acted(ENV, 4)
 SEEN = "You are at 1.\n|_| Action: sing"
@@ -137,6 +146,8 @@ def test_every_training_task_has_an_expert_and_one_that_fails_is_refused() -> No
     assert made.splits["train"][0].question.startswith("Climb.\n\nStairs ")
     with pytest.raises(UserError, match=r"cellar-\d: the expert ends with reward 0 instead of 1"):
         gather_acted(tasks, Cellar(), seed=3)
+    with pytest.raises(UserError, match=r"ladder-\d: the expert ends with reward 0 instead of 1"):
+        gather_acted(tasks, Ladder(), seed=3)
     with pytest.raises(UserError, match=r"spin\.tasks\.train: 40 tasks of stairs are requested, but 6 of 9 are left"):
         gather_acted(TasksParams(train=40, dev=1, test=2), ENV, seed=3)
 
