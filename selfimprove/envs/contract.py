@@ -17,7 +17,7 @@ _DONE: set[tuple[str, str]] = set()
 def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
     """Refuse an environment whose reset depends on more than the task, or whose rewards are outside [0, 1].
 
-    Environments whose observations are not strings, or whose state cannot be copied, are refused as well.
+    Environments whose texts are not strings, or whose state cannot be copied, are refused as well.
 
     Args:
         name, options: identify the class and its arguments; each pair is checked once per process.
@@ -40,6 +40,9 @@ def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
 
 def _check(name: str, make: Callable[[], AgentEnv]) -> None:
     env, other = make(), make()
+    for what in ("name", "instruction"):
+        if not isinstance(value := getattr(env, what), str):
+            raise UserError(f"{name}: {what} is {value!r}; it must be a string.")
     tasks = list(env.task_ids())
     if not tasks:
         raise UserError(f"{name} has no tasks; task_ids must list at least one.")
@@ -53,6 +56,8 @@ def _check(name: str, make: Callable[[], AgentEnv]) -> None:
         if not actions:
             break
         action = draw.choice(actions)
+        if not isinstance(action, str):
+            raise UserError(f"{name} lists the action {action!r}; an action must be a string.")
         observation, reward, _, _ = env.step(action)
         _is_text(name, f"answers {action!r}", observation)
         if not 0 <= reward <= 1:

@@ -59,7 +59,9 @@ class TextEnv(ABC):
         if not 0 <= task_id < self.tasks:
             raise UserError(f"{self.name} has no task {task_id}; choose one from 0 to {self.tasks - 1}.")
         self._last: tuple[float, bool] = (0.0, False)
-        return self.begin(task_id)
+        first = self.begin(task_id)
+        self._must_be_text(f"task {task_id} begins", first)
+        return first
 
     def step(self, action: str) -> Step:
         """See ``AgentEnv``: an action that is not listed does nothing."""
@@ -67,11 +69,16 @@ class TextEnv(ABC):
         said = "Nothing happens."
         if valid:
             said, reward, done = self.act(action)
+            self._must_be_text(f"act answers {action!r}", said)
             if not 0 <= reward <= 1:
                 raise UserError(f"{self.name}: act gave reward {reward} for {action!r}; rewards must be from 0 to 1.")
             self._last = (float(reward), bool(done) or reward == 1)
         reward, done = self._last
         return Step(said, reward, done, {"raw_score": reward, "valid": valid, "disaster": False})
+
+    def _must_be_text(self, does: str, observation: object) -> None:
+        if not isinstance(observation, str):
+            raise UserError(f"{self.name}: {does} with {observation!r}; an observation must be a string.")
 
     def valid_actions(self) -> list[str] | None:
         """See ``AgentEnv``; none once the episode has ended."""

@@ -214,6 +214,14 @@ class Mute(Corridor):
         return None, 0.0, False  # type: ignore[return-value]
 
 
+class Numbered(Corridor):
+    actions = (0, 1, 2)  # type: ignore[assignment]
+
+
+class Unexplained(Corridor):
+    instruction = None  # type: ignore[assignment]
+
+
 class Stream(Corridor):
     def begin(self, task_id: int) -> str:
         self.rolls = (task_id + i for i in range(3))
@@ -223,8 +231,10 @@ class Stream(Corridor):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Silent", r"Silent begins with None; an observation must be a string"),
-        ("Mute", r"Mute answers '\w+' with None; an observation must be a string"),
+        ("Silent", r"silent: task 0 begins with None; an observation must be a string"),
+        ("Mute", r"mute: act answers '\w+' with None; an observation must be a string"),
+        ("Numbered", r"Numbered lists the action \d; an action must be a string"),
+        ("Unexplained", r"Unexplained: instruction is None; it must be a string"),
         (
             "Stream",
             r"stream: the state cannot be copied \(cannot pickle 'generator' object\); move constant attributes",
@@ -240,6 +250,17 @@ def test_a_violated_contract_is_reported_when_the_environment_is_created(name: s
         with pytest.raises(UserError, match=said) as refused:
             section.make()
         assert "\n" not in str(refused.value)
+
+
+class Late(Corridor):
+    def begin(self, task_id: int) -> str:
+        return super().begin(task_id) if task_id == 0 else None  # type: ignore[return-value]
+
+
+def test_an_observation_that_is_no_text_is_reported_in_every_task() -> None:
+    env = text_env(name=f"{__name__}:Late").make()
+    with pytest.raises(UserError, match=r"late: task 2 begins with None; an observation must be a string\."):
+        env.reset(2)
 
 
 def test_an_environment_that_keeps_the_contract_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
