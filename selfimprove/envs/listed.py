@@ -46,6 +46,12 @@ def action_list(labelled: Iterable[tuple[str, str]]) -> str:
     return ACTION_HEADING + "\n" + "\n".join(f"Action {label}: {command}" for label, command in labelled)
 
 
+def refuse_level(name: str, curriculum_index: int) -> None:
+    """Refuse the choice of a level in an environment that has none. Raises: UserError."""
+    if curriculum_index > 0:
+        raise UserError(f"reflect_rl.env.curriculum_index: {name} has no levels; set -1.")
+
+
 class ListedSnapshot(NamedTuple):
     task: int
     episode: int

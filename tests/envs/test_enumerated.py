@@ -295,9 +295,10 @@ def test_levels_divide_the_tasks_of_autoexplore_by_depth(tmp_path: Path) -> None
         env.reset(0, 0, "deep")
 
 
-def test_alfworld_has_no_levels() -> None:
-    with pytest.raises(UserError, match="ALFWorld has no levels"):
-        listed_env(name="alfworld", curriculum_index=1).make()
+@pytest.mark.parametrize("name", ["alfworld", "textcraft", "tests.envs.test_own:Corridor"])
+def test_a_level_of_an_environment_without_levels_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"curriculum_index: \w+ has no levels; set -1"):
+        listed_env(name=name, curriculum_index=1).make()
 
 
 def test_taxi_has_the_levels_pickup_dropoff_and_full() -> None:

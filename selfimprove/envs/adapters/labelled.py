@@ -34,8 +34,9 @@ class LabelledParams(ListedParams):
         return self
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
-        from selfimprove.envs.listed import ListedText
+        from selfimprove.envs.listed import ListedText, refuse_level
 
+        refuse_level(self.world_name, self.curriculum_index)
         return ListedText(
             self.inner.make(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed,
             add_expert=not self.inner.lists_expert,

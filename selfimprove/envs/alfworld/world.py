@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import LABELS
@@ -68,9 +67,9 @@ class AlfworldParams(ListedParams):
                 of games is missing.
         """
         from selfimprove.envs.alfworld.listed import EnumeratedKitchen
+        from selfimprove.envs.listed import refuse_level
 
-        if self.curriculum_index > 0:
-            raise UserError("reflect_rl.env.curriculum_index: ALFWorld has no levels; set -1.")
+        refuse_level(self.name, self.curriculum_index)
         game = self._game(UNCUT)
         return EnumeratedKitchen(game, self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
