@@ -149,16 +149,17 @@ class ListedText:
         if now.ended:
             return Played(0.0, True, now.reward == 1, False, "")
         command = self.commands().get(label)
-        output, reward, game, path, gone = "Nothing happens.", now.reward, now.game, now.path, False
+        output, reward, game, path, gone, valid = "Nothing happens.", now.reward, now.game, now.path, False, False
         if command is not None:
             self._game.restore(now.game)
             step = self._game.step(command)
+            valid = bool(step.info.get("valid", True))
             output, reward, game = step.observation, step.reward, self._game.snapshot()
             path, gone = (*now.path, (command, output)), step.done
         late = now.steps + 1 >= self.max_turns
         ended = reward == 1 or late or gone
         self._now = now._replace(path=path, steps=now.steps + 1, ended=ended, reward=reward, game=game)
-        return Played(now.reward - reward, ended, reward == 1, command is not None, output)
+        return Played(now.reward - reward, ended, reward == 1, valid, output)
 
     def oracle(self) -> list[str]:
         if self._now.ended:

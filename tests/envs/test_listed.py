@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from selfimprove.envs.interface import Step
 from selfimprove.envs.listed import ListedText
+from selfimprove.envs.own import TextEnv
 from selfimprove.envs.registry import text_env
 
 MOST = 5
@@ -35,6 +37,31 @@ def test_with_enough_labels_every_action_is_listed() -> None:
     state = env.reset(7)
     assert list(env.commands().values()) == game.valid_actions()
     assert state.unlisted == 0
+
+
+class Doors(TextEnv):
+    """It lists two doors, of which one is locked."""
+
+    instruction = "Open a door."
+    actions = ("open left", "open right")
+
+    def begin(self, task_id: int) -> str:
+        return "Two doors."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        locked = action == "open left"
+        return "It is locked." if locked else "It opens.", float(not locked), False
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        return step._replace(info={**step.info, "valid": step.reward == 1})
+
+
+def test_a_listed_action_that_is_not_possible_is_invalid() -> None:
+    env = ListedText(Doors(), 15, "ab")
+    env.reset(0)
+    locked, opened = env.step("a"), env.step("b")
+    assert (locked.output, locked.valid, opened.output, opened.valid) == ("It is locked.", False, "It opens.", True)
 
 
 def test_a_repeated_action_has_one_label() -> None:
