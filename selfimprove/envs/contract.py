@@ -1,7 +1,7 @@
 """The contract of user-defined environments, checked once when a stage starts with a few actions on the first task."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
@@ -58,10 +58,12 @@ def _check(name: str, make: Callable[[], AgentEnv]) -> None:
         action = draw.choice(actions)
         if not isinstance(action, str):
             raise UserError(f"{name} lists the action {action!r}; an action must be a string.")
-        observation, reward, _, _ = env.step(action)
+        observation, reward, _, info = env.step(action)
         _is_text(name, f"answers {action!r}", observation)
         if not 0 <= reward <= 1:
             raise UserError(f"{name}: step gave reward {reward} for {action!r}; rewards must be from 0 to 1.")
+        if not isinstance(info, Mapping):
+            raise UserError(f"{name}: step gave info {info!r}; it must be a mapping, such as {{'valid': True}}.")
     for again in (env.reset(task), other.reset(task)):
         if again != first:
             raise UserError(

@@ -203,6 +203,11 @@ class Paid(Corridor):
         return super().step(action)._replace(reward=-5.0)
 
 
+class Untold(Corridor):
+    def step(self, action: str) -> Step:
+        return super().step(action)._replace(info=None)  # type: ignore[arg-type]
+
+
 class Silent(Corridor):
     def begin(self, task_id: int) -> str:
         super().begin(task_id)
@@ -233,6 +238,7 @@ class Stream(Corridor):
     [
         ("Silent", r"silent: task 0 begins with None; an observation must be a string"),
         ("Mute", r"mute: act answers '\w+' with None; an observation must be a string"),
+        ("Untold", r"Untold: step gave info None; it must be a mapping, such as \{'valid': True\}"),
         ("Numbered", r"Numbered lists the action \d; an action must be a string"),
         ("Unexplained", r"Unexplained: instruction is None; it must be a string"),
         (

@@ -96,7 +96,7 @@ class WorldPartner:
             self._began = True
         self._state, step = await self._world.step(self._state, parsed.action)
         self._reward = step.reward
-        tool, argument = _verb(parsed.action) if step.info["valid"] else (None, "")
+        tool, argument = _verb(parsed.action) if step.info.get("valid", True) else (None, "")
         return Response(tool, argument, "" if step.done else _seen(step), ends=step.done)
 
     def score(self, answer: str) -> Score:

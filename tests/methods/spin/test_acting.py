@@ -51,7 +51,7 @@ class Cellar(Stairs):
 class Ladder(Stairs):
     """Its action has a blank that no reply can express."""
 
-    actions = ("up ",)
+    actions = ("up ", "look")
 
     def act(self, action: str) -> tuple[str, float, bool]:
         return super().act(action.strip())
@@ -136,6 +136,15 @@ class Failing(EmbeddedWorld):
 def test_an_environment_failure_blocks_the_episode() -> None:
     episode = acted(replies(), world=Failing(ENV))
     assert (episode.status, episode.error, episode.rounds) == ("blocked", "the server is gone", [])
+
+
+def test_an_environment_need_not_say_whether_an_action_is_valid() -> None:
+    class Reticent(Stairs):
+        def step(self, action: str) -> Step:
+            return super().step(action)._replace(info={})
+
+    episode = acted(replies(), world=EmbeddedWorld(Reticent()))
+    assert (episode.status, episode.rounds[0].tool) == ("solved", "up")
 
 
 def test_every_training_task_has_an_expert_and_one_that_fails_is_refused() -> None:
