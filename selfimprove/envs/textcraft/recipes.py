@@ -124,8 +124,13 @@ class RecipeBook:
     def _least_depths(self) -> dict[str, int]:
         """Least fixed point; items that need themselves (by a tag) or lack a recipe get no depth and are no goals."""
         depths = {item: 0 for item in sorted(self.items) if self.is_raw(item)}
-        # An item's own recipes take precedence over those of a tag with the same name.
-        makers = {**self.by_tag, **self.recipes}
+        # An item whose recipes name several tags bears only the last one. An item's own recipes take precedence over
+        # those of a tag with the same name.
+        bearing = {
+            tag: [recipe for recipe in recipes if self.tag_of.get(recipe.output, tag) == tag]
+            for tag, recipes in self.by_tag.items()
+        }
+        makers = {**bearing, **self.recipes}
         changed = True
         while changed:
             changed = False

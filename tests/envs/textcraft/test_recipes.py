@@ -151,6 +151,16 @@ def test_an_item_that_needs_an_item_with_the_name_of_a_tag_is_not_a_goal() -> No
     assert TextCraft(book).step("get 1 cord").observation == "Could not find cord"
 
 
+def test_an_item_that_needs_a_tag_that_no_item_bears_any_longer_is_not_a_goal() -> None:
+    files = {"a": one("cord", "hemp", group="tie"), "b": one("cord", "flax", group="rope"), "c": one("bow", "#tie")}
+    book = RecipeBook({**files, "d": one("net", "#rope")}, "book")
+    assert goals(book) == {"cord": 1, "net": 2}  # a cord bears the tag of its last recipe
+    env = TextCraft(book)
+    for task in env.task_ids():
+        env.reset(task)
+        assert [env.step(move.action).reward for move in env.expert()][-1] == 1
+
+
 @pytest.mark.parametrize(
     "files",
     [
