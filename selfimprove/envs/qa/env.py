@@ -13,8 +13,9 @@ An episode (a question about the embedded encyclopedia, played by the expert)::
     Action: finish[Tolma]
     The answer is right.
 
-``lookup[words]`` returns the next sentence with these words in the paragraph found last. ``finish[...]`` ends the
-episode; the reward is that of the question's task (``datasets.score``).
+A search for a title finds that paragraph, any other search the best one by BM25. ``lookup[words]`` returns the next
+sentence with these words in the paragraph found last. ``finish[...]`` ends the episode; the reward is that of the
+question's task (``datasets.score``).
 """
 
 import re
@@ -79,8 +80,8 @@ class Questions:
         if not quests:
             raise UserError(f"{name} has no questions; name a source that has some.")
         self.name, self._quests, self._search = name, quests, search
-        self._titles = frozenset(paragraph.title for paragraph in search.paragraphs)
-        self._names = None if names is None else frozenset(names) | self._titles
+        self._titled = {paragraph.title: place for place, paragraph in enumerate(search.paragraphs)}
+        self._names = None if names is None else frozenset(names) | frozenset(self._titled)
         self._ids: Sequence[int] = range(len(quests)) if ids is None else ids
         self._now = Asked(0)
 
@@ -125,9 +126,11 @@ class Questions:
 
     def _find(self, query: str) -> str | None:
         now, place = self._now, self._search.place(query)
+        if place is None or self._search.paragraphs[place].title != query:
+            place = self._titled.get(query, place)  # BM25 may rank a paragraph about the title above the title's own
         found = now.found if place is None else (*now.found, place)
         self._now = now._replace(queries=(*now.queries, query), found=found, lookups=())
-        return None if place is None else self._search(query)
+        return None if place is None else self._search.shown(place)
 
     def _look_up(self, words: str) -> str | None:
         """The n-th sentence with these words, if they are looked up for the n-th time since the last search."""
@@ -153,7 +156,7 @@ class Questions:
             return []
         texts = [self._quest.question.question, *(self._search.paragraphs[place].text for place in self._now.found)]
         held = {name for text in texts for name in _held(text, self._names)}
-        asked = {f"search[{name}]" for name in held & self._titles if name not in self._now.queries}
+        asked = {f"search[{name}]" for name in held & self._titled.keys() if name not in self._now.queries}
         return sorted(asked | {f"finish[{name}]" for name in {*held, "yes", "no"}} | {self.expert()[0].action})
 
     def expert(self) -> list[Move]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,20 @@ def test_an_action_that_finds_nothing_is_invalid(action: str) -> None:
     env.reset(0)
     step = env.step(action)
     assert (step.observation, step.info["valid"]) == ("Nothing was found.", False)
+
+
+def test_a_search_for_a_title_finds_that_paragraph(tmp_path: Path) -> None:
+    """So the expert reads the paragraph with the answer, even if another one ranks above it."""
+    title, other = "South Park (season 10)", "Funnybot"
+    texts = {title: "It began in March 2006.", other: "Funnybot, of South Park after season 10, is in South Park."}
+    asked = {"question": "When did it begin?", "answer": "March 2006", "supporting_facts": [[title, 0]]}
+    row = asked | {"context": [[name, [text]] for name, text in texts.items()]}
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    env = text_env(name="hotpotqa", file=str(file)).make()
+    env.reset(0)
+    assert env.step("search[South Park after season]").observation == texts[other]
+    assert env.step(env.expert()[0].action).observation == texts[title]
 
 
 def test_a_search_keeps_jax_off_the_gpu_if_it_is_installed(tmp_path: Path) -> None:

@@ -103,7 +103,11 @@ class LocalSearch:
 
     def __call__(self, query: str) -> str | None:
         place = self.place(query)
-        return None if place is None else cut_near(self.paragraphs[place].text, self._cut)
+        return None if place is None else self.shown(place)
+
+    def shown(self, place: int) -> str:
+        """The text of a paragraph as the tool returns it."""
+        return cut_near(self.paragraphs[place].text, self._cut)
 
     def place(self, query: str) -> int | None:
         """The index of the best paragraph in the corpus; None if no paragraph shares a word."""
