@@ -37,7 +37,6 @@ _PART = re.compile(r"^(Thought|Action|Observation):", re.MULTILINE)
 _END = re.compile(r"Episode finished, reward = (\w+)")
 _SEARCH = re.compile(r"search *\[.+\]", re.IGNORECASE)  # tool names are case-insensitive, as for a policy
 _FINISH = re.compile(r"finish *\[.*\]", re.IGNORECASE)
-_OPTIONS = re.compile(r"\s*A\. .*\nB\. .*\nC\. ", re.DOTALL)
 
 
 class ExpertAudit(Record):
@@ -154,10 +153,11 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
     if f" {folded(head)}".endswith(f" {folded(asked)}"):  # StrategyQA's prefix may precede it
         repair = "question repeated in the output"
     elif head.strip():
-        repair = "options moved back to the question" if _OPTIONS.match(head) else "question continued in the output"
+        options = head.lstrip().startswith("A. ") and _has_options(head)
+        repair = "options moved back to the question" if options else "question continued in the output"
         asked = f"{asked}\n{head}"
     rounds = _rounds(written[first.start() :])
-    task = "mmlu" if _OPTIONS.search(asked) else task
+    task = "mmlu" if _has_options(asked) else task
     gold = rounds[-1].action.partition("[")[2].removesuffix("]").strip()
     if not gold:
         raise _Dropped("empty answer")
@@ -165,6 +165,11 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
         gold = letter_of(gold) or gold  # the letter of "B. eagle", with which answers are compared
     question = Question(id=content_id(task, asked), task=task, question=asked, gold=gold)
     return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="gpt-4"), repair
+
+
+def _has_options(text: str) -> bool:
+    """Whether the text contains the lines A., B. and C. in this order; a regular expression needs cubic time."""
+    return "\nC. " in text.partition("A. ")[2].partition("\nB. ")[2]
 
 
 def _alpaca(row: Mapping[str, Any]) -> tuple[str, str]:
