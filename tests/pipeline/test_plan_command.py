@@ -115,6 +115,26 @@ def test_visible_gpus_are_detected_from_nvidia_smi_and_cuda_visible_devices(
     assert visible_gpus() is None
 
 
+@pytest.mark.parametrize(
+    ("shown", "mib", "planned"),
+    [
+        ("NVIDIA L40", 46068, "L40S"), ("NVIDIA L40S", 46068, "L40S"), ("NVIDIA L4", 23034, "L4"),
+        ("NVIDIA RTX A1000", 8188, "RTX4090"), ("NVIDIA RTX A4000", 16376, "RTX4090"), ("NVIDIA A40", 46068, "A40"),
+        ("NVIDIA A10G", 23028, "A10"), ("NVIDIA A100-SXM4-80GB", 81920, "A100"), ("NVIDIA H200", 143771, "H200"),
+        ("NVIDIA GeForce RTX 3090 Ti", 24564, "RTX3090"), ("NVIDIA GeForce RTX 4090", 24564, "RTX4090"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_not_taken_for_another_whose_name_is_part_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, mib: int, planned: str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{shown}, {mib}, GPU-5aa0'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == (1, mib * 2**20, GPUS[planned])
+
+
 def test_an_edited_method_is_planned_whatever_the_profile_of_the_file_sets_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,8 +143,9 @@ def visible_gpus() -> tuple[int, float, Gpu] | None:
         memory = min(float(mib) * UNITS["MIB"] for _, mib, _ in rows)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    name = re.sub(r"[^A-Z0-9]", "", rows[0][0].upper())
-    known = max((gpu for gpu in GPUS.values() if gpu.name in name), key=lambda gpu: len(gpu.name), default=None)
+    name = re.sub(r"RTX +(?=\d)", "RTX", rows[0][0].upper())
+    # Whole names: an L40 is no L4, an RTX A1000 no A100, and a GH200 no H200.
+    known = next((gpu for gpu in GPUS.values() if re.search(rf"\b{gpu.name}(?!\d)", name)), None)
     return len(rows), memory, known or default_gpu(memory)
 
 
