@@ -107,11 +107,9 @@ def run_workers(
 
 
 def worker_environment(job: RunJob) -> dict[str, str]:
-    """The environment of training processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
-    if job.params.device == "cpu":
-        environment["DS_ACCELERATOR"] = "cpu"
-    return environment
+    """The environment of training processes. DeepSpeed's device is theirs, whatever this process has set for itself."""
+    own = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **own, "DS_ACCELERATOR": job.params.device}
 
 
 def worker_command(

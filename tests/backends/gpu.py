@@ -41,7 +41,6 @@ def a_gpu() -> None:
     """End the whole call if there is no GPU: it was made to test one."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.exit("torch finds no GPU here; run make test-gpu on a machine with an NVIDIA GPU.", returncode=1)
-    os.environ["DS_ACCELERATOR"] = DEVICE  # training on the CPU, to compare with, would set cpu for launched processes
 
 
 @pytest.fixture(autouse=True)

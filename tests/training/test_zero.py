@@ -23,10 +23,12 @@ from selfimprove.core.records import Example
 from selfimprove.training.checkpoints import seal
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import encode_examples
+from selfimprove.training.job import RunJob
 from selfimprove.training.launch import finetune
 from selfimprove.training.loading import load_base
 from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import make_plan
+from selfimprove.training.processes import worker_environment
 from selfimprove.training.rows import MODEL_INPUTS, render
 from selfimprove.training.zero import read_tensors_only
 
@@ -67,6 +69,17 @@ def test_a_bfloat16_model_is_loaded_in_float32_only_if_its_loaded_weights_are_tr
 ) -> None:
     model, _ = load_base(tiny, params(**changes))
     assert {weight.dtype for weight in model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deepspeed_computes_on_the_trainings_device_although_this_process_has_saved_a_model_on_its_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # as a rehearsal sets it, whose stages inherit it
+    job = RunJob(
+        model_dir=tmp_path, out_dir=tmp_path, checkpoints=tmp_path, params=params(device=device), seed=1, threads=2
+    )
+    assert worker_environment(job)["DS_ACCELERATOR"] == device
 
 
 @pytest.mark.slow
