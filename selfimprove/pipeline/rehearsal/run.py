@@ -160,16 +160,18 @@ def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
     return name
 
 
-def run_make(root: Path, goal: str) -> None:
+def run_make(root: Path, *goal: str) -> None:
     """Build a missing target with make. If several rehearsals need it, one builds it while the others wait.
+
+    ``goal``: the target and its settings.
 
     Raises:
         UserError: make failed.
     """
     with FileLock(root / place.HOME / "make.lock"):
-        failed = subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode
+        failed = subprocess.run(["make", "--silent", *goal], cwd=root, check=False).returncode
     if failed:
-        raise UserError(f"rehearse: `make {goal}`, which this rehearsal needs, failed; see the error above.")
+        raise UserError(f"rehearse: `make {' '.join(goal)}`, which this rehearsal needs, failed; see the error above.")
 
 
 def _write_params(folder: Path, params: Params) -> None:
@@ -190,7 +192,7 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
         bin_folder = root / CPU_ENVIRONMENT
     text = str({method: params[method] for method in methods})
     if "'backend': 'xtuner'" in text:
-        run_make(root, "env-xtuner")
+        run_make(root, "env-xtuner", *(["XTUNER=gpu"] if gpus else []))  # the other build would replace it
     if "'backend': 'textworld'" in text:
         run_make(root, "env-alfworld")
     keys = {

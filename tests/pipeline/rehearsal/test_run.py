@@ -15,7 +15,7 @@ import pytest
 
 from selfimprove.pipeline.rehearsal.folder import HOME, LOCAL_CONFIG
 from selfimprove.pipeline.rehearsal.rule import Replacement
-from selfimprove.pipeline.rehearsal.run import _composed, minutes_of, repro, run_make
+from selfimprove.pipeline.rehearsal.run import _composed, _environment, minutes_of, repro, run_make
 from selfimprove.pipeline.rehearsal.tell import replacements
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, environment
@@ -92,6 +92,17 @@ def test_concurrent_rehearsals_build_a_missing_environment_one_at_a_time(tmp_pat
     (tmp_path / HOME).mkdir()
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda goal: run_make(tmp_path, goal), ["env"] * 3))
+
+
+@pytest.mark.parametrize(("gpus", "build"), [(0, "cpu"), (2, "gpu")])
+def test_a_rehearsal_makes_xtuner_s_environment_for_the_machine_and_does_not_replace_that_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, build: str
+) -> None:
+    (tmp_path / "Makefile").write_text("XTUNER ?= cpu\nenv-xtuner:\n\t@echo $(XTUNER) > built\n")
+    (tmp_path / HOME).mkdir()
+    monkeypatch.delenv("XTUNER", raising=False)
+    _environment({"agent_r": {"engines": {}, "train": {"backend": "xtuner"}}}, ["agent_r"], tmp_path, gpus)
+    assert (tmp_path / "built").read_text() == f"{build}\n"
 
 
 def test_a_profile_s_own_model_folder_may_be_missing_here_because_it_is_replaced(tmp_path: Path) -> None:
