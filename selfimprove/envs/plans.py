@@ -90,13 +90,20 @@ class Plans:
         """See ``MakesProblems``: tasks drawn by the seed. The difficulty cannot be chosen.
 
         Raises:
-            UserError: too few tasks, or the expert's plan for a demonstration does not earn reward 1.
+            UserError: too few tasks, or the expert's plan for a demonstration, as it is read, does not earn reward 1.
         """
         drawn = draw_splits(self.name, self._env.task_ids(), counts, seed=seed)
         made = {split: [self._problem(task) for task in drawn[split]] for split in counts}
         for problem in made.get("demonstrations", []):
             reward = self.grade(problem.answer, problem).reward
             if reward != 1:
+                self._env.reset(self._task(problem))
+                for move in self._env.expert():
+                    if (read := actions_of(move.action, 2)) != [move.action]:
+                        raise UserError(
+                            f"{problem.id}: the expert's action {move.action[:80]!r} is read as {read!r} in a plan, which "
+                            "has one action per line; give it another name."
+                        )
                 raise UserError(
                     f"{problem.id}: the expert's plan ends with reward {reward:g} instead of 1 within "
                     f"{self._max_actions} actions; raise env.max_actions, or request fewer demonstrations."

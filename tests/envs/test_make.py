@@ -39,6 +39,14 @@ def begin(world: World, task: int) -> str:
     return asyncio.run(work())
 
 
+@pytest.mark.parametrize("section", [text_env, answer_env])
+@pytest.mark.parametrize("key", [{"labels": "single"}, {"shuffle_action": True}, {"curriculum_index": 1}])
+def test_keys_of_labels_are_refused_where_actions_are_commands(section: Any, key: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(key))} has no effect where actions are commands"):
+        section(name="taxi", **key)
+    section(name="taxi", seed=1)
+
+
 @pytest.mark.parametrize("name", ["textcraft", "webshop"])
 def test_params_create_the_embedded_environment(name: Any) -> None:
     params = text_env(name=name, **{"products": 300} if name == "webshop" else {})

@@ -11,6 +11,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import CarriesOut, MakesProblems, Problem, WritesRows
+from selfimprove.envs.own import TextEnv
 from selfimprove.envs.plans import NOTHING, Plans, actions_of
 from selfimprove.envs.registry import answer_env, text_env
 from selfimprove.methods.agent_r.params import TaskParams
@@ -147,6 +148,24 @@ def test_too_many_tasks_too_few_actions_and_invalid_rows_are_refused() -> None:
             plans.load([(4, row)], WHERE)
     with pytest.raises(UserError, match=r"rows\.jsonl, line 4: task 5 is in line 2 too; delete one of them"):
         plans.load([(2, {"task": 5}), (4, {"task": 5})], WHERE)
+
+
+class Bullet(TextEnv):
+    """Its only action begins like an item of a list."""
+
+    instruction = "Push."
+    actions = ("- push",)
+
+    def begin(self, task_id: int) -> str:
+        return "A door."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return "It opens.", 1.0, True
+
+
+def test_an_experts_action_that_a_plan_reads_as_another_is_named() -> None:
+    with pytest.raises(UserError, match=r"the expert's action '- push' is read as \['push'\] in a plan, which has one"):
+        Plans(Bullet()).problems({"demonstrations": 1}, seed=1)
 
 
 def test_rise_has_the_test_split_of_agent_r() -> None:

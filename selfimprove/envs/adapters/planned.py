@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, SerializeAsAny, model_validator
 
+from selfimprove.envs.adapters.acted import refuse_labels
 from selfimprove.envs.interface import AnswerEnv
 from selfimprove.envs.params import EnvParams, ListedParams, OwnTasksParams, TextParams
 
@@ -26,12 +27,13 @@ class PlannedParams(OwnTasksParams):
     how: ClassVar[str] = "plans, carried out from a reset"
 
     @model_validator(mode="after")
-    def _room(self) -> PlannedParams:
+    def _fits(self) -> PlannedParams:
         if self.told < 10 * self.max_actions:
             raise ValueError(
                 f"told: {self.told} characters are too few for {self.max_actions} actions; set at least "
                 f"{10 * self.max_actions}"
             )
+        refuse_labels(self.inner)
         return self
 
     def make(self) -> AnswerEnv:
