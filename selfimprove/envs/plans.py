@@ -101,8 +101,8 @@ class Plans:
                 for move in self._env.expert():
                     if (read := actions_of(move.action, 2)) != [move.action]:
                         raise UserError(
-                            f"{problem.id}: the expert's action {move.action[:80]!r} is read as {read!r} in a plan, which "
-                            "has one action per line; give it another name."
+                            f"{problem.id}: the expert's action {move.action[:80]!r} is read as {read!r} in a plan, "
+                            "which has one action per line; give it another name."
                         )
                 raise UserError(
                     f"{problem.id}: the expert's plan ends with reward {reward:g} instead of 1 within "
