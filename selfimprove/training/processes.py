@@ -198,6 +198,8 @@ def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, p
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
+            # Read on while they save: a full pipe would stop them.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
             process.wait()
 
 

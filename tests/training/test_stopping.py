@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from selfimprove.core.records import Example
@@ -104,3 +109,45 @@ def test_the_clock_requests_checkpoints_every_five_minutes_and_less_often_if_the
     with clock.saving():
         now[0] = 401.0  # it took 100 s
     assert (wish(401 + 1999), wish(401 + 2001)) == (0, stopping.SAVE)
+
+
+TALKING = """
+import signal, sys, time
+from pathlib import Path
+
+def save(*_):
+    print("x" * 1_000_000, flush=True)
+    Path("saved").touch()
+    sys.exit()
+
+signal.signal(signal.SIGTERM, save)
+print("@step [1, 1, \\"\\"]", flush=True)
+time.sleep(600)
+"""
+
+
+def test_workers_that_write_much_while_they_save_are_not_stopped_by_a_full_pipe(tmp_path: Path) -> None:
+    stage = """
+import os, sys
+from pathlib import Path
+from selfimprove.training.processes import watch
+watch([sys.executable, "-c", sys.argv[1]], dict(os.environ), Path("log"), lambda *_: print("begun", flush=True))
+"""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", stage, TALKING],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"begun\n"
+    worker = psutil.Process(launcher.pid).children()
+    launcher.terminate()
+    try:
+        launcher.wait(timeout=60)
+    finally:
+        for process in [launcher, *worker]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    assert (tmp_path / "saved").exists()
