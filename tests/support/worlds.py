@@ -34,7 +34,7 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
         keeper = 'class {town}:\n    """Keeps what was sent from {town}, a town."""\n\n    size = 1\n'
         more = {f"core/{town}.py": keeper.format(town=town) + "# how it is kept\n" * 9 for town in TOWNS}
         plant(folder / "repos/eventlib", FILES | more)
-        keys |= {"repos": str(folder / "repos"), "labels": "single"}
+        keys |= {"repos": str(folder / "repos")}
     elif name == "gymnasium:…":
         keys = {"name": "gymnasium:Taxi-v4", "actions": TAXI, "score": 20}
     elif name == "openenv:…":
