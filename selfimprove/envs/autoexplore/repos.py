@@ -31,8 +31,10 @@ IGNORED = frozenset(("LICENSE", "Makefile", "conf.py", "artwork", "requirements"
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
 LOOKED_AT = 1024 * 1024  # bytes of a file that the filter reads
+CACHE = "__pycache__"
+"""A folder that Python adds to a package when it first imports it, and which is therefore not counted."""
 
-_NO_REPOSITORIES = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "lib2to3", "idlelib"))
+_NO_REPOSITORIES = frozenset(("site-packages", "dist-packages", CACHE, "test", "lib2to3", "idlelib"))
 
 
 Dropped = Literal["hidden", "ignored", "not ASCII", "special", "suffix", "unreadable", "short", "little ASCII"]
@@ -43,7 +45,8 @@ Dropped = Literal["hidden", "ignored", "not ASCII", "special", "suffix", "unread
 class Repo:
     """A repository. ``name``: the tasks' ``root``; ``files``: the files that can be identified, sorted.
 
-    ``dropped``: number of entries dropped by the filter, by reason; contents of a dropped folder are not counted.
+    ``dropped``: number of entries dropped by the filter, by reason, without ``CACHE``; contents of a dropped folder are
+    not counted.
     """
 
     name: str
@@ -81,7 +84,7 @@ def filtered(folder: Path | str, name: str | None = None) -> tuple[Repo, list[st
 
     def keep(path: Path, entry: str, kind: Kind) -> bool:
         reason = why_dropped(path, entry, kind)
-        if reason is not None:
+        if reason is not None and entry != CACHE:
             dropped[reason] += 1
         if reason == "unreadable":
             unreadable.append(entry)

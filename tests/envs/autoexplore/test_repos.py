@@ -125,6 +125,18 @@ def test_tasks_are_not_played_on_other_packages_than_they_were_made_from(
         check_same(repos, file)
 
 
+def test_packages_are_the_same_after_python_has_compiled_them(
+    make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
+) -> None:
+    folder, file = make_folder("one", {"a.py": TEXT, "b.py": TEXT, "_c.py": TEXT}), tmp_path / "repos.json"
+    rows = inventory({"one": Repo.open(folder, "one")})
+    assert rows[0].dropped == {"hidden": 1}
+    file.write_text(json.dumps([row.model_dump(mode="json") for row in rows]))
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__/a.cpython-311.pyc").write_bytes(b"\0")
+    check_same({"one": Repo.open(folder, "one")}, file)
+
+
 def test_an_environment_beside_the_main_one_draws_the_main_one_s_packages(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "beside")], check=True)
     own = next((tmp_path / "beside/lib").glob("python*/site-packages"))
