@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import IO, TYPE_CHECKING
 
@@ -193,14 +194,11 @@ class Parallel:
 def ways(needs: Needs, seconds: Mapping[str, float]) -> dict[str, float]:
     """Stage -> length of its critical path: seconds from its start to the end of the last stage that depends on it."""
     found: dict[str, float] = {}
-    needed_by: dict[str, set[str]] = {name: set() for name in needs}
-    for name, those in needs.items():
-        for one in those:
-            needed_by[one].add(name)
-    while len(found) < len(needs):
-        for name in needs:
-            if name not in found and needed_by[name] <= found.keys():
-                found[name] = seconds[name] + max((found[one] for one in needed_by[name]), default=0.0)
+    longest = dict.fromkeys(needs, 0.0)  # of the paths of its dependents
+    for name in reversed([*TopologicalSorter(needs).static_order()]):
+        found[name] = seconds[name] + longest[name]
+        for one in needs[name]:
+            longest[one] = max(longest[one], found[name])
     return found
 
 
