@@ -52,9 +52,6 @@ class _Log:
                 self._give_up(error)
         return len(text)
 
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
