@@ -350,11 +350,9 @@ def _end_with(alive: int) -> None:
 
 
 def _reap() -> None:
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 if __name__ == "__main__":
