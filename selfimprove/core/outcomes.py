@@ -48,6 +48,11 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Estimat
     return mean_and_error(a[key] - b[key] for key in a)
 
 
+def unpaired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate:
+    """Difference a - b of two independent estimates; its n is the smaller of theirs."""
+    return {"mean": a["mean"] - b["mean"], "se": math.hypot(a["se"], b["se"]), "n": min(a["n"], b["n"])}
+
+
 def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Estimate]:
     """Paired difference (run - other) of every metric that both runs have.
 

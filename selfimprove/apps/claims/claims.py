@@ -7,13 +7,12 @@ each kind of CPU kernels with at least ``SEEDS`` seeds; there must be at least `
 are not paired, because two rows act in different states: the error of their difference treats the rows as independent.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from selfimprove.apps.claims.published import Published, pooled
 from selfimprove.apps.report.words import signed_text
-from selfimprove.core.outcomes import BEYOND, Estimate, beyond
+from selfimprove.core.outcomes import BEYOND, Estimate, beyond, unpaired_difference
 
 SEEDS = 3
 KINDS = 2
@@ -71,9 +70,7 @@ def difference(claim: Claim, run: Published) -> Estimate | None:
     results = run["results"]
     rows, last = results["rows"], results["rows"][results["last"]]["metrics"]
     if claim.metric in results["rates"] and claim.row in rows:
-        mine, other = last[claim.metric], rows[claim.row]["metrics"][claim.metric]
-        error = math.hypot(mine["se"], other["se"])
-        return {"mean": mine["mean"] - other["mean"], "se": error, "n": min(mine["n"], other["n"])}
+        return unpaired_difference(last[claim.metric], rows[claim.row]["metrics"][claim.metric])
     place = last if claim.row is None else results["last_minus"].get(claim.row, {})
     return place.get(claim.metric)
 

@@ -4,7 +4,6 @@ Commits and experiments are read from their ``dvc.lock`` and DVC's cache; nothin
 """
 
 from collections.abc import Mapping, Sequence
-from math import hypot
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +19,7 @@ from selfimprove.apps.report.charts import own_rows
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
-from selfimprove.core.outcomes import Estimate, Outcome, average, paired_difference
+from selfimprove.core.outcomes import Estimate, Outcome, average, paired_difference, unpaired_difference
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.verify import cache_of
 
@@ -188,10 +187,7 @@ def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[di
             gains[name] = paired_difference(*sides)
         except UserError:
             apart.add(name)
-            gains[name] = {
-                "mean": here[name]["mean"] - there[name]["mean"], "se": hypot(here[name]["se"], there[name]["se"]),
-                "n": min(here[name]["n"], there[name]["n"]),
-            }  # fmt: skip
+            gains[name] = unpaired_difference(here[name], there[name])
     return gains, apart
 
 

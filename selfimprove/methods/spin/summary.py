@@ -1,10 +1,10 @@
 """SPIN's rows of the results table, and the plot of exact match by iteration."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import unpaired_difference
 from selfimprove.core.records import read_object
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.summary import iteration_curve, summarise
@@ -50,12 +50,8 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
         summary["rows"][row]["metrics"]["told_apart"] = found
     if len(told) > 1:
         played = list(told.values())
-        first, last = played[0], played[-1]
-        summary["rows"][summary["last"]]["metrics"]["told_apart_fall"] = {
-            "mean": first["mean"] - last["mean"],
-            "se": math.hypot(first["se"], last["se"]),  # independent: the questions differ
-            "n": min(first["n"], last["n"]),
-        }
+        fall = unpaired_difference(played[0], played[-1])  # the questions differ
+        summary["rows"][summary["last"]]["metrics"]["told_apart_fall"] = fall
         summary["gains"] = ["told_apart_fall"]
     return summary
 
