@@ -120,7 +120,4 @@ def _length(messages: Sequence[Message], dialogue: Encoded) -> int:
 
 
 def _opening(messages: list[Message]) -> int:
-    for index, message in enumerate(messages):
-        if message.role == "user":
-            return index + 1
-    return 0
+    return next((place for place, message in enumerate(messages, start=1) if message.role == "user"), 0)
