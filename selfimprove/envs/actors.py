@@ -89,7 +89,8 @@ class Hosted:
         try:
             self.node = _nodes.take(self._ray)
             # No CPUs are reserved, because the engines hold all of them, as on one machine.
-            self._actor = pinned(self._ray, EnvironmentActor, self.node, num_cpus=0).remote(str(Path.cwd()))
+            remote = self._ray.remote(EnvironmentActor)
+            self._actor = pinned(remote, self.node, num_cpus=0).remote(str(Path.cwd()))
             self._result(self._actor.make.remote(kind, *arguments))
             self._say(f"a process on {self.node.place}")
         except BaseException:

@@ -44,17 +44,6 @@ class Node:
         return f"{self.host} ({self.id[:8]}): {self.cpus:g} CPUs, {self.gpus:g} GPUs"
 
 
-def check_ray() -> None:
-    """Raises:
-    UserError: Ray is not installed in this environment.
-    """
-    if find_spec("ray") is None:
-        raise UserError(
-            "run.cluster: Ray is not installed in this environment; run `make env-ray`, then start with `CLUSTER=ray "
-            "make repro` (docs/scale.md)."
-        )
-
-
 def connect(cluster: ClusterParams) -> Any:
     """Join the cluster, unless this process already has; returns the module ``ray``.
 
@@ -63,7 +52,11 @@ def connect(cluster: ClusterParams) -> Any:
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
     """
-    check_ray()
+    if find_spec("ray") is None:
+        raise UserError(
+            "run.cluster: Ray is not installed in this environment; run `make env-ray`, then start with `CLUSTER=ray "
+            "make repro` (docs/scale.md)."
+        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # by default Ray's workers run at lower priority
     import ray
@@ -164,7 +157,7 @@ class Examination:
         remote = ray.remote(self._report)
         for node in new:
             if node.id not in waiting:
-                self._asked[_pinned(remote, node, num_cpus=0).remote(str(self._root), self._lock)] = node
+                self._asked[pinned(remote, node, num_cpus=0).remote(str(self._root), self._lock)] = node
         answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=seconds)
         found: dict[str, str | None] = {}
         for answer in answered:
@@ -192,12 +185,8 @@ def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: P
     return None
 
 
-def pinned(ray: Any, kind: type, node: Node, **options: Any) -> Any:
-    """An actor class whose actors run only on that node."""
-    return _pinned(ray.remote(kind), node, **options)
-
-
-def _pinned(remote: Any, node: Node, **options: Any) -> Any:
+def pinned(remote: Any, node: Node, **options: Any) -> Any:
+    """The actor class or task, which then runs only on that node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), **options)

@@ -240,7 +240,7 @@ class RayEngine(Dispatcher[_Worker]):
                 actor_class = gpu.place(self._ray, ReplicaActor, 1 / need.sharing)
             else:
                 slots = {"num_cpus": need.cpus / need.sharing, "num_gpus": need.gpus}
-                actor_class = pinned(self._ray, ReplicaActor, node, **slots)
+                actor_class = pinned(self._ray.remote(ReplicaActor), node, **slots)
             worker = _Worker(node=node, number=number, actor=actor_class.remote(str(self._root)), gpu=gpu)
             self._starting.append(worker)
             worker.task = asyncio.create_task(self._serve(worker))
