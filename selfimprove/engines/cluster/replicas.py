@@ -130,8 +130,7 @@ class ReplicatedEngine(Dispatcher[_Worker]):
 
     def _fail(self, error: Exception) -> None:
         if self._loop is not None:
-            for worker in self._workers:
-                self._loop.remove_reader(worker.line.fileno())
+            self._rest()
         super()._fail(error)
 
     def _death(self, worker: _Worker) -> UserError:
