@@ -71,13 +71,10 @@ class Iterated(Trained):
         rows, iterations = self.rows, self.iterations
         check_names({"rows": rows}, RESERVED)
         for key in iterations:
-            if key == BASE or key not in rows:
-                said = (
-                    "is the name of the warm start; choose another name"
-                    if key == BASE
-                    else f"has no row; add rows.{key}"
-                )
-                raise ValueError(f"iterations.{key}: {said}")
+            if key == BASE:
+                raise ValueError(f"iterations.{key}: is the name of the warm start; choose another name")
+            if key not in rows:
+                raise ValueError(f"iterations.{key}: has no row; add rows.{key}")
             self.lineage(key)
         if BASE not in rows:
             raise ValueError("rows: 'base', the warm start, is missing; add it")
