@@ -117,12 +117,8 @@ def _both(
 ) -> tuple[Episode, Episode]:
     """The sequential run and the parallel run with these first attempts, each labelled and with its own status."""
     turns = [Turn(model="student", attempts=first, chosen=0, observation="")] if first else []
-    status: Status = "solved" if any(attempt.reward == 1 for attempt in first) else "unsolved"
-    parallel = (
-        _episode(problem, start, turns, play, status)
-        if first
-        else _episode(problem, start, turns, play, "blocked", sequential.error)
-    )
+    status: Status = "solved" if any(attempt.reward == 1 for attempt in first) else "unsolved" if first else "blocked"
+    parallel = _episode(problem, start, turns, play, status, None if first else sequential.error)
     return sequential.model_copy(update={"run": "sequential"}), parallel.model_copy(update={"run": "parallel"})
 
 
