@@ -260,6 +260,7 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
     ``transition_found``: share of judged pairs with a step judged bad.
     """
     kept = [one for one in revisions if one.messages]
+    walked = [one for one in revisions if not one.why.startswith("judge")]
     lengths = [
         len(one.transition.path) - branch_point(one.tree.path(one.pair.good), one.transition.path) for one in kept
     ]
@@ -270,7 +271,6 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
     if cfg.revise:
         heard = asked.judgements()
         verdicts = Counter(judgement.verdict for judgement in heard)
-        walked = [one for one in revisions if not one.why.startswith("judge")]
         metrics |= {
             "judged": len(heard),
             "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},
@@ -280,7 +280,6 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
             "dropped_by_judge": len(revisions) - len(walked),
         }
     if cfg.validate_splice == "replay":
-        tried = [one for one in revisions if not one.why.startswith("judge")]
-        metrics["replay_kept"] = ratio((int(bool(one.messages)), 1) for one in tried)
-        metrics["dropped_by_environment"] = sum(one.why.startswith("environment") for one in tried)
+        metrics["replay_kept"] = ratio((int(bool(one.messages)), 1) for one in walked)
+        metrics["dropped_by_environment"] = sum(one.why.startswith("environment") for one in walked)
     return metrics
