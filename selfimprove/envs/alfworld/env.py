@@ -255,7 +255,7 @@ def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
     verb, *words = command.split()
     first, last = " ".join(words[:2]), " ".join(words[-2:])
     if verb in ("go", "open", "close"):
-        return Deed("go" if verb == "go" else verb, receptacle=at(receptacles, last))
+        return Deed(verb, receptacle=at(receptacles, last))
     if verb == "use":
         return Deed(verb, at(things, first))
     if verb == "slice":

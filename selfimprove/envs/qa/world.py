@@ -83,7 +83,7 @@ class HotpotQAParams(QuestionParams):
         from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
         from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
-        rows = [(place, row) for place, row in read_records(Path(self.file))]
+        rows = list(read_records(Path(self.file)))
         quests = [hotpotqa_quest(read_question(row, place)) for place, row in rows]
         return Questions(self.name, quests, LocalSearch(context_paragraphs(rows)))
 
