@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from selfimprove.core.chat_template import CPU_SECONDS, MEMORY, compile_template, is_bounded, render
 from selfimprove.core.errors import UserError
 from selfimprove.core.named_templates import NAMED_TEMPLATES, template_source
-from selfimprove.core.records import Message, load_json
+from selfimprove.core.records import Message, load_object
 
 TEXTS_KNOWN = 1 << 15
 """Size of a format's cache of token ids per text: observations and openings of the episodes in progress."""
@@ -133,11 +133,11 @@ class ChatFormat:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception on any malformed file
             raise UserError(f"{file} is not a tokenizer file ({error}); restore it from its source.") from None
-        config = _read_json(folder / "tokenizer_config.json")
+        config = load_object(folder / "tokenizer_config.json")
         source = template_source(folder, config, template)
         special = {key: _token_text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         known = {key: value for key, value in special.items() if value}
-        model = _read_json(folder / "config.json")
+        model = load_object(folder / "config.json")
         inner = model.get("text_config")
         ids = model.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
         return cls(tokenizer, source, known, str(folder), model_ids=ids if isinstance(ids, int) else None)
@@ -331,10 +331,3 @@ def _token_text(value: Any) -> str:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    value = load_json(path)
-    return value if isinstance(value, dict) else {}

@@ -326,6 +326,14 @@ def load_json(path: Path, constant: Callable[[str], Any] = _refuse_constant) -> 
         raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or generate it again.") from None
 
 
+def load_object(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if there is no such file or it is not an object. Raises: UserError: it is not JSON."""
+    if not path.is_file():
+        return {}
+    value = load_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def parse_json(text: str, constant: Callable[[str], Any] = _refuse_constant) -> Any:
     """The value of a strict JSON text; ``constant``: see ``load_json``.
 

@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import load_json
+from selfimprove.core.records import load_json, load_object
 from selfimprove.core.seeds import rng
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, choices, make_game
 from selfimprove.envs.alfworld.kitchen_things import KINDS, SENTENCES, Goal, Kind
@@ -126,7 +125,7 @@ class DownloadedGames:
         if not 0 <= task < len(self._found):
             raise UserError(f"{self.folder}: there is no game {task!r}; choose one from 0 to {len(self._found) - 1}.")
         path, goal = self._found[task]
-        made = _read(self.folder / path / "game.tw-pddl")
+        made = load_object(self.folder / path / "game.tw-pddl")
         text = made.get("pddl_problem")
         if not isinstance(text, str):
             text = _text(self.folder / path / "initial_state.pddl")
@@ -184,7 +183,7 @@ def _downloaded(folder: Path, kinds: tuple[Kind, ...], thing: str | None, place:
 
 def _goal(folder: Path) -> Goal | None:
     """A game's goal; None if it is of none of the six types."""
-    data = _read(folder / "traj_data.json")
+    data = load_object(folder / "traj_data.json")
     kind, wanted = TYPES.get(str(data.get("task_type"))), data.get("pddl_params")
     if kind is None or not isinstance(wanted, dict) or wanted.get("object_sliced"):
         return None
@@ -194,16 +193,7 @@ def _goal(folder: Path) -> Goal | None:
 
 def _solvable(folder: Path) -> bool:
     """False if the set records that its planner failed; games without a ``game.tw-pddl`` are tried."""
-    made = folder / "game.tw-pddl"
-    return not made.is_file() or _read(made).get("solvable") is not False
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if there is no such file or it is not an object. Raises: UserError: it is not JSON."""
-    if not path.is_file():
-        return {}
-    value = load_json(path)
-    return value if isinstance(value, dict) else {}
+    return load_object(folder / "game.tw-pddl").get("solvable") is not False
 
 
 def _text(path: Path) -> str:
