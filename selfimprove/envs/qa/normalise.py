@@ -41,9 +41,9 @@ def f1(answer: str, gold: str) -> float:
     """F1 of the two multisets of words, in [0, 1]; 0 if the guard forbids a partial score."""
     if not answer.strip():
         return 0.0
-    if not normalise(answer) and not normalise(gold):
-        return float(exact_match(answer, gold))
     pred, gt = normalise(answer), normalise(gold)
+    if not pred and not gt:
+        return float(exact_match(answer, gold))
     if pred != gt and (pred in GUARDED or gt in GUARDED):
         return 0.0
     shared = sum((Counter(pred.split()) & Counter(gt.split())).values())
