@@ -1,4 +1,4 @@
-"""Nested mappings: a profile over the default params, a row's settings over those of all rows, and a walk."""
+"""Nested mappings: a profile over the default params, a row's settings over those of all rows, and walks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -26,6 +26,15 @@ def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield path, node
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         yield from mappings(value, (*path, str(key)))
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield every text at or below ``value``, except keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts(inner)
 
 
 def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from selfimprove.core.overlay import texts
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.installed import installed
 from selfimprove.pipeline.params import PARAMS_FILE
@@ -195,20 +196,11 @@ def _played(script: Path, root: Path) -> Iterator[Path]:
         section = values.get(method) or {}
         env = section.get("env") or {}
         played = MIXTURE if isinstance(env, list) else str(env.get("name", DEFAULTS.get(method, "")))
-        modules = {module for name in {played, *_texts(section)} for module in modules_of(method, name)}
+        modules = {module for name in {played, *texts(section)} for module in modules_of(method, name)}
         if played == MIXTURE:
-            modules.update(module for name in _texts(env) for module in modules_of(method, name, mixed=True))
+            modules.update(module for name in texts(env) for module in modules_of(method, name, mixed=True))
         for module in modules:
             yield from _files_of(module)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every string value in a section of the params."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
 
 
 def _read_known(file: Path) -> dict[str, _Source]:

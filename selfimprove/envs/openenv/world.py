@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.overlay import texts
 from selfimprove.envs.interface import AgentEnv, World
 from selfimprove.envs.params import TextParams
 
@@ -71,7 +72,7 @@ class OpenEnvParams(TextParams):
             raise ValueError("server: the address belongs in name; set null")
         if len(set(self.actions)) < len(self.actions):
             raise ValueError("actions: an action is listed twice; list each once")
-        if isinstance(self.action, dict) and not {"{action}", "{number}", "{json}"} & set(_texts(self.action)):
+        if isinstance(self.action, dict) and not {"{action}", "{number}", "{json}"} & set(texts(self.action)):
             raise ValueError("action: no field is {action}, {number} or {json}; use one for the action's text")
         return self
 
@@ -123,10 +124,3 @@ class OpenEnvParams(TextParams):
             return Pool(self.called, self.instruction(), server, rules, self.server_concurrency, self.retries)
 
         return pool(self.model_dump_json(), made)
-
-
-def _texts(value: Any) -> list[str]:
-    """Every text in a message's fields."""
-    if isinstance(value, dict | list):
-        return [text for inner in (value.values() if isinstance(value, dict) else value) for text in _texts(inner)]
-    return [value] if isinstance(value, str) else []
