@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,19 @@ def test_a_replica_that_cannot_be_loaded_while_another_serves_only_excludes_its_
 
     assert asyncio.run(asked()) == expected[:2]
     assert re.search(r"a replica on node \S+ could not start \(RuntimeError: no memory\)", capfd.readouterr().err)
+
+
+def test_an_engine_that_is_closed_while_nodes_are_checked_ends(cluster: Cluster, folder: Path) -> None:
+    async def closed() -> None:
+        engine = on(cluster, folder)
+        asked = asyncio.create_task(engine.generate(ask(0)))
+        while not engine._examination._asked:
+            await asyncio.sleep(0)
+        await engine.close()
+        with suppress(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(closed())  # ends when the thread that waits for the nodes has ended
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

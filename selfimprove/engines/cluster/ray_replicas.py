@@ -12,7 +12,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,7 +195,7 @@ class RayEngine(Dispatcher[_Worker]):
         waited = 0.0
         try:
             while self._error is None:
-                nodes = await asyncio.to_thread(living_nodes, self._ray)
+                nodes = await _to_its_end(living_nodes, self._ray)
                 forget_gpus_of_lost_nodes(self._ray, nodes)
                 await self._admit(nodes)
                 self._place([node for node in nodes if node.id in self._known and node.id not in self._refused])
@@ -217,7 +217,7 @@ class RayEngine(Dispatcher[_Worker]):
         if not new:
             return
         seconds = FIRST_SECONDS if first else NODE_SECONDS
-        found = await asyncio.to_thread(self._examination.faults, new, seconds)
+        found = await _to_its_end(self._examination.faults, new, seconds)
         faults = {node: sentence for node, sentence in found.items() if sentence is not None}
         if first and faults:
             raise UserError(f"run.cluster: {'; '.join(dict.fromkeys(faults.values()))}.")
@@ -382,3 +382,12 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _say(self, text: str) -> None:
         print(f"cluster, engine {self._name}: {text}", file=sys.stderr, flush=True)
+
+
+async def _to_its_end(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of ``call`` in a thread. A cancelled caller waits for its end: Ray, once left, never answers it."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(running)
+    finally:
+        await asyncio.wait([running])
