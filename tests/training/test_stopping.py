@@ -56,22 +56,25 @@ def test_on_sigterm_training_saves_a_checkpoint_and_resumes_to_the_same_bytes(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     examples = dialogues(20)
+    steps, long = 20 * STEPS, {"epochs": 40}  # so that no process has ended when the signal reaches it
 
     def sigterm(done: int, *_: Any) -> None:
         if done == 3:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):
-        run(tiny, examples, tmp_path / "asked", sigterm, launcher=launcher)
+        run(tiny, examples, tmp_path / "asked", sigterm, launcher=launcher, **long)
     assert not (tmp_path / "asked" / "model").exists()
     [saved] = checkpoints(tmp_path / "asked")
     step = int(saved.removeprefix("checkpoint-"))
-    assert 3 <= step < STEPS
+    assert 3 <= step < steps
     capsys.readouterr()
-    resumed = run(tiny, examples, tmp_path / "asked", launcher=launcher)
-    assert f"finetune: resuming at step {step} of {STEPS}\n" in capsys.readouterr().err
+    resumed = run(tiny, examples, tmp_path / "asked", launcher=launcher, **long)
+    assert f"finetune: resuming at step {step} of {steps}\n" in capsys.readouterr().err
     assert resumed.timing.resumed_at == step
-    unbroken = run(tiny, examples, tmp_path / "unbroken", launcher={**launcher, "kind": _quick(launcher["kind"])})
+    unbroken = run(
+        tiny, examples, tmp_path / "unbroken", launcher={**launcher, "kind": _quick(launcher["kind"])}, **long
+    )
     assert resumed.loss == unbroken.loss
     assert model(tmp_path / "asked") == model(tmp_path / "unbroken")
 
