@@ -385,7 +385,10 @@ class RayEngine(Dispatcher[_Worker]):
 
 
 async def _to_its_end(call: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of ``call`` in a thread. A cancelled caller waits for its end: Ray, once left, never answers it."""
+    """Run ``call`` in a thread and return its result; if cancelled, wait until the call has ended.
+
+    A call that still waits for Ray when this process leaves the cluster would never return.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
         return await asyncio.shield(running)

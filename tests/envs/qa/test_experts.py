@@ -1,5 +1,4 @@
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +87,10 @@ def test_a_question_repeated_at_the_start_of_the_output_is_asked_once(tmp_path: 
     assert audit.dropped == {"duplicate question": 1}
 
 
-def test_a_question_with_very_many_options_is_read_at_once(tmp_path: Path) -> None:
-    started = time.process_time()
-    experts, _ = read(tmp_path, [alpaca("A. one\nB. two\n" * 1000, GOOD)])
+def test_a_question_with_very_many_options_is_read(tmp_path: Path) -> None:
+    """In cubic time, as it once was, this question would take hours."""
+    experts, _ = read(tmp_path, [alpaca("A. one\nB. two\n" * 10_000, GOOD)])
     assert experts[0].question.task == "hotpotqa"
-    assert time.process_time() - started < 1
 
 
 def test_an_answer_that_spells_out_an_option_has_its_letter_as_gold(tmp_path: Path) -> None:
