@@ -166,7 +166,7 @@ def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, li
     own = [row in own_rows(method, summary) for row, _ in kept]
     notes = [
         "difference: this run minus the other, ± standard error; *: more than three standard errors from 0",
-        "paired: whether a metric's tasks are the same in both runs, so that they are compared task by task",
+        "paired: metrics whose tasks are the same in both runs are compared task by task (yes: all; not X: all but X)",
     ]
     if others:
         notes.append(f"not shown, since the two runs share other metrics of them: {', '.join(others)}")
