@@ -89,9 +89,12 @@ class WebShopSlot(RemoteSlot):
         return outcome(page, answer.reward, 1.0, answer.done, valid)
 
     async def _offered(self, action: str) -> bool:
-        """Whether an action that left the page unchanged was valid: choosing an option does not change the page."""
+        """Whether an action that left the page unchanged was valid: choosing an option does not change the page.
+
+        The server lists the search button as a clickable, but clicking on it does nothing.
+        """
         name, value = parse_action(action)
-        if name != "click":
+        if name != "click" or value == "search":
             return name == "search"
         offered = await self._call("GET", "/available_actions", {}, _Actions, NEVER)
         return value in (text.lower() for text in offered.clickables)

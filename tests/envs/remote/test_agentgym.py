@@ -30,7 +30,8 @@ async def episodes(world: World, make_env: Callable[[], AgentEnv], tasks: Sequen
         seen: list[Any] = [observation]
         for _, action in here.expert():
             listed = here.valid_actions() or []
-            for odd in (dice.choice(listed), dice.choice(listed), "sing a song\t\x07", "click[nowhere]"):
+            odd_ones = ("sing a song\t\x07", "click[nowhere]", "click[search]")  # the last: listed by WebShop's server
+            for odd in (dice.choice(listed), dice.choice(listed), *odd_ones):
                 seen.append((await world.step(state, odd))[1])
             state, step = await world.step(state, action)
             seen.append(step)
