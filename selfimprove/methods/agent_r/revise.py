@@ -43,7 +43,7 @@ def choose_thought(*names: object) -> str:
     """One of the ten thoughts, drawn by a seed derived from the pair's names.
 
     The original can reach only the first ten of its twenty thoughts and re-seeds the generator for every tree, so that
-    all trees get the same sequence.
+    all trees with equally many pairs get the same sequence.
     """
     return rng("revision_thought", *names).choice(REVISION_THOUGHTS)
 

@@ -87,7 +87,7 @@ def test_every_thought_is_used_and_no_two_trees_share_a_sequence() -> None:
     counts = Counter(thought for sequence in sequences for thought in sequence)
     assert set(counts) == set(REVISION_THOUGHTS)  # the original reaches ten of its twenty
     assert min(counts.values()) > 20
-    assert len(set(sequences)) == 40  # the original has the same sequence in every tree
+    assert len(set(sequences)) == 40  # the original: one for all trees with as many pairs
     assert choose_thought(0, "tree-1", 3) == choose_thought(0, "tree-1", 3)
     assert [choose_thought(seed, "t", 1) for seed in range(30)] != [choose_thought(0, "t", 1)] * 30
 
