@@ -71,7 +71,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("page")
     texts = dict(enumerate([*HOSTILE.values(), "long " * 200_000]))
     write_rise(root / "run", texts=texts, query="".join(HOSTILE.values()))
-    write_trees(root / "run", [make_tree(), make_tree(branches=5, number=1, text=HOSTILE["handler"])])
+    named = [HOSTILE["handler"], HOSTILE["bidi"]]
+    write_trees(
+        root / "run", [make_tree(), *(make_tree(branches=5, number=n, text=one) for n, one in enumerate(named, 1))]
+    )
     write_pairs(root / "run", [(HOSTILE["script"], HOSTILE["bidi"]), ("a b c", "a x c")])
     write_reinforcement(root / "run")
     build(root / "run", root / "out")
@@ -261,6 +264,15 @@ def test_hostile_text_is_shown_as_text(tab: Tab) -> None:
         assert shown == visible
         assert page.evaluate("document.querySelector('#reader .message.assistant .who').textContent").isprintable()
         assert page.locator("#reader img, #reader script").count() == 0
+
+
+def test_a_nodes_tooltip_shows_invisible_characters_by_their_code(tab: Tab) -> None:
+    page = tab.open("trees.html#tree=2")
+    page.wait_for_selector("#node-1")
+    for told in (page.get_attribute("#node-1", "aria-label"), page.get_attribute("#node-1 .node", "title")):
+        assert told is not None
+        assert told.isprintable()
+        assert "⟨202E⟩" in told
 
 
 def test_a_tree_shows_all_nodes_of_its_file(tab: Tab, report: tuple[Path, Path]) -> None:

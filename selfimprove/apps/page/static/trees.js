@@ -49,7 +49,7 @@
   /** @param {number} id */
   function told(id) {
     const one = tree?.nodes[id] ?? [];
-    return `${id ? `node ${id}: ` : ""}${title(id)} · ${visits(one)}, mean value ${page.short(mean(one))}`;
+    return `${id ? `node ${id}: ` : ""}${visible(title(id)).textContent} · ${visits(one)}, mean value ${page.short(mean(one))}`;
   }
 
   /** @param {number} id */
