@@ -6,7 +6,6 @@ Writes one log per row, ``OUT/<method>-<row>.eval``. Runs in ``.venvs/inspect``,
 package of the main environment.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,8 +15,7 @@ from typing import Any
 from selfimprove.apps.page.episodes import to_page
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
-
-ROLES = {"environment": "user", "reflector": "user"}
+from selfimprove.core.records import parse_row
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -25,8 +23,12 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield to_page(json.loads(line.decode("utf-8")), number)
-            except (ValueError, RecursionError) as error:
+                row = parse_row(line, f"{path}, line {number}")
+                if row is not None:
+                    yield to_page(row, number)
+            except UserError as error:
+                print(f"left out: {error}", file=sys.stderr)
+            except ValueError as error:
                 print(f"left out: {path}, line {number}: no episode ({type(error).__name__})", file=sys.stderr)
 
 
@@ -53,9 +55,9 @@ def _sample(record: dict[str, Any], epoch: int) -> Any:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
     from inspect_ai.scorer import Score
 
-    kinds = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
+    kinds = {"system": ChatMessageSystem, "assistant": ChatMessageAssistant}  # all others are told to the model
     messages = [
-        kinds[ROLES.get(said["r"], said["r"])](content="".join(part[0] for part in said["p"])) for said in record["m"]
+        kinds.get(said["r"], ChatMessageUser)(content="".join(part[0] for part in said["p"])) for said in record["m"]
     ]
     scores = {"solved": Score(value="C" if record["s"] == "solved" else "I")}
     if record["r"] is not None:
