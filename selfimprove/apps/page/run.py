@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from selfimprove.apps.page.lines import Task
 from selfimprove.apps.report.schema import Metrics, Trained
-from selfimprove.apps.report.table import SUMMARIES, read_summaries
+from selfimprove.apps.report.table import SUMMARIES, differ, read_summaries
 from selfimprove.core.errors import UserError, fault, first_line
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.records import load_json, only_regular, parse_row
@@ -81,7 +81,7 @@ class Run:
         """Whether a summary has its rows' metrics as they are now: a rerun replaces them before the summary."""
         for path in (self.root / "results" / method).glob("*/metrics.json"):
             known = summary["rows"].get(path.parent.name, {}).get("metrics")
-            if known and any(known.get(key) != value for key, value in self.json(path, Metrics).items()):
+            if known and differ(known, self.json(path, Metrics)):
                 return False
         return True
 

@@ -6,7 +6,7 @@ Figures come from ``results/summary/<method>.json``. Seconds and generated token
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from selfimprove.apps.report.schema import Summary, read_timing
 from selfimprove.apps.report.words import figure_text, percent_text, signed_text
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, fault, first_line, for_terminal
-from selfimprove.core.records import read_object
+from selfimprove.core.records import load_object, read_object
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.lock import LOCKS, in_turn
@@ -58,6 +58,8 @@ def main() -> None:
     else:
         for table in arena_tables(compared) if compared else ():
             show(table, console)
+    for method, summary in summaries.items():
+        tell_if_outdated(method, summary)
     console.print(f"plots: {OUT}/*.png; all metrics: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
@@ -77,6 +79,27 @@ def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str
                 f"{files[method]} is not a summary of a run ({fault(error)}); run `make repro METHOD={method}`."
             ) from None
     return found
+
+
+def tell_if_outdated(method: str, summary: dict[str, Any]) -> None:
+    """Report on stderr which rows of a summary were evaluated again after it was written."""
+    try:
+        files = {name: Path("results", method, name, "metrics.json") for name in summary["order"]}
+        rows = [name for name, file in files.items() if differ(summary["rows"][name]["metrics"], load_object(file))]
+    except UserError as error:
+        print(first_line(error), file=sys.stderr)
+        return
+    if rows:
+        print(
+            f"{method}: {', '.join(rows)} were evaluated again after the report stage, and the table has the earlier "
+            f"results; run `make repro METHOD={method}`.",
+            file=sys.stderr,
+        )
+
+
+def differ(summarised: Mapping[str, Any], metrics: Mapping[str, Any]) -> bool:
+    """Whether a row's ``metrics.json`` has other values than its summary, which a rerun replaces later."""
+    return any(summarised.get(key) != value for key, value in metrics.items())
 
 
 def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:

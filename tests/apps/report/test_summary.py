@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
@@ -327,6 +328,31 @@ def test_a_damaged_file_of_another_method_does_not_hide_a_method_s_table(
     assert "rise: held-out split" in out
     assert err.startswith("the methods cannot be compared: results/summary/spin.json")
     assert err.count("\n") == 1
+
+
+def test_rows_evaluated_again_after_the_summary_are_named(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results/summary").mkdir(parents=True)
+    write_json(tmp_path / "results/summary/rise.json", summarise_rise(params(), results))
+    for row in ROWS:
+        shutil.copytree(results / row, tmp_path / "results/rise" / row)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["table"])
+    table_command.main()
+    assert capsys.readouterr().err == ""
+    for row in ("single_turn", "iter2"):
+        write_json(Path("results/rise", row, "metrics.json"), {"m1@t1": mean_and_error([1.0])})
+    table_command.main()
+    out, err = capsys.readouterr()
+    assert "rise: held-out split" in out
+    assert err == (
+        "rise: single_turn, iter2 were evaluated again after the report stage, and the table has the earlier results; "
+        "run `make repro METHOD=rise`.\n"
+    )
+    Path("results/rise/iter1/metrics.json").write_text("{")
+    table_command.main()
+    assert "results/rise/iter1/metrics.json is not JSON" in capsys.readouterr().err
 
 
 def test_a_difference_that_is_the_same_for_every_task_is_beyond_its_error_but_one_task_is_not_evidence() -> None:
