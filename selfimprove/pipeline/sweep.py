@@ -130,11 +130,16 @@ def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[s
         node: Any = values
         *parents, last = key.split(".")
         for place, part in enumerate(parents):
-            node = node.setdefault(part, {})
+            node = node.setdefault(_key(node, part), {})
             if not isinstance(node, dict):
                 raise UserError(f"GRID: {'.'.join(parents[: place + 1])} has no keys below it, so {key} cannot be set.")
-        node[last] = value
+        node[_key(node, last)] = value
     return values
+
+
+def _key(node: Mapping[Any, Any], part: str) -> Any:
+    """The key of the mapping that is written like ``part``, such as a number; ``part`` itself if there is none."""
+    return next((key for key in node if str(key) == part), part)
 
 
 class _Runs:

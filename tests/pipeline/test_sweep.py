@@ -59,6 +59,14 @@ def test_a_key_below_a_value_that_is_not_a_mapping_is_reported() -> None:
         with_settings(values, {"run.seed.x": 1})
 
 
+def test_a_key_that_is_a_number_in_params_yaml_is_set_and_not_added_as_text() -> None:
+    text = "rise:\n  env: {options: {prices: {1: 0.5}}}\n"
+    values = with_settings({"rise": {"env": {"options": {"prices": {1: 0.5}}}}}, {"rise.env.options.prices.1": 0.25})
+    assert values == {"rise": {"env": {"options": {"prices": {1: 0.25}}}}}
+    assert rewritten(text, values) == text.replace("0.5", "0.25")
+    assert with_settings({"a": {17: {"b": 1}}}, {"a.17.b": 2, "a.18.b": 3}) == {"a": {17: {"b": 2}, "18": {"b": 3}}}
+
+
 def test_only_changed_lines_are_rewritten() -> None:
     text = "# A comment.\nrun: {seed: 17}   # the seed\nrise:\n  a: 1    # kept\n  b: 2\n"
     new = rewritten(text, {"run": {"seed": 17}, "rise": {"a": 1, "b": 3}})
