@@ -85,9 +85,12 @@ def records(lock: Any, method: str, values: Mapping[str, Any]) -> bool:
 
 
 def value_at(values: Any, key: str) -> Any:
-    """The value at a dotted key; ``ABSENT`` if there is none."""
+    """The value at a dotted key, whose parts are keys of mappings or places in lists; ``ABSENT`` if there is none."""
     for part in key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
+        if isinstance(values, Mapping) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
             return ABSENT
-        values = values[part]
     return values

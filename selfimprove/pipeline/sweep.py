@@ -218,7 +218,7 @@ def _work_off(points: Sequence[GridPoint], method: str, shares: Sequence[dict[st
         failed = [said for said in pool.map(runs.one, todo) if said]
     if runs.stopped:
         print("stopped; run the same command again to resume.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(cli.INTERRUPTED)
     if failed:
         raise UserError(
             "\n".join([*failed, "run the same command again to retry these; finished experiments are kept."])

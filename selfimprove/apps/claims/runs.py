@@ -26,7 +26,7 @@ from selfimprove.apps.claims.published import (
     publish,
     read_published,
 )
-from selfimprove.core.cli import one_sentence
+from selfimprove.core.cli import INTERRUPTED, one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.jobs import asked, jobs_here
 from selfimprove.pipeline.lock import alone
@@ -123,7 +123,7 @@ def main() -> None:
         sys.exit(run_all(Path.cwd(), args.kernels or kinds_here(), args.seeds, args.methods, args.profile, jobs))
     except KeyboardInterrupt:
         print("claims: stopped; run the same command again to resume.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

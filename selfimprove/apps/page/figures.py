@@ -58,7 +58,7 @@ def _training(run: Run, method: str) -> Drawn:
     for name, rows_of in series.items():
         title = name if name.endswith(REINFORCED) else {"loss": "training loss"}.get(name, f"{name} during training")
         title = title[0].upper() + title[1:].replace("_", " ")
-        chart = lines_chart(title, method, rows_of, "step", name.removesuffix(REINFORCED).replace("_", " "))
+        chart = lines_chart(title, method, rows_of, name.removesuffix(REINFORCED).replace("_", " "))
         if chart is not None:
             drawn.append(
                 (f"train-{re.sub(r'[^a-z0-9]+', '-', name.lower())}", f"{title} by step, one line per row", chart)

@@ -31,6 +31,9 @@ COLOURS = (
 MANY = 15
 """Lines with this many points or more have no point marks."""
 
+MOST = 400
+"""Maximum number of points that a line by step is drawn through."""
+
 WIDTH, ROW_HEIGHT = 560, 26
 
 BESIDE = 0.06
@@ -154,10 +157,8 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
     return _spec(f"{method_name(method)}: {curve['title']}", body, "; ".join(notes))
 
 
-def lines_chart(
-    title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str
-) -> Spec | None:
-    """One line per row through (x, y) points, such as training loss by step; None if there are no points."""
+def lines_chart(title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], y: str) -> Spec | None:
+    """One line per row through (step, y) points, such as the training loss; None if there are no points."""
     values = [
         {"row": row_name(method, row), "x": point[0], "y": point[1]}
         for row, points in series.items()
@@ -169,7 +170,7 @@ def lines_chart(
         "x": {
             "field": "x",
             "type": "quantitative",
-            "title": x,
+            "title": "step",
             "axis": {"grid": False, "tickMinStep": 1, "labelOverlap": True},
         },
         "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
@@ -212,11 +213,11 @@ def counts_chart(
     return _spec(title, body)
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
-    """At most ``most`` of the points, evenly spaced, including the last."""
-    if len(points) <= most:
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most ``MOST`` of the points, evenly spaced, including the last."""
+    if len(points) <= MOST:
         return list(points)
-    return [points[place * (len(points) - 1) // (most - 1)] for place in range(most)]
+    return [points[place * (len(points) - 1) // (MOST - 1)] for place in range(MOST)]
 
 
 def write_png(spec: Mapping[str, Any], file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dotted keys of params: matching against patterns such as ``*.engines.*.dtype``, and access to values."""
+"""Dotted keys of params that match a pattern such as ``*.engines.*.dtype``."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,11 +27,3 @@ def _children(node: Any) -> list[tuple[str, Any]]:
     if isinstance(node, list):
         return [(str(index), value) for index, value in enumerate(node)]
     return [(str(key), value) for key, value in node.items()]
-
-
-def value_at(params: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key; None if the key or a parent of it is absent."""
-    node: Any = params
-    for part in key.split("."):
-        node = node[int(part)] if isinstance(node, list) else (node or {}).get(part)
-    return node

@@ -14,7 +14,8 @@ from selfimprove.methods.rows import NONE
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.forks import uses_gpu, uses_vllm
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.rehearsal.keys import matches, value_at
+from selfimprove.pipeline.recorded import ABSENT, value_at
+from selfimprove.pipeline.rehearsal.keys import matches
 
 Params = dict[str, Any]
 Kind = Literal["size", "device", "model", "service", "data", "left out"]
@@ -193,7 +194,7 @@ class _Edit:
     def set(self, key: str, value: Any, kind: Kind) -> None:
         """Set a key; an equal value is not recorded as a change."""
         node, last = self._node(key)
-        old = value_at(self.params, key)
+        old = self.get(key)
         if old != value or (isinstance(node, dict) and last not in node):
             self.made.append(Replacement(key, old, value, kind))
             node[last] = deepcopy(value)
@@ -208,12 +209,13 @@ class _Edit:
             self.set(key, None, kind)
 
     def get(self, key: str) -> Any:
-        """See ``value_at``."""
-        return value_at(self.params, key)
+        """The value at a dotted key; None if there is none."""
+        found = value_at(self.params, key)
+        return None if found is ABSENT else found
 
     def _node(self, key: str) -> tuple[Any, Any]:
         place, _, last = key.rpartition(".")
-        node = value_at(self.params, place)
+        node = self.get(place)
         return node, int(last) if isinstance(node, list) else last
 
 
@@ -321,7 +323,7 @@ def _fit_sizes(edit: _Edit, method: str, processes: int) -> None:
     for table, absent_means_all in ((CAPS, False), (LIMITS, True)):
         for pattern, cap in table.items():
             for key in list(matches(edit.params, pattern, method, create=absent_means_all)):
-                old = value_at(edit.params, key)
+                old = edit.get(key)
                 if old is not None or absent_means_all:
                     edit.set(key, cap if old is None or old == "auto" else min(old, cap), "size")
     for path, node in list(mappings(edit.params[method], (method,))):

@@ -41,12 +41,12 @@ def marks(spec: Spec) -> int:
 
 def test_a_line_of_one_point_beside_long_lines_is_drawn_as_a_point() -> None:
     long = [(float(step), 0.5) for step in range(20)]
-    loss = lines_chart("loss", "rise", {"base": long, "more_sft": [(5.0, 0.4)]}, "step", "loss")
+    loss = lines_chart("loss", "rise", {"base": long, "more_sft": [(5.0, 0.4)]}, "loss")
     assert loss is not None
     assert marks(loss) == 1
     both = curve([*(("base", step, 0.5) for step in range(20)), ("more_sft", 5, 0.4)], "step")
     assert marks(curve_chart("rise", both, ["base"])) == 1
-    few = lines_chart("loss", "rise", {"base": long[:3], "more_sft": [(5.0, 0.4)]}, "step", "loss")
+    few = lines_chart("loss", "rise", {"base": long[:3], "more_sft": [(5.0, 0.4)]}, "loss")
     assert few is not None
     assert marks(few) == 4
 
