@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -18,6 +19,7 @@ from filelock import FileLock
 from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.overlay import mappings
 from selfimprove.core.publish import write_json, write_text
 from selfimprove.core.records import read_object
 from selfimprove.pipeline.lock import alone
@@ -104,8 +106,11 @@ def _composed(profile: str, root: Path) -> Params:
         UserError: no such profile, or it is invalid. A missing model folder is accepted, because it will be replaced.
     """
     values = composed(profile, root / "profiles")
-    where = f"profiles/{profile}.yaml"
-    if found := [said for said in schema_faults(values, where) if " is not a folder; for a hub model" not in said]:
+    checked = deepcopy(values)
+    for _, base in mappings(checked.get("base")):
+        if base.get("model"):
+            base["revision"] = base.get("revision") or "any"  # as of a hub model, which need not be here
+    if found := list(schema_faults(checked, f"profiles/{profile}.yaml")):
         raise UserError("\n".join(dict.fromkeys(found)))
     return spelled_out(values)
 

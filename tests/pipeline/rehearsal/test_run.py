@@ -19,6 +19,7 @@ from selfimprove.pipeline.rehearsal.run import _composed, _environment, minutes_
 from selfimprove.pipeline.rehearsal.tell import replacements
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, environment
+from tests.support.sentences import refused_with
 
 GRAPH = """\
 stages:
@@ -109,4 +110,9 @@ def test_a_profile_s_own_model_folder_may_be_missing_here_because_it_is_replaced
     (tmp_path / "profiles").mkdir()
     shutil.copy(ROOT / "profiles/default.yaml", tmp_path / "profiles")
     (tmp_path / "profiles/own.yaml").write_text("base:\n  rise: {model: /elsewhere/llama-7b}\n")
-    assert _composed("own", tmp_path)["base"]["rise"]["model"] == "/elsewhere/llama-7b"
+    own = _composed("own", tmp_path)["base"]["rise"]
+    assert own["model"] == "/elsewhere/llama-7b"
+    assert own["revision"] is None
+    (tmp_path / "profiles/own.yaml").write_text("base:\n  rise: {model: /elsewhere/llama-7b, revision: 3}\n")
+    with refused_with("base.rise.revision: input should be a valid string"):
+        _composed("own", tmp_path)
