@@ -231,13 +231,18 @@ def export_sft(source: Source, target: Target) -> None:
 def import_sft(
     source: Source, target: Target, markers: Annotated[str, typer.Option(help="spaced or stripped")] = "spaced"
 ) -> None:
-    """{"text"} rows as a supervised set."""
+    """{"text"} rows as a supervised set; texts with an empty answer are left out, as by the original's loss."""
     style: MarkerStyle | None = next((style for style in MARKERS if style == markers), None)
     if style is None:
         raise UserError(f"there are no markers {markers!r}; choose one of {', '.join(MARKERS)}.")
     rows = [from_text(row, f"{source}, line {line}", MARKERS[style]) for line, row in read_rows(source)]
+    kept = [example for example in rows if example.messages[-1].content]
+    if not kept:
+        raise UserError(f"{source}: the answer of every text is empty; name another file.")
     with aside(target) as part:
-        write_jsonl(part, rows)
+        write_jsonl(part, kept)
+    if len(kept) < len(rows):
+        typer.echo(f"left out: {len(rows) - len(kept)} of {len(rows)} texts, whose answer is empty")
 
 
 @app.command("logs")

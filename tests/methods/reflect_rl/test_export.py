@@ -185,6 +185,19 @@ def test_sets_are_exported_and_imported(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "back.jsonl", Example)[0].messages == example.messages
 
 
+def test_texts_with_an_empty_answer_are_left_out_and_counted(tmp_path: Path) -> None:
+    """The original's oracle steps have no reflection; its loss masks such a text as a whole."""
+    texts = ["s # Analyze:\n", "s # Analyze:\nR.", "s # Analyze:\n \n"]
+    write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    said = run("import-sft", tmp_path / "rows.jsonl", tmp_path / "set.jsonl")
+    assert said == "left out: 2 of 3 texts, whose answer is empty\n"
+    assert [one.messages[-1].content for one in read_jsonl(tmp_path / "set.jsonl", Example)] == ["R."]
+    write_rows(tmp_path / "rows.jsonl", [{"text": texts[0]}])
+    with pytest.raises(UserError, match=r"rows\.jsonl: the answer of every text is empty; name another file"):
+        run("import-sft", tmp_path / "rows.jsonl", tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
+
+
 @pytest.mark.parametrize("row", [{}, {"text": 3}, {"text": "no marker at all"}])
 def test_a_text_without_a_marker_is_an_error(row: Any) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl, line 4: the text contains neither '# Action:'"):
