@@ -20,6 +20,7 @@ import typer
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import link_copy, write_json, write_text
+from selfimprove.core.records import load_json
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import START
 from selfimprove.models.adapters import BASE, CONFIG, is_adapter, read_base
@@ -43,7 +44,8 @@ def prepare(model: Path, repository: str) -> Path:
     """Create the folder to upload: the row's files (links) and its card, README.md.
 
     Raises:
-        UserError: ``model`` is not the folder of a trained row, or ``repository`` is not of the form owner/name.
+        UserError: ``model`` is not the folder of a trained row, one of its files is damaged, or ``repository`` is not
+            of the form owner/name.
     """
     if not NAME.fullmatch(repository):
         raise UserError(f"push: TO={repository!r} is not a repository name; write owner/name.")
@@ -64,11 +66,14 @@ def prepare(model: Path, repository: str) -> Path:
         adapter=adapter,
     )  # fmt: skip
     text = card(row, repository, Path("results", *parts[1:]))
+    source = model if adapter else full_weights(model)
+    files = sorted({file for pattern in PUSHED for file in source.glob(pattern)})
+    for file in files:
+        _check(file)
     folder = FOLDER / repository.replace("/", "--")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    source = model if adapter else full_weights(model)
-    for file in sorted({file for pattern in PUSHED for file in source.glob(pattern)}):
+    for file in files:
         if file.name not in (BASE, CONFIG):
             link_copy(file.resolve(), folder / file.name)
     if adapter and public is not None:
@@ -76,6 +81,20 @@ def prepare(model: Path, repository: str) -> Path:
         write_json(folder / CONFIG, {**config, "base_model_name_or_path": public[0], "revision": public[1]})
     write_text(folder / "README.md", text)
     return folder
+
+
+def _check(file: Path) -> None:
+    """Raises: UserError: it is not JSON, or safetensors of the length that their header states."""
+    from safetensors import SafetensorError, safe_open
+
+    if file.suffix == ".json":
+        load_json(file, float)  # a config may contain Infinity
+    elif file.suffix == ".safetensors":
+        try:
+            with safe_open(file, "np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"push: {file} is not an intact safetensors file ({error}); run `make repro`.") from None
 
 
 def _public(base: BaseParams) -> tuple[str, str] | None:

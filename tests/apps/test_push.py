@@ -235,9 +235,11 @@ def test_untrusted_text_is_escaped_and_fenced() -> None:
     [
         ("results/rise/iter1/metrics.json", r"[\s\S]+", "[]", "results/rise/iter1/metrics.json is not a JSON object"),
         ("params.yaml", r"(?m)^rise:(\n .*)+", "rise: null", "params.yaml: rise: must be a section with keys"),
+        ("models/rise/iter1/config.json", r"}\s*\Z", "", "models/rise/iter1/config.json is not JSON"),
+        ("models/rise/iter1/tokenizer.json", r"[\s\S]+", "", "models/rise/iter1/tokenizer.json is not JSON"),
     ],
 )
-def test_a_push_with_damaged_results_or_params_gives_one_sentence_and_leaves_no_folder(
+def test_a_push_with_damaged_files_gives_one_sentence_and_leaves_no_folder(
     checkout: Path, damaged: str, pattern: str, text: str, sentence: str
 ) -> None:
     file = checkout / damaged
@@ -245,6 +247,15 @@ def test_a_push_with_damaged_results_or_params_gives_one_sentence_and_leaves_no_
     done = push(checkout, "models/rise/iter1", "--to", "owner/name")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert sentence in done.stderr
+    assert not (checkout / ".scratch/push").exists()
+
+
+def test_a_push_of_truncated_weights_is_refused(checkout: Path) -> None:
+    file = checkout / "models/rise/iter1/adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    done = push(checkout, "models/rise/iter1", "--to", "owner/name")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "models/rise/iter1/adapter_model.safetensors is not an intact safetensors file" in done.stderr
     assert not (checkout / ".scratch/push").exists()
 
 
