@@ -263,7 +263,7 @@ def export_trees(
 def import_trees(
     folder: Annotated[Path, typer.Argument(help="folder with search_results_<task>.json")],
     target: Annotated[Path, typer.Argument(help="output file (trees.jsonl)")],
-    env: Annotated[str, typer.Option(help="environment: textcraft, webshop or sciworld")],
+    env: Annotated[str, typer.Option(help="the environment's name in trees: textcraft, webshop, sciworld, …")],
     full_score: Annotated[
         float, typer.Option(min=1e-9, help="maximum score; 100 for the original's ScienceWorld trees")
     ] = 1.0,
