@@ -190,6 +190,14 @@ def test_unknown_labels_end_taxi_at_a_cost_and_leave_the_kitchen_unchanged(label
         assert kitchen.state() == before
 
 
+def test_a_state_of_alfworld_begins_with_the_room_and_the_goal() -> None:
+    env = listed_env(name="alfworld").make()
+    state = env.reset(env.task_ids()[0])
+    room, goal = state.pre.strip().split("\n\n")
+    assert room.startswith("You are in the middle of a room. ")
+    assert goal.startswith("Your task is to: ")
+
+
 def test_an_invalid_label_counts_as_a_turn_in_alfworld() -> None:
     env = listed_env(name="alfworld", max_turns=3).make()
     env.reset(env.task_ids()[0])
