@@ -8,6 +8,9 @@ import pytest
 
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, taken, trajectory
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_replay import Replay
+from selfimprove.methods.reflect_rl.rl_totals import summary_of
 from tests.envs.labelled_worlds import all_three
 
 
@@ -30,3 +33,15 @@ def test_decisions_were_chosen_among_all_labels_unless_those_not_listed_were_mas
     ids = {"0": 7, "1": 9}
     allowed = [trajectory(played, ids, masked).decisions[0].allowed for masked in (False, True)]
     assert allowed == [[7, 9], [7]]
+
+
+def test_success_cost_and_replay_leave_the_entropies_out() -> None:
+    step = RLStep(prompt="", label="0", cost=1.0, logprob=-0.5, entropy=0.1, labels=("0",), token=7, prompt_ids=[1])
+    failed = RLEpisode(id="", env="taxi", task_id=0, status="unsolved", steps=[step], seed="")
+    summary = summary_of(failed, {"0": 7}, RLParams(entropy_coef=100.0), tell=True)
+    assert [row["Q_value"] for row in summary.detail] == [pytest.approx(-9)]
+    assert (summary.cost, summary.success) == (1.0, False)
+    assert summary.trajectory is not None
+    replay = Replay(5)
+    replay.add([summary.trajectory])
+    assert not replay.sample(1)
