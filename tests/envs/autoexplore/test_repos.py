@@ -34,6 +34,7 @@ def test_the_filter_matches_whole_names(make_folder: Callable[[str, dict[str, st
 
 def test_the_filter_checks_contents(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("repo", {"a.py": TEXT, "nine.py": "x" * 9, "ten.py": "x" * 10})
+    (folder / "windows.py").write_bytes(b"x" * 8 + b"\r\n")  # a line end is one character
     (folder / "binary.py").write_bytes(b"\xff\xfe\x00" * 20)
     (folder / "mostly.md").write_text("x" * 90 + "é" * 10, encoding="utf-8")
     (folder / "less.md").write_text("x" * 89 + "é" * 11, encoding="utf-8")

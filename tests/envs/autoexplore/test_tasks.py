@@ -189,6 +189,7 @@ def test_levels_can_be_merged(make_task: Any) -> None:
     assert depths([0, 1, 2, 3, 4], merge_first_two=True) == [[0, 1], [2], [3], [4]]
     assert depths([0, 1, 2, 3, 4], merge_after_first_k=1) == [[0], [1, 2, 3, 4]]
     assert depths([0, 1, 2], merge_first_two=True, merge_after_first_k=2) == [[0, 1], [2]]
+    assert depths([1, 3], merge_first_two=True) == [[1, 3]]
     assert depths([2], merge_first_two=True) == [[2]]  # one bucket: nothing to merge
     assert depths([]) == []
 
