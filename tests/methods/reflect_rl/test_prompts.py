@@ -75,6 +75,15 @@ def test_sentencepiece_markers_lose_their_leading_space() -> None:
     assert policy_prompt("", STATE, "R", stripped)[0].content.endswith("a.py\n# Action:\n")
 
 
+@pytest.mark.parametrize(("reflection", "finish"), [("It is ne", "length"), ("It is near.\n# Action:\n0 and", None)])
+def test_a_reflection_cut_at_the_token_limit_has_an_end_token_only_if_its_text_was_complete(
+    reflection: str, finish: str | None
+) -> None:
+    example = reflection_example("one", "", STATE, reflection, cut=True)
+    assert example.messages[-1].finish == finish
+    assert example.messages[-1].content == reflection.partition("\n")[0]
+
+
 @given(st.text(), st.text(), st.sampled_from(list(MARKERS.values())))
 def test_a_reflection_is_cut_at_the_act_marker(before: str, after: str, markers: Any) -> None:
     cut = cut_reflection(before + markers.act + after, markers)
