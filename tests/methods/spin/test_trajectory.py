@@ -44,6 +44,14 @@ def test_an_unfinished_episode_is_written_with_reward_false_and_pred_empty() -> 
     assert entry["traj_by_line"][-1] == ""
 
 
+def test_a_failed_round_is_written_as_in_fireact() -> None:
+    entry = to_entry(played(lambda request, attempt: " I am not sure."))
+    assert entry["traj_by_line"][-4:] == [
+        "Thought: failed", "Action: finish[]", "Observation: Episode finished, reward = False", "",
+    ]  # fmt: skip
+    assert (entry["reward"], entry["pred"], entry["finished"]) == (False, "", False)
+
+
 def test_the_added_fields_tell_whether_the_policy_finished_its_rounds_and_the_iteration() -> None:
     played_out, cut = sample_episode(iteration="iter2"), played([REPLIES[0]] * 3, iteration="iter0", max_turns=3)
     entries = [to_entry(played_out), to_entry(cut)]
