@@ -45,3 +45,13 @@ def test_success_cost_and_replay_leave_the_entropies_out() -> None:
     replay = Replay(5)
     replay.add([summary.trajectory])
     assert not replay.sample(1)
+
+
+@pytest.mark.parametrize(("reflection", "read"), [("It is near.", 6), ("", 3), (None, 3)])
+def test_a_prompt_counts_twice_where_the_reflection_model_read_it_too(reflection: str | None, read: int) -> None:
+    step = RLStep(
+        prompt="", reflection=reflection, label="0", cost=1.0, logprob=-0.5, entropy=0.1, labels=("0",), token=7,
+        prompt_ids=[1, 2, 3],
+    )  # fmt: skip
+    played = RLEpisode(id="", env="taxi", task_id=0, status="solved", steps=[step], seed="")
+    assert summary_of(played, {"0": 7}, RLParams(), tell=False).read == read
