@@ -18,7 +18,7 @@ from typing import Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import load_json
 from selfimprove.methods.spin.parse import STOP
-from selfimprove.methods.spin.play import FINISH, SpinEpisode
+from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, heading, is_flat
 
 
@@ -34,7 +34,7 @@ def trajectory(episode: SpinEpisode) -> str:
     form = episode.form if is_flat(episode.form) else "question"
     lines = [heading(episode.question, form).removesuffix("\n")]
     for number, entry in enumerate(episode.rounds):
-        over = number == len(episode.rounds) - 1 and (episode.finished or entry.tool == FINISH)
+        over = number == len(episode.rounds) - 1 and (episode.finished or entry.failed)
         seen = f"Episode finished, reward = {reward_of(episode)}" if over else entry.observation
         lines += [f"{CUE} {entry.thought}", f"Action: {entry.action}", f"{STOP.strip()} {seen}"]
     return "\n".join(lines) + "\n"

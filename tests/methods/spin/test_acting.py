@@ -126,6 +126,17 @@ def test_a_trajectory_ends_with_the_reward_line_that_training_rows_omit() -> Non
     text = trajectory(acted(replies()))
     assert text.endswith("Action: up\nObservation: Episode finished, reward = True\n")
     assert alpaca_row(text, "self_play")["output"].endswith("Action: up")
+    failed = trajectory(acted([replies()[0], " I wonder."]))
+    assert failed.endswith("Thought: failed\nAction: \nObservation: Episode finished, reward = False\n")
+
+
+class Errands(Stairs):
+    actions = ("finish tea", "look")
+
+
+def test_an_action_called_finish_does_not_finish_the_trajectory() -> None:
+    text = trajectory(acted([" Tea.\nAction: finish tea"], world=EmbeddedWorld(Errands()), max_turns=2))
+    assert text.endswith("Action: finish tea\nObservation: You are at 0.\n|_| Action: sing\n")
 
 
 class Failing(EmbeddedWorld):
