@@ -159,6 +159,13 @@ def test_every_oracle_succeeds_with_the_specified_cost(each: Callable[..., list[
             assert sum(costs) == pytest.approx(expected)
 
 
+def test_the_oracle_knows_a_path_that_takes_more_steps_than_are_left(each: Callable[..., list[EnumeratedEnv]]) -> None:
+    for env in each(max_turns=1):
+        env.reset(env.task_ids()[0])
+        assert len(env.oracle()) > 1
+        assert oracle_label(env) is not None
+
+
 def test_success_in_taxi_depends_on_the_level() -> None:
     env = EnumeratedTaxi(max_turns=20)
     for level, threshold in {"pickup": 0.0, "dropoff": 0.0, "full": -1.0}.items():
