@@ -113,6 +113,7 @@ def test_pairs_are_exported_as_message_lists(tmp_path: Path) -> None:
 def test_exported_pairs_have_the_bare_question_and_one_line_per_cue_in_every_format(form: Any, shots: Any) -> None:
     (pair,), _ = spin_pairs([EXPERT], [played(form=form, few_shot=shots)], ConvertParams(), "iter0")
     row = pair_row(pair)
+    assert row["real"][0]["content"].startswith(shots)
     assert row["real"][0]["content"].removeprefix(shots).strip() == QUESTION.question
     assert row["real"][1]["content"].startswith("Thought: I need the author.\nAction: search[The Silver Gate]\nObs")
     assert row["real"][1]["content"].splitlines()[2:4] == [

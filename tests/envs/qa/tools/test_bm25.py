@@ -48,6 +48,12 @@ def test_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts: Any, q
         assert one < other or texts[one] != texts[other]  # equal texts tie exactly
 
 
+def test_in_the_plain_set_up_a_word_in_most_texts_weighs_a_quarter_of_the_mean() -> None:
+    """Okapi's idf of such a word is negative. Here the mean is 0.92, so "the" weighs 0.23, and "ab" 0.34."""
+    texts = ["the x1 x2", "the x3 x4", "the x5 x6", "ab x7 x8", "ab x9 x0"]
+    assert Bm25(texts, okapi=True).ranked("the ab", 5) == [3, 4, 0, 1, 2]
+
+
 def test_a_word_twice_in_the_query_counts_twice() -> None:
     assert Bm25(["owl", "sea"]).ranked("sea owl", 2) == [0, 1]
     assert Bm25(["owl", "sea"]).ranked("sea owl sea", 2) == [1, 0]
