@@ -72,7 +72,11 @@ class FinetuneParams(Section):
     )
     batch_size: int = Field(default=64, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens per micro-batch and process")
-    row_tokens: int = Field(default=1024, ge=1, description="row width in tokens that conversations are packed to")
+    row_tokens: int = Field(
+        default=1024,
+        ge=1,
+        description="row width in tokens that conversations are packed to; 1: each has a row of its own",
+    )
     group_by_length: bool = Field(default=False, description="batch examples of similar length: less padding")
     max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
     lr: float = Field(default=1e-5, gt=0)

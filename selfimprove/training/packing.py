@@ -20,7 +20,7 @@ GROUP = 64
 """Number of steps whose examples are sorted by length together."""
 
 MAX_PADDING = 0.04
-"""Largest share of padding in a micro-batch; a row that would exceed it starts the next micro-batch."""
+"""Largest share of padding when rows are grouped; a row that would exceed it starts the next micro-batch."""
 
 MicroBatch = tuple[Row, ...]
 """Rows that a process computes at once; empty if a small last step leaves the process without work."""
@@ -82,9 +82,11 @@ def make_plan(
     (from ``GROUP`` steps' worth of the drawn order, sorted), which reduces padding; the order of steps is drawn again.
     Only a step that crosses an epoch boundary has examples of any length.
 
-    Rows are ``filled`` to equal width or laid end to end. A row exceeds ``row_tokens`` only if a single example does,
-    and a micro-batch exceeds ``micro_batch_tokens`` only if a single row does. Padding is at most ``MAX_PADDING`` of
-    every micro-batch.
+    Rows are ``filled`` to equal width or laid end to end. No row exceeds ``row_tokens`` or, if that is longer, the
+    process's longest example of the step; with ``row_tokens`` 1 each example has a row of its own. A micro-batch
+    exceeds ``micro_batch_tokens`` only if a single row does. Padding is at most ``MAX_PADDING`` of a process's share of
+    a step. Where a micro-batch is split so that all processes have equally many, a part may have a larger share of
+    padding, and a process without a row computes one token of it.
     """
     if not lengths:
         return PackingPlan((), 0, 0, 0)
@@ -150,8 +152,10 @@ def _micro_batches(
 def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[Row]:
     """Distribute examples to the fewest rows of nearly equal width, widest row first.
 
-    A row is added until the widest does not exceed its limit.
+    A row is added until the widest does not exceed its limit. With ``row_tokens`` 1, rows are never shared.
     """
+    if row_tokens == 1:
+        return [(index,) for index in sorted(batch, key=lambda index: -lengths[index])]
     total = sum(lengths[index] for index in batch)
     limit = max(row_tokens, *(lengths[index] for index in batch))
     count = math.ceil(total / limit)

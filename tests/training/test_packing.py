@@ -82,9 +82,18 @@ def test_rows_contain_a_step_s_examples_uncut_and_respect_the_limits(
             widths = [sum(lengths[i] for i in row) for row in micro]
             assert all(width <= max(layout["row_tokens"], longest) for width in widths)
             assert len(micro) <= 1 or len(micro) * max(widths) <= layout["micro_batch_tokens"]
-            padded += computed_tokens(micro, lengths)
-            assert sum(widths) >= 0.96 * len(micro) * max(widths, default=0)
+        for share in step.shares:
+            computed = [computed_tokens(micro, lengths) for micro in share]
+            padded += sum(computed)
+            held = sum(lengths[i] for micro in share for row in micro for i in row)
+            assert held >= 0.96 * (sum(computed) - share.count(()))
     assert padded == plan.padded_tokens
+
+
+@given(LENGTHS, LAYOUT, st.booleans())
+def test_with_row_tokens_1_no_example_shares_a_row(lengths: list[int], layout: dict[str, Any], filled: bool) -> None:
+    for step in make_plan(lengths, **{**layout, "row_tokens": 1}, filled=filled).steps:
+        assert all(len(row) == 1 for share in step.shares for micro in share for row in micro)
 
 
 @given(LENGTHS, LAYOUT)

@@ -82,7 +82,9 @@ class RLParams(ActingParams):
     ppo_epochs: int = Field(default=3, ge=1)
     critic: CriticParams | None = None
 
-    row_tokens: int = Field(default=512, ge=1, description="row width in tokens that prompts are packed to")
+    row_tokens: int = Field(
+        default=512, ge=1, description="row width in tokens that prompts are packed to; 1: each has a row of its own"
+    )
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens per micro-batch and process in an update")
     dtype: Literal["float32", "bfloat16"] = "float32"
     tf32: bool = False

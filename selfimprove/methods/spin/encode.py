@@ -22,6 +22,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message, Pair
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.training.encode import EncodedExample
+from selfimprove.training.packing import MicroBatch
 from selfimprove.training.report import PairCounters
 
 
@@ -52,6 +53,15 @@ def lengths_of(pairs: Sequence[EncodedPair]) -> list[int]:
 def sequences_of(pairs: Sequence[EncodedPair]) -> list[EncodedExample]:
     """The sides of all pairs as one list: real, generated, real, generated, …."""
     return [side for pair in pairs for side in (pair.real, pair.generated)]
+
+
+def side_rows(micro: MicroBatch, row_tokens: int) -> MicroBatch:
+    """A micro-batch of pairs as one of their sides, numbered as in ``sequences_of``: real before generated.
+
+    Both sides of a pair share a row, except with ``row_tokens`` 1.
+    """
+    rows = tuple(tuple(side for index in row for side in (2 * index, 2 * index + 1)) for row in micro)
+    return tuple((side,) for row in rows for side in row) if row_tokens == 1 else rows
 
 
 def pairs_of(sequences: Sequence[EncodedExample]) -> list[EncodedPair]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from selfimprove.core.journal import Journal
-from selfimprove.methods.spin.encode import EncodedPair, lengths_of, sequences_of
+from selfimprove.methods.spin.encode import EncodedPair, lengths_of, sequences_of, side_rows
 from selfimprove.methods.spin.objective import over_sequences, token_log_probs
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.job import RunJob, check_vocabulary
@@ -140,8 +140,8 @@ def _micro_batches(
         [share] = lay_out(group, lengths, params.row_tokens, params.micro_batch_tokens, 1, filled)
         for micro in share:
             held = [index for row in micro for index in row]
-            place = {index: 2 * number for number, index in enumerate(held)}
-            rows = tuple(tuple(place[index] + side for index in row for side in (0, 1)) for row in micro)
+            place = {index: number for number, index in enumerate(held)}
+            rows = side_rows(tuple(tuple(place[index] for index in row) for row in micro), params.row_tokens)
             yield [pairs[index] for index in held], rows
 
 

@@ -50,7 +50,8 @@ class PairParams(FinetuneParams):
     row_tokens: int = Field(
         default=1024,
         ge=1,
-        description="row width in tokens that pairs are packed to; both sides of a pair share one row",
+        description="row width in tokens that pairs are packed to; both sides of a pair share one row; 1: each side "
+        "has a row of its own",
     )
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
 from selfimprove.methods.spin import opponent
-from selfimprove.methods.spin.encode import EncodedPair, lengths_of, pairs_of, sequences_of
+from selfimprove.methods.spin.encode import EncodedPair, lengths_of, pairs_of, sequences_of, side_rows
 from selfimprove.methods.spin.objective import (
     FIRST_LOSS,
     METRICS,
@@ -115,7 +115,7 @@ class PairTrainer(PlannedTrainer):
 
     def _render(self, micro: MicroBatch, batch: Sequence[int]) -> dict[str, Any]:
         """Replace each pair of a row by its sides, real before generated; attention does not cross sides."""
-        rows = tuple(tuple(side for index in row for side in (2 * index, 2 * index + 1)) for row in micro)
+        rows = side_rows(micro, self._job.params.row_tokens)
         scales = {side: 1.0 for row in rows for side in row}
         inputs: dict[str, Any] = render(rows, self._sequences, scales, self._pad_id, self._job.params.attention)
         # Python numbers, because DeepSpeed would cast tensors to bfloat16.

@@ -18,7 +18,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message, Pair
 from selfimprove.methods.spin import opponent
-from selfimprove.methods.spin.encode import EncodedPair, encode_pairs, lengths_of
+from selfimprove.methods.spin.encode import EncodedPair, encode_pairs, lengths_of, side_rows
 from selfimprove.methods.spin.objective import METRICS
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer, check_first
@@ -285,6 +285,11 @@ def test_the_sft_term_is_a_mean_over_examples_or_tokens_as_reduction_specifies(
     total = sum(loss for loss, _ in losses) / sum(n for _, n in losses)
     assert by["token_mean"]["nll/real"] == pytest.approx(total, rel=1e-5)
     assert by["token_mean"]["loss"] == pytest.approx(LN2 + 0.5 * total, rel=1e-5)
+
+
+def test_with_row_tokens_1_each_side_of_a_pair_has_a_row_of_its_own() -> None:
+    assert side_rows(((1,), (0, 2)), 512) == ((2, 3), (0, 1, 4, 5))
+    assert side_rows(((1,), (0,)), 1) == ((2,), (3,), (0,), (1,))
 
 
 def test_batch_layout_and_gradient_checkpointing_do_not_change_the_curve(
