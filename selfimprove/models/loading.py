@@ -123,10 +123,33 @@ def check_attention(folder: Path, model: Any, context: int) -> None:
     config = model.config.get_text_config()
     if caps_scores(config):
         raise UserError(f"engine: transformers ignores the soft cap on attention scores of {folder}; use engine vllm.")
-    for key in ("max_position_embeddings", "sliding_window"):
-        limit = getattr(config, key, None)
+    limits = {key: getattr(config, key, None) for key in ("max_position_embeddings", "sliding_window")}
+    limits["longrope's original_max_position_embeddings"] = longrope_limit(config)
+    for key, limit in limits.items():
         if isinstance(limit, int) and 0 < limit < context:
             raise UserError(f"context: {context} exceeds the limit of {folder} ({key} {limit}); lower context.")
+
+
+def rope_kinds(config: Any) -> list[dict[str, Any]]:
+    """The settings of a model's rotary positions: none, one for all layers, or one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or not rope:
+        return []
+    kinds = [kind for kind in rope.values() if isinstance(kind, dict)]
+    return kinds or [rope]
+
+
+def longrope_limit(config: Any) -> int | None:
+    """The length beyond which the rotary positions ``longrope`` (Phi-3) turn all of a pass's tokens by other angles.
+
+    A token's result then depends on the texts computed with it. None: the model has other positions.
+    """
+    limits = [
+        kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        for kind in rope_kinds(config)
+        if kind.get("rope_type") == "longrope"
+    ]
+    return min(limits, default=None)
 
 
 def caps_scores(config: Any) -> bool:

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.models.adapters import take_adapter
-from selfimprove.models.loading import caps_scores, load_whole
+from selfimprove.models.loading import caps_scores, load_whole, longrope_limit, rope_kinds
 from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.rows import END_TO_END
@@ -176,6 +176,8 @@ def rope_factor(max_length: int, positions: int) -> int | None:
 def load_config(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -> tuple[Any, float | None]:
     """The model's config with the RoPE scaling needed for ``params.max_length``, and its factor (None: no scaling).
 
+    Only RoPE without scaling, or with linear scaling, is scaled: other kinds would need other factors.
+
     Raises:
         UserError: there is no model, its config is unreadable, or it has fewer positions and no RoPE to scale.
     """
@@ -189,21 +191,26 @@ def load_config(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -
         raise UserError(
             f"{model_dir}/config.json cannot be used ({first_line(error)}); fix the model folder."
         ) from None
-    rope = getattr(config, "rope_parameters", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    short = isinstance(positions, int) and params.max_length > positions > 0
-    if short and rope is None and not recurrent_layers(config.get_text_config()):
+    text = config.get_text_config()
+    limit = longrope_limit(text)
+    if limit is not None and params.max_length > limit:
+        raise UserError(
+            f"{place.length}: {params.max_length} exceeds longrope's original_max_position_embeddings of {model_dir} "
+            f"({limit}), beyond which a long example would change the short ones of its micro-batch; lower it."
+        )
+    positions = getattr(text, "max_position_embeddings", None)
+    factor = rope_factor(params.max_length, positions) if isinstance(positions, int) and positions > 0 else None
+    rope, kinds = getattr(text, "rope_parameters", None), rope_kinds(text)
+    if factor is None or (rope is None and recurrent_layers(text)):
+        return config, None
+    if kinds != [rope] or kinds[0].get("rope_type", "default") not in ("default", "linear"):
         raise UserError(
             f"{place.length}: {params.max_length} exceeds the {positions} positions of {model_dir}, which can't be "
             "scaled; lower it."
         )
-    if not positions or not isinstance(rope, dict) or rope.get("rope_type", "default") not in ("default", "linear"):
-        return config, None
-    factor = rope_factor(params.max_length, positions)
-    if factor is None:
-        return config, None
-    config.rope_parameters = {**rope, "rope_type": "linear", "factor": float(max(factor, rope.get("factor", 1)))}
-    return config, config.rope_parameters["factor"]
+    scale = float(max(factor, kinds[0].get("factor", 1)))
+    text.rope_parameters = {**kinds[0], "rope_type": "linear", "factor": scale}
+    return config, scale
 
 
 def _quantization(lora: LoraConfig, params: FinetuneParams, place: Place) -> Any:

@@ -7,18 +7,34 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import Gemma2Config, GPT2Config, Lfm2Config, LlamaConfig, MistralConfig, RwkvConfig, ZambaConfig
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    RwkvConfig,
+    ZambaConfig,
+)
 
 from selfimprove.core.errors import UserError
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_policy import RL
 from selfimprove.models.loading import check_attention
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.loading import load_base
+from selfimprove.training.loading import load_base, load_config
 
 SIZES: dict[str, Any] = {
     "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "vocab_size": 16,
 }  # fmt: skip
+
+ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN, DYNAMIC = {**ROPE, "rope_type": "yarn"}, {**ROPE, "rope_type": "dynamic"}
+LLAMA3 = {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG: dict[str, Any] = {**ROPE, "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +97,44 @@ def test_the_default_engine_refuses_a_model_with_a_soft_cap_on_attention_scores(
         check_attention(Path("gemma"), SimpleNamespace(config=Gemma2Config(**SIZES)), 64)
     uncapped = Gemma2Config(**SIZES, attn_logit_softcapping=None)
     check_attention(Path("gemma"), SimpleNamespace(config=uncapped), 64)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(LlamaConfig(**SIZES, max_position_embeddings=48, rope_parameters=rope) for rope in (YARN, LLAMA3, DYNAMIC)),
+        Gemma3TextConfig(**SIZES, max_position_embeddings=48),
+        GPT2Config(n_positions=48),
+    ],
+)
+def test_examples_longer_than_positions_that_cannot_be_scaled_are_refused(
+    config: PreTrainedConfig, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    assert load_config(tmp_path, FinetuneParams(max_length=48))[1] is None
+    with pytest.raises(UserError, match=r"train\.max_length: 64 exceeds the 48 positions of .*, which can't be scaled"):
+        load_config(tmp_path, FinetuneParams(max_length=64))
+
+
+def test_other_rotary_positions_are_scaled_linearly(tmp_path: Path) -> None:
+    LlamaConfig(**SIZES, max_position_embeddings=48).save_pretrained(tmp_path)
+    config, factor = load_config(tmp_path, FinetuneParams(max_length=100))
+    assert factor == 3
+    assert config.rope_parameters == {"rope_theta": 1e4, "rope_type": "linear", "factor": 3.0}
+
+
+def test_texts_beyond_longrope_s_original_length_are_refused(tmp_path: Path) -> None:
+    config = Phi3Config(
+        **SIZES, pad_token_id=0, eos_token_id=1, max_position_embeddings=128, original_max_position_embeddings=32,
+        rope_parameters=LONG,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert load_config(tmp_path, FinetuneParams(max_length=32))[1] is None
+    with pytest.raises(UserError, match=r"train\.max_length: 33 exceeds longrope's .* \(32\), .*; lower it\."):
+        load_config(tmp_path, FinetuneParams(max_length=33))
+    check_attention(tmp_path, SimpleNamespace(config=config), 32)
+    with pytest.raises(UserError, match=r"context: 33 exceeds the limit of .* \(longrope's .* 32\); lower context\."):
+        check_attention(tmp_path, SimpleNamespace(config=config), 33)
 
 
 def test_messages_about_reinforcement_learning_s_model_name_keys_that_it_has(tmp_path: Path) -> None:
