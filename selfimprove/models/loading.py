@@ -28,16 +28,18 @@ def load_causal_lm(
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: cuda, but torch finds no GPU here; set the engine's param device to cpu.")
     options = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-    return load_whole(folder, trust_remote_code=trust_remote_code, **options).to(device).eval()
+    instead = "use engine vllm"
+    return load_whole(folder, trust_remote_code=trust_remote_code, instead=instead, **options).to(device).eval()
 
 
-def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
+def load_whole(folder: Path, *, trust_remote_code: bool = False, instead: str = "", **options: Any) -> Any:
     """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without network access or output.
 
     The library randomly initialises tensors that are missing or have another shape in the files; here it is an error.
 
     Args:
         trust_remote_code: whether Python files in the folder may run.
+        instead: the remedy if the architecture does not support ``attn_implementation``.
         options: further arguments of ``from_pretrained``.
 
     Raises:
@@ -60,6 +62,9 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
             **options,
         )
     except Exception as error:  # a config can be wrong in any way: 0 heads divide by zero, text instead of a number
+        attention = options.get("attn_implementation")
+        if "does not support an attention implementation" in str(error) or error.args == (attention,):
+            raise UserError(f"{folder}: {attention} does not support the attention of this model; {instead}.") from None
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         machine = isinstance(error, ImportError | MemoryError | torch.OutOfMemoryError)
         remedy = "" if machine else f"; {RESTORE}"

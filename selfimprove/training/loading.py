@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.models.adapters import take_adapter
 from selfimprove.models.loading import caps_scores, load_whole, longrope_limit, rope_kinds
-from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
+from selfimprove.training import segments
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.rows import END_TO_END
 
@@ -92,15 +92,22 @@ def load_base(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -> 
     # DeepSpeed also computes in that dtype and creates its own float32 master weights, sharded over the processes. A
     # float32 model would double every process's memory for the same values.
     computed_in = lora is not None or params.launcher.kind == "deepspeed"
+    other = "eager" if params.attention == "sdpa" else "sdpa or eager"
     model = load_whole(
         model_dir,
         trust_remote_code=params.trust_remote_code,
+        instead=f"set {place.section}.attention: {other}",
         config=config,
         dtype=getattr(torch, params.dtype) if computed_in else torch.float32,
         attn_implementation=params.attention,
         **placement(params),
         **extra,
     )
+    if params.attention == segments.NAME and not model._supports_attention_backend:
+        # Some load all the same, and would let each conversation of a row attend to those before it.
+        raise UserError(
+            f"{place.section}.attention: {segments.NAME} does not support {type(model).__name__}; set {other}."
+        )
     model.config.use_cache = False
     if lora is not None and lora.quantize != "none":
         import peft
@@ -121,6 +128,13 @@ def _check_attention(folder: Path, config: Any, params: FinetuneParams, place: P
         raise UserError(
             f"{place.length}: {params.max_length} exceeds the sliding window of {folder} ({window}), which is not "
             f"applied to rows of several conversations with {params.attention}; lower it{other}."
+        )
+    biased = config.model_type == "bloom" or getattr(config, "alibi", False)
+    if biased and (params.attention != "eager" or params.row_tokens > 1):
+        raise UserError(
+            f"{place.section}.row_tokens: the position biases (ALiBi) of {folder} allow neither several conversations "
+            "in a row nor other attention than eager; set row_tokens: 1, which gives each a row of its own, and "
+            "attention: eager."
         )
     recurrent = recurrent_layers(config)
     if recurrent and (params.attention in END_TO_END or params.row_tokens > 1):

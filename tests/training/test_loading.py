@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CodeGenConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTJConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
@@ -67,7 +72,15 @@ LONG: dict[str, Any] = {**ROPE, "rope_type": "longrope", "short_factor": [1.0] *
             {"max_length": 64},
             r"train\.max_length: 64 exceeds the 32 positions of .*, which can't be scaled; lower it\.",
         ),
+        (
+            BloomConfig(),
+            {"attention": "eager"},
+            r"train\.row_tokens: the position biases .* set row_tokens: 1, .*eager",
+        ),
+        (FalconConfig(alibi=True), {"row_tokens": 1}, r"train\.row_tokens: the position biases .* attention: eager"),
         # Accepted: only the weights are missing.
+        (BloomConfig(), {"attention": "eager", "row_tokens": 1}, "contains no|cannot be loaded"),
+        (FalconConfig(), {}, "contains no|cannot be loaded"),
         (GPT2Config(n_positions=64), {"max_length": 64}, "contains no|cannot be loaded"),
         (ZambaConfig(max_position_embeddings=32), {"max_length": 64, "row_tokens": 1}, "contains no|cannot be loaded"),
         (
@@ -90,6 +103,26 @@ def test_attention_that_differs_from_the_model_s_is_refused_in_training(
     config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=said):
         load_base(tmp_path, FinetuneParams.model_validate(params))
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "said"),
+    [
+        (CodeGenConfig(n_embd=16, n_layer=1, n_head=4, rotary_dim=2, vocab_size=16), "segments", "set sdpa or eager"),
+        (GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=4, vocab_size=16), "sdpa", "set train.attention: eager"),
+        (
+            FalconConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16),
+            "segments",
+            "sdpa or",
+        ),
+    ],
+)
+def test_an_attention_that_the_architecture_lacks_is_refused_with_the_ones_to_set(
+    config: PreTrainedConfig, attention: str, said: str, tmp_path: Path
+) -> None:
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"{attention} does not support .*{said}"):
+        load_base(tmp_path, FinetuneParams.model_validate({"attention": attention, "max_length": 64}))
 
 
 def test_the_default_engine_refuses_a_model_with_a_soft_cap_on_attention_scores() -> None:

@@ -117,7 +117,8 @@ def cache_shape(model: Any) -> CacheShape:
     """The shape of a model's cache entries, found by running one token through it.
 
     Raises:
-        UserError: layers differ in shape, or keys from values; such models need another engine.
+        UserError: layers differ in shape, or keys from values, or some are recurrent, or positions are biases of a mask
+            (ALiBi); such models need another engine.
     """
     shapes: list[tuple[int, int, torch.dtype]] = []
 
@@ -136,14 +137,20 @@ def cache_shape(model: Any) -> CacheShape:
     device = model.get_input_embeddings().weight.device
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    with torch.inference_mode():
-        model(
-            input_ids=one,
-            attention_mask=mask,
-            position_ids=one,
-            past_key_values=Cache(layers=[Probe() for _ in range(layers)]),
-            use_cache=True,
-        )
+    try:
+        with torch.inference_mode():
+            model(
+                input_ids=one,
+                attention_mask=mask,
+                position_ids=one,
+                past_key_values=Cache(layers=[Probe() for _ in range(layers)]),
+                use_cache=True,
+            )
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UserError(
+            f"engine transformers: {type(model).__name__} does not work with this engine's KV cache and mask; use "
+            "another engine (vllm) for this model."
+        ) from error
     if len(shapes) != 2 * layers or len(set(shapes)) != 1:
         raise UserError(
             f"engine transformers: {type(model).__name__} does not have the same KV cache shape in every layer; use "

@@ -11,8 +11,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     GPT2Config,
+    GPTJConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -20,6 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Request
@@ -143,3 +147,21 @@ def test_joined_weights_share_their_storage_with_the_model(tmp_path: Path) -> No
     parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), r"Lfm2ForCausalLM does not .* \(vllm\)"),
+        (
+            FalconConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, alibi=True),
+            "FalconForCausalLM does not",
+        ),
+        (GPTJConfig(n_embd=64, n_layer=1, n_head=4, rotary_dim=8), r"sdpa does not support .*; use engine vllm"),
+    ],
+)
+def test_models_that_the_engine_cannot_run_are_refused_in_one_sentence(
+    config: PreTrainedConfig, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        complete(save(config, tmp_path / "m"), [1])
