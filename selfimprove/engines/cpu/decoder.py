@@ -1,9 +1,10 @@
 """One model behind two calls with few shapes: prefill a block of some prompts; decode one token of every busy slot.
 
 On CPU in float32 a row's result is a pure function of that row's own tokens, to the last bit: matrix products of one
-shape treat every row alike, and masked positions add exact zeros. Computing fewer rows and attending over fewer masked
-positions is faster, and some smaller shapes give exactly the bits of the full one. Which ones do depends on the
-kernels of the machine, so this is tested when the decoder is created (``_exact``), and no other shape is used.
+shape treat every row alike, and masked positions add exact zeros. (Mixtures of experts are an exception: a product
+there has as many rows as tokens are sent to an expert.) Computing fewer rows and attending over fewer masked positions
+is faster, and some smaller shapes give exactly the bits of the full one. Which ones do depends on the kernels of the
+machine, so this is tested when the decoder is created (``_exact``), and no other shape is used.
 """
 
 from bisect import bisect_left

@@ -7,8 +7,8 @@ free slot. Every step feeds one token to all slots, draws the next ones, and ref
 Guarantee, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are identical,
 bit for bit, whatever else is in the batch, in any order and number of requests, and after a restart with an empty
 cache. This holds because all shapes of a forward pass give a row the same bits (``decoder``), a block's keys and values
-depend only on the tokens before its end, and every draw is keyed by (seed key, step). On GPUs and in half precision
-the draws are keyed in the same way, but kernels may round differently.
+depend only on the tokens before its end, and every draw is keyed by (seed key, step). On GPUs, in half precision
+and in mixtures of experts the draws are keyed in the same way, but kernels may round differently.
 """
 
 import asyncio

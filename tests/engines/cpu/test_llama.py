@@ -12,15 +12,20 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
+    Gemma3TextConfig,
     GPT2Config,
     GPTJConfig,
+    GPTNeoXConfig,
     GraniteConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    OPTConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from selfimprove.core.errors import UserError
@@ -42,6 +47,25 @@ OTHERS: dict[str, PreTrainedConfig] = {
     "qwen2, biases": Qwen2Config(**SIZES),
     "qwen3, norms in attention": Qwen3Config(**SIZES, head_dim=16),
     "granite, a llama but for its multipliers": GraniteConfig(**SIZES, embedding_multiplier=3.0, logits_scaling=2.0),
+    "smollm3, a llama but for a layer without positions": SmolLM3Config(**SIZES, no_rope_layers=[1, 0], pad_token_id=0),
+    "gemma3, two kinds of positions": Gemma3TextConfig(
+        **SIZES, head_dim=16, sliding_window=128, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "phi3, joined matrices": Phi3Config(**SIZES, pad_token_id=0),
+    "neox, positions for a part of each head": GPTNeoXConfig(**{**SIZES, "num_key_value_heads": 4}),
+    "opt, learned positions": OPTConfig(
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        init_std=0.15,
+        max_position_embeddings=256,
+        dropout=0.0,
+    ),
+    "falcon, one head of keys": FalconConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.15
+    ),
     "gpt2, another layer": GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=256, initializer_range=0.15),
 }
 
