@@ -36,6 +36,8 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, instead: str = 
     """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without network access or output.
 
     The library randomly initialises tensors that are missing or have another shape in the files; here it is an error.
+    It would refuse to save a model with contradictory generation settings, such as a temperature without ``do_sample``
+    (Vicuna); here sampling is switched on, or the settings are dropped.
 
     Args:
         trust_remote_code: whether Python files in the folder may run.
@@ -83,7 +85,20 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, instead: str = 
         raise UserError(
             f"{folder}: {name} has shape {list(found)}, but config.json requires {list(wanted)}; {RESTORE}."
         )
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and not _can_be_saved(generation):
+        generation.do_sample = True
+        if not _can_be_saved(generation):
+            model.generation_config = type(generation).from_model_config(model.config)
     return model
+
+
+def _can_be_saved(generation: Any) -> bool:
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def check_folder(folder: Path) -> dict[str, Any]:

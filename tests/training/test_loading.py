@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,27 @@ def test_texts_beyond_longrope_s_original_length_are_refused(tmp_path: Path) -> 
     check_attention(tmp_path, SimpleNamespace(config=config), 32)
     with pytest.raises(UserError, match=r"context: 33 exceeds the limit of .* \(longrope's .* 32\); lower context\."):
         check_attention(tmp_path, SimpleNamespace(config=config), 33)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ({"do_sample": True, "early_stopping": True}, {}),
+        ({"do_sample": True, "top_k": 5}, {"do_sample": True, "top_k": 5}),
+    ],
+)
+def test_a_model_with_contradictory_generation_settings_can_be_saved_after_training(
+    given: dict[str, Any], kept: dict[str, Any], tmp_path: Path
+) -> None:
+    AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, intermediate_size=8)).save_pretrained(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": 2, **given}))
+    model, _ = load_base(tmp_path, FinetuneParams(max_length=64))
+    model.save_pretrained(tmp_path / "trained")
+    saved = json.loads((tmp_path / "trained" / file.name).read_text())
+    assert saved["eos_token_id"] == 2
+    assert {key: value for key, value in saved.items() if key in ("do_sample", "temperature", "top_p", "top_k")} == kept
 
 
 def test_messages_about_reinforcement_learning_s_model_name_keys_that_it_has(tmp_path: Path) -> None:
