@@ -18,14 +18,15 @@ WAITED = "ok."
 """The answer to ``wait``."""
 
 _MARKERS = ("Action 1:", "Action:")
-_ITEM_NUMBER = re.compile(r"^\d+\.\s*")
+_ITEM_NUMBER = re.compile(r"^\d+\.(?!\d)\s*")
 
 
 def parse_action(reply: str) -> str:
     """The agent's action: the text after the last ``Action 1:``, or the last ``Action:``, or otherwise the last line.
 
-    After a marker, a list number (``12. ``) is removed and the action ends with its first line: later text (an
-    observation invented by the model, a next thought) is not part of it. Empty if nothing follows the marker.
+    After a marker, a list number (``12. ``, but not the ``3.`` of ``3.5``) is removed and the action ends with its
+    first line: later text (an observation invented by the model, a next thought) is not part of it. Empty if nothing
+    follows the marker.
     """
     reply = reply.strip()
     for marker in _MARKERS:

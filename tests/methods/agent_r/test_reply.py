@@ -20,6 +20,8 @@ from selfimprove.methods.agent_r.reply import clean_observation, parse_action, s
         ("Action: 12. go north", "go north"),
         ("Action: 3.get 1 log", "get 1 log"),
         ("Action: get 3. log", "get 3. log"),
+        ("Action: 3.5", "3.5"),  # a decimal number is no list number
+        ("Action: 2. 3.5", "3.5"),
         ("Action:\n\n  inventory  \nObservation: much", "inventory"),
         ("Action: inventory\r\nThought: next", "inventory"),
         ("Action: 1.\nlook", "look"),
