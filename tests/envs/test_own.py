@@ -180,6 +180,17 @@ def test_facts_are_divided_into_splits_that_share_no_question() -> None:
 SIZES = (("train", 16), ("dev", 2), ("test", 2))
 
 
+class Repainted(Colours):
+    def facts(self) -> list[Fact]:
+        return [*super().facts(), Fact("Bird0", "Bird0 is blue.", "Which colour has Bird0 now?", "blue")]
+
+
+def test_facts_with_one_title_but_different_texts_are_refused() -> None:
+    with pytest.raises(UserError, match=r"Repainted: two facts have the title 'Bird0' but different texts"):
+        Repainted().paragraphs()
+    assert len(Colours().paragraphs()) == len(Colours().facts())
+
+
 class Dice(Corridor):
     """Its reset depends on the number of previous resets."""
 

@@ -32,8 +32,19 @@ class Facts(ABC):
         """All facts, the same ones in the same order in every call."""
 
     def paragraphs(self) -> Sequence[Paragraph]:
-        """See ``QuestSource``."""
-        return [Paragraph(title=fact.title, text=fact.text) for fact in self.facts()]
+        """See ``QuestSource``.
+
+        Raises:
+            UserError: two facts have one title but different texts, of which a search for the title finds only one.
+        """
+        facts, texts = self.facts(), dict[str, str]()
+        for fact in facts:
+            if texts.setdefault(fact.title, fact.text) != fact.text:
+                raise UserError(
+                    f"{type(self).__name__}: two facts have the title {fact.title!r} but different texts, of which a "
+                    "search finds only one; give each text a title of its own."
+                )
+        return [Paragraph(title=fact.title, text=fact.text) for fact in facts]
 
     def quests(self, split: Split, count: int) -> Sequence[Quest]:
         """See ``QuestSource``: of every ten facts, eight are for train, one for dev, one for test.

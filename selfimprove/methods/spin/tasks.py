@@ -170,8 +170,24 @@ def _own(tasks: TasksParams, tools: ToolsParams) -> Material:
 def _planned(
     quests: Mapping[Split, Sequence[Quest]], paragraphs: Sequence[Paragraph], tools: ToolsParams, file: str
 ) -> Material:
-    """Questions with plans; their experts search with the policy's search tool."""
+    """Questions with plans; their experts search with the policy's search tool.
+
+    Raises:
+        UserError: a search finds another paragraph than the plan's: the expert would give an answer that it never read.
+    """
     search = LocalSearch(paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
+    lookups = [lookup for quest in quests["train"] for lookup in quest.lookups]
+    places = [(lookup, search.place(lookup.query)) for lookup in lookups]
+    found = [(lookup, paragraphs[place].title) for lookup, place in places if place is not None]
+    lost = [(lookup, title) for lookup, title in found if title != lookup.title]
+    if lost:
+        lookup, title = lost[0]
+        own = "change titles or queries, or leave such questions out"
+        raise UserError(
+            f"spin.tasks.source: the expert's search for {lookup.query!r} finds the paragraph {title!r} instead of "
+            f"{lookup.title!r} ({len(lost)} of {len(lookups)} searches find another one than theirs); "
+            f"{'set spin.tools.setup: title_text' if tools.setup == 'plain' else own}."
+        )
     experts = [demonstrate(quest, search) for quest in quests["train"]]
     splits = {name: [quest.question for quest in quests[name]] for name in SPLITS}
     return Material(splits, experts, list(paragraphs), ExpertAudit(file=file, read=len(experts), kept=len(experts)))

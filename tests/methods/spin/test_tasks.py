@@ -10,6 +10,7 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.datasets import score
+from selfimprove.envs.qa.own import Fact, Facts
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.spin.params import PlayParams, SpinParams, TasksParams
 from selfimprove.methods.spin.player import material
@@ -88,6 +89,21 @@ def test_requesting_more_questions_than_the_encyclopedia_has_is_refused() -> Non
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
     with refused_with("raise people or request fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
+
+
+class Series(Facts):
+    def facts(self) -> list[Fact]:
+        about = Fact("Funnybot", "Funnybot, of South Park after season 10, is in South Park.", "In what?", "South Park")
+        asked = Fact("South Park (season 10)", "It began in March 2006.", "When did season 10 begin?", "2006")
+        return [about, asked, *(Fact(f"Bird{i}", f"Bird{i} sings.", f"Does Bird{i} sing?", "yes") for i in range(8))]
+
+
+@pytest.mark.parametrize(("setup", "remedy"), [("title_text", "leave such questions out"), ("plain", "title_text")])
+def test_an_expert_whose_search_finds_another_paragraph_is_refused(setup: Any, remedy: str) -> None:
+    tasks = TasksParams(source=f"{__name__}:Series", train=2, dev=0, test=1)
+    said = rf"'South Park \(season 10\)' finds the paragraph 'Funnybot' instead of .* \(1 of 2 searches .*{remedy}\."
+    with pytest.raises(UserError, match=said):
+        gather(tasks, ToolsParams(setup=setup), seed=3, download=Path("unused"), mirror=None)
 
 
 def test_tool_modules_lists_the_file_of_a_users_own_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
