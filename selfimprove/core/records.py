@@ -347,6 +347,11 @@ def parse_json(text: str, constant: Callable[[str], Any] = _refuse_constant) -> 
     return value
 
 
+def plain_text(text: str) -> str:
+    """Replaces lone surrogates, which JSON and Python's strings may hold but UTF-8 cannot; pairs become characters."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def mean_and_error(values: Iterable[float]) -> dict[str, float | int]:
     """Mean, standard error of the mean (sample standard deviation / sqrt(n); 0 for n < 2) and n."""
     sample = list(values)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from selfimprove.core.records import Finish
+from selfimprove.core.records import Finish, plain_text
 from selfimprove.engines.base import Completion, first_stop
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def completion_of(choice: dict[str, Any], stop: Any) -> Completion:
         text = ""  # a model may use up its tokens before the answer begins
     if not isinstance(text, str):
         raise Passing("a choice holds no text")
-    # A lone surrogate is legal in JSON but could not be written as UTF-8.
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = plain_text(text)
     found = first_stop(text, stop)
     return Completion(text[: found[0]], "stop") if found else Completion(text, finish)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import parse_json
+from selfimprove.core.records import parse_json, plain_text
 from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.openenv.link import Connection, Dropped, Refused, Server, Told
-from selfimprove.envs.remote.link import in_short, plain_text
+from selfimprove.envs.remote.link import in_short
 
 T = TypeVar("T")
 Score = Literal["return", "last", "terminated"] | float

@@ -21,8 +21,9 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError, Step, World
-from selfimprove.envs.remote.link import ALWAYS, IF_ANSWERED, NEVER, Fault, Link, Method, plain_text
+from selfimprove.envs.remote.link import ALWAYS, IF_ANSWERED, NEVER, Fault, Link, Method
 from selfimprove.envs.replay import ReplayWorld, Slot
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from selfimprove.core.address import checked_address, client_settings
 from selfimprove.core.errors import UserError, fault
+from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError
 
 TRIES = 4
@@ -163,11 +164,6 @@ class Link:
         except ValidationError as error:
             what = f"{fault(error)}: {in_short(str(answer))}"
             raise EnvError(f"{self.server}{path}: not this environment's protocol: {what}") from None
-
-
-def plain_text(text: str) -> str:
-    """Replaces lone surrogates, which are legal in JSON but cannot be encoded as UTF-8."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def in_short(text: str) -> str:

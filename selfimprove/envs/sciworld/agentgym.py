@@ -6,10 +6,10 @@ The embedded environment's ``simulator`` provides what is not part of ``AgentEnv
 from collections.abc import Callable
 from typing import Any
 
+from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import Step
 from selfimprove.envs.remote.client import Answer, RemoteSlot, outcome
 from selfimprove.envs.remote.dialects import Act, Begin, Dialect, Endpoint, Open, Refused, Which, begin
-from selfimprove.envs.remote.link import plain_text
 from selfimprove.envs.sciworld.games import game
 
 

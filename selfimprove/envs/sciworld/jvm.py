@@ -33,6 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError
 
 T = TypeVar("T")
@@ -126,8 +127,7 @@ class Simulator:
 
     def step(self, action: str) -> tuple[str, float, bool, int]:
         """(observation, score in [-1, 1], whether the task is completed or failed, moves made). Any text is allowed."""
-        # Lone surrogates can't be sent, and are not part of any action.
-        text = action.encode("utf-8", "replace").decode("utf-8")
+        text = plain_text(action)  # lone surrogates can't be sent, and are not part of any action
         return self._act(lambda it: (it.step(text), it.getScore(), it.getCompleted(), it.getNumMoves()))
 
     def description(self) -> str:

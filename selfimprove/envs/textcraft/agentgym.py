@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import Step
 from selfimprove.envs.remote.client import Begun, RemoteSlot, Stepped, outcome
 from selfimprove.envs.remote.dialects import Act, Begin, Dialect, Endpoint, Open, Which, begin
-from selfimprove.envs.remote.link import plain_text
 
 
 def _textcraft_begin(held: Open, data_idx: int) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from selfimprove.core.records import plain_text
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.remote.client import Answer, RemoteSlot, outcome
 from selfimprove.envs.remote.dialects import Act, Begin, Dialect, Endpoint, Open, Which, begin
-from selfimprove.envs.remote.link import NEVER, in_short, plain_text
+from selfimprove.envs.remote.link import NEVER, in_short
 from selfimprove.envs.webshop.session import parse_action
 
 

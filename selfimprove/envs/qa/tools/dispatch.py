@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import plain_text
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.search import Tool
 
@@ -109,8 +110,7 @@ class Tools:
             self.stats["odd"] += 1
             return None
         text = " ".join((answer or "")[: max(_READ_AT_MOST, self._longest)].split())
-        # Lone surrogates can't be encoded as UTF-8.
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = plain_text(text)
         if not text:
             self.stats["empty"] += 1
             return None
