@@ -1,23 +1,144 @@
-"""The contract of user-defined environments, checked once when a stage starts with a few actions on the first task."""
+"""The contract of user-defined environments: tried with a few actions when a stage starts, and kept in every call.
+
+``Kept`` and ``kept`` wrap an object of a user's class. An exception that it raises, at whatever episode, becomes one
+sentence with the class, the task and the place; the stage's log has the traceback.
+"""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from inspect import iscoroutinefunction
+from types import SimpleNamespace
+from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import plain_text
 from selfimprove.core.seeds import rng
-from selfimprove.envs.interface import AgentEnv
+from selfimprove.envs.interface import AgentEnv, EnvError, Move, Problem, Step
 
 ACTIONS = 20
 """The maximum number of actions in the check."""
+SHOWN = 80
+"""The maximum number of characters of an action or an attempt in a message."""
 
 
 _DONE: set[tuple[str, str]] = set()
 
 
-def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
-    """Refuse an environment whose reset depends on more than the task, or whose rewards are outside [0, 1].
+class Kept:
+    """Implements ``AgentEnv`` over an object of a user's class. Every call raises UserError where the contract is not
+    kept. Lone surrogates in observations and thoughts, which no file can hold, are replaced.
+    """
 
-    Environments whose texts are not strings, or whose state cannot be copied, are refused as well.
+    def __init__(self, label: str, env: AgentEnv) -> None:
+        """``label``: the class, as params name it."""
+        self._label, self._env, self._task = label, env, -1
+        for what in ("name", "instruction"):
+            if not isinstance(value := getattr(env, what), str):
+                raise UserError(f"{label}: {what} is {value!r}; it must be a string.")
+        self.name, self.instruction = env.name, plain_text(env.instruction)
+
+    def task_ids(self) -> Sequence[int]:
+        """See ``AgentEnv``."""
+        with raising(self._label, "task_ids"):
+            return self._env.task_ids()
+
+    def reset(self, task_id: int) -> str:
+        """See ``AgentEnv``."""
+        self._task = task_id
+        with self._raising("reset"):
+            return self._text(f"begins task {task_id}", self._env.reset(task_id))
+
+    def step(self, action: str) -> Step:
+        """See ``AgentEnv``."""
+        with self._raising(f"step({action[:SHOWN]!r})"):
+            said, reward, done, info = self._env.step(action)
+            if not 0 <= reward <= 1:
+                raise UserError(
+                    f"{self._label}: step gave reward {reward} for {action!r}; rewards must be from 0 to 1."
+                )
+            if not isinstance(info, Mapping):
+                raise UserError(
+                    f"{self._label}: step gave info {info!r}; it must be a mapping, such as {{'valid': True}}."
+                )
+            return Step(self._text(f"answers {action!r}", said), float(reward), bool(done), info)
+
+    def snapshot(self) -> tuple[int, Any]:
+        """See ``AgentEnv``; the task is for messages."""
+        with self._raising("snapshot"):
+            return self._task, self._env.snapshot()
+
+    def restore(self, snapshot: tuple[int, Any]) -> None:
+        """See ``AgentEnv``."""
+        self._task, state = snapshot
+        with self._raising("restore"):
+            self._env.restore(state)
+
+    def valid_actions(self) -> list[str] | None:
+        """See ``AgentEnv``."""
+        with self._raising("valid_actions"):
+            listed = self._env.valid_actions()
+            return None if listed is None else [self._action(action) for action in listed]
+
+    def expert(self) -> list[Move]:
+        """See ``AgentEnv``."""
+        with self._raising("expert"):
+            return [Move(plain_text(thought), self._action(action)) for thought, action in self._env.expert()]
+
+    def _raising(self, method: str) -> AbstractContextManager[None]:
+        return raising(self._label, f"{method} of task {self._task}")
+
+    def _text(self, does: str, observation: object) -> str:
+        if not isinstance(observation, str):
+            raise UserError(f"{self._label} {does} with {observation!r}; an observation must be a string.")
+        return plain_text(observation)
+
+    def _action(self, action: object) -> str:
+        if not isinstance(action, str) or plain_text(action) != action:
+            must = "have no half of a character (a lone surrogate)" if isinstance(action, str) else "be a string"
+            raise UserError(f"{self._label} lists the action {action!r}; an action must {must}.")
+        return action
+
+
+def kept(label: str, own: Any) -> Any:
+    """The public members of an object of a user's class; an exception of a method becomes a UserError."""
+    with raising(label, "its attributes"):
+        found = {name: getattr(own, name) for name in dir(own) if not name.startswith("_")}
+    plain = {name: value for name, value in found.items() if not callable(value) or iscoroutinefunction(value)}
+    return SimpleNamespace(**{name: _kept(label, value) for name, value in found.items()} | plain)
+
+
+def _kept(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        shown = f"({arguments[0][:SHOWN]!r})" if arguments and isinstance(arguments[0], str) else ""
+        of = "".join(f" of problem {one.id}" for one in arguments if isinstance(one, Problem))
+        with raising(label, f"{method.__name__}{shown}{of}"):
+            return method(*arguments, **named)
+
+    return call
+
+
+@contextmanager
+def raising(label: str, what: str) -> Iterator[None]:
+    """Raise a UserError about any other exception of the block, which runs ``what`` of the class ``label``."""
+    try:
+        yield
+    except (UserError, EnvError):
+        raise
+    except Exception as error:  # a user-defined class may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"{label} failed in {what}, in {place.filename}, line {place.lineno} ({said}); fix the class."
+        ) from error
+
+
+def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
+    """Refuse an environment whose contract a few actions on the first task show to be broken.
+
+    Its reset may depend only on the task; its state must be copyable, rewards in [0, 1], and texts strings.
 
     Args:
         name, options: identify the class and its arguments; each pair is checked once per process.
@@ -25,53 +146,28 @@ def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
     Raises:
         UserError: the violated requirement, or the location at which the class raised an exception.
     """
-    if (name, options) in _DONE:
-        return
-    try:
-        _check(name, make)
-    except UserError:
-        raise
-    except Exception as error:  # a user-defined class may raise anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{name} failed in {place.filename}, line {place.lineno} ({said}); fix the class.") from error
-    _DONE.add((name, options))
+    if (name, options) not in _DONE:
+        with raising(name, "its check"):
+            _check(name, make(), make())
+        _DONE.add((name, options))
 
 
-def _check(name: str, make: Callable[[], AgentEnv]) -> None:
-    env, other = make(), make()
-    for what in ("name", "instruction"):
-        if not isinstance(value := getattr(env, what), str):
-            raise UserError(f"{name}: {what} is {value!r}; it must be a string.")
+def _check(name: str, env: AgentEnv, other: AgentEnv) -> None:
     tasks = list(env.task_ids())
     if not tasks:
         raise UserError(f"{name} has no tasks; task_ids must list at least one.")
     task, draw = tasks[0], rng("own contract", name)
     first = env.reset(task)
-    _is_text(name, "begins", first)
     env.snapshot()
     for _ in range(ACTIONS):
         listed = env.valid_actions()
         actions = [move.action for move in env.expert()[:1]] if listed is None else listed
         if not actions:
             break
-        action = draw.choice(actions)
-        if not isinstance(action, str):
-            raise UserError(f"{name} lists the action {action!r}; an action must be a string.")
-        observation, reward, _, info = env.step(action)
-        _is_text(name, f"answers {action!r}", observation)
-        if not 0 <= reward <= 1:
-            raise UserError(f"{name}: step gave reward {reward} for {action!r}; rewards must be from 0 to 1.")
-        if not isinstance(info, Mapping):
-            raise UserError(f"{name}: step gave info {info!r}; it must be a mapping, such as {{'valid': True}}.")
+        env.step(draw.choice(actions))
     for again in (env.reset(task), other.reset(task)):
         if again != first:
             raise UserError(
                 f"{name}: task {task} began with {first[:60]!r} and then with {again[:60]!r}; reset must depend only "
                 "on the task."
             )
-
-
-def _is_text(name: str, does: str, observation: object) -> None:
-    if not isinstance(observation, str):
-        raise UserError(f"{name} {does} with {observation!r}; an observation must be a string.")

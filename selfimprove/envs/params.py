@@ -324,15 +324,19 @@ class OwnParams(EnvParams):
 
 
 def make_own(name: str, needs: type, **options: Any) -> Any:
-    """Create an instance of the class ``package.module:Class``.
+    """Create an instance of the class ``package.module:Class``, which reports its exceptions in one sentence.
 
     Raises:
-        UserError: the class does not accept these options.
+        UserError: the class does not accept these options, or raises another exception.
     """
-    try:
-        return own_class(name, needs)(**options)
-    except TypeError as error:
-        raise UserError(f"{name} cannot be constructed with these options ({error}); fix options.") from None
+    from selfimprove.envs.contract import Kept, kept, raising
+
+    with raising(name, "its constructor"):
+        try:
+            own = own_class(name, needs)(**options)
+        except TypeError as error:
+            raise UserError(f"{name} cannot be constructed with these options ({error}); fix options.") from error
+    return Kept(name, own) if needs is AgentEnv else kept(name, own)
 
 
 def own_class(name: str, needs: type, key: str = "name") -> Any:

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from selfimprove.core.errors import UserError
+
 LOGS = Path(".scratch/logs")
 MOST_BYTES = 1 << 20
 """A larger log is overwritten by the next run."""
@@ -66,7 +68,10 @@ class _Log:
 
 @contextmanager
 def kept_log(stage: str) -> Iterator[None]:
-    """Copy the block's standard error, and the traceback of an exception that ends it, to the stage's log."""
+    """Copy the block's standard error, and the traceback of an exception that ends it, to the stage's log.
+
+    So is the traceback of the exception that a ``UserError`` reports in one sentence (``raise … from error``).
+    """
     with closing(_Log(LOGS / f"{stage.replace('/', '-')}.log", stage)) as log:
         log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {stage}\n")
         before = sys.stderr
@@ -75,6 +80,11 @@ def kept_log(stage: str) -> Iterator[None]:
             yield
         except Exception:  # Python prints the traceback only after this block
             traceback.print_exc(file=log)  # type: ignore[arg-type]
+            raise
+        except SystemExit as end:
+            said = end.__context__  # the UserError whose sentence was printed
+            if isinstance(said, UserError) and said.__cause__ is not None:
+                traceback.print_exception(said.__cause__, file=log)  # type: ignore[arg-type]
             raise
         finally:
             sys.stderr = before

@@ -310,7 +310,7 @@ def test_levels_divide_the_tasks_of_autoexplore_by_depth(tmp_path: Path) -> None
         env.reset(0, 0, "deep")
 
 
-@pytest.mark.parametrize("name", ["alfworld", "textcraft", "tests.envs.test_own:Corridor"])
+@pytest.mark.parametrize("name", ["alfworld", "textcraft", "tests.envs.own_worlds:Corridor"])
 def test_a_level_of_an_environment_without_levels_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"curriculum_index: \w+ has no levels; set -1"):
         listed_env(name=name, curriculum_index=1).make()

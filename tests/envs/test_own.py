@@ -7,35 +7,14 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs import contract
-from selfimprove.envs.interface import AgentEnv, AnswerEnv, Problem, Step, to_row
-from selfimprove.envs.own import Answers, TextEnv
+from selfimprove.envs.interface import AgentEnv, AnswerEnv, to_row
+from selfimprove.envs.own import TextEnv
 from selfimprove.envs.params import own_class
 from selfimprove.envs.qa.experts import QuestSource
-from selfimprove.envs.qa.own import Fact, Facts
-from selfimprove.envs.registry import listed_env, text_env
+from selfimprove.envs.qa.own import Fact
+from tests.envs.own_worlds import Colours, Corridor, Lavish, Words
 
 HERE = Path("rows.jsonl")
-
-
-class Corridor(TextEnv):
-    """Doors to the left and the right of a corridor; a wrong door ends the episode."""
-
-    instruction = "Find the door."
-    actions = ("left", "right", "open")
-    tasks = 3
-
-    def begin(self, task_id: int) -> str:
-        self.path: list[int] = [0]
-        self.door = task_id - 1
-        return "A corridor."
-
-    def act(self, action: str) -> tuple[str, float, bool]:
-        here = self.path[-1]
-        if action == "open":
-            return "A door.", float(here == self.door), True
-        self.path.append(max(-1, min(1, here + (1 if action == "right" else -1))))
-        return f"Door {self.path[-1]}.", 0.0, False
 
 
 class Unwinnable(Corridor):
@@ -44,29 +23,11 @@ class Unwinnable(Corridor):
         return said, 0.5, ended
 
 
-class Lavish(Corridor):
-    def act(self, action: str) -> tuple[str, float, bool]:
-        return "Gold.", 2.0, True
-
-
 class Half(TextEnv):
     instruction = ""
 
     def begin(self, task_id: int) -> str:
         return ""
-
-
-class Words(Answers):
-    def demonstration(self, problem: Problem) -> str:
-        return f"It is {problem.gold}"
-
-    def extract(self, attempt: str) -> str | None:
-        return attempt.split()[-1] if attempt.split() else None
-
-
-class Colours(Facts):
-    def facts(self) -> list[Fact]:
-        return [Fact(f"Bird{i}", f"Bird{i} is of colour {i}.", f"Which colour has Bird{i}?", str(i)) for i in range(20)]
 
 
 def test_the_expert_finds_a_shortest_path_from_any_state_without_changing_it() -> None:
@@ -189,108 +150,3 @@ def test_facts_with_one_title_but_different_texts_are_refused() -> None:
     with pytest.raises(UserError, match=r"Repainted: two facts have the title 'Bird0' but different texts"):
         Repainted().paragraphs()
     assert len(Colours().paragraphs()) == len(Colours().facts())
-
-
-class Dice(Corridor):
-    """Its reset depends on the number of previous resets."""
-
-    rolls = 0
-
-    def begin(self, task_id: int) -> str:
-        Dice.rolls += 1
-        super().begin(task_id)
-        return f"Roll {Dice.rolls}."
-
-
-class Broken(Corridor):
-    def begin(self, task_id: int) -> str:
-        raise KeyError(task_id)
-
-
-class Paid(Corridor):
-    """Overrides ``step``, and thus the check in its base class."""
-
-    def step(self, action: str) -> Step:
-        return super().step(action)._replace(reward=-5.0)
-
-
-class Untold(Corridor):
-    def step(self, action: str) -> Step:
-        return super().step(action)._replace(info=None)  # type: ignore[arg-type]
-
-
-class Silent(Corridor):
-    def begin(self, task_id: int) -> str:
-        super().begin(task_id)
-        return None  # type: ignore[return-value]
-
-
-class Mute(Corridor):
-    def act(self, action: str) -> tuple[str, float, bool]:
-        return None, 0.0, False  # type: ignore[return-value]
-
-
-class Numbered(Corridor):
-    actions = (0, 1, 2)  # type: ignore[assignment]
-
-
-class Unexplained(Corridor):
-    instruction = None  # type: ignore[assignment]
-
-
-class Stream(Corridor):
-    def begin(self, task_id: int) -> str:
-        self.rolls = (task_id + i for i in range(3))
-        return super().begin(task_id)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Silent", r"silent: task 0 begins with None; an observation must be a string"),
-        ("Mute", r"mute: act answers '\w+' with None; an observation must be a string"),
-        ("Untold", r"Untold: step gave info None; it must be a mapping, such as \{'valid': True\}"),
-        ("Numbered", r"Numbered lists the action \d; an action must be a string"),
-        ("Unexplained", r"Unexplained: instruction is None; it must be a string"),
-        (
-            "Stream",
-            r"stream: the state cannot be copied \(cannot pickle 'generator' object\); move constant attributes",
-        ),
-        ("Dice", r"Dice: task 0 began with 'Roll \d\.' and then with 'Roll \d\.'; reset must depend only on"),
-        ("Paid", r"Paid: step gave reward -5\.0 for '\w+'; rewards must be from 0 to 1"),
-        ("Lavish", r"act gave reward 2\.0 for '\w+'; rewards must be from 0 to 1"),
-        ("Broken", r"Broken failed in .*test_own\.py, line \d+ \(KeyError: 0\); fix the class"),
-    ],
-)
-def test_a_violated_contract_is_reported_when_the_environment_is_created(name: str, said: str) -> None:
-    for section in (text_env(name=f"{__name__}:{name}"), listed_env(name=f"{__name__}:{name}", labels="single")):
-        with pytest.raises(UserError, match=said) as refused:
-            section.make()
-        assert "\n" not in str(refused.value)
-
-
-class Late(Corridor):
-    def begin(self, task_id: int) -> str:
-        return super().begin(task_id) if task_id == 0 else None  # type: ignore[return-value]
-
-
-def test_an_observation_that_is_no_text_is_reported_in_every_task() -> None:
-    env = text_env(name=f"{__name__}:Late").make()
-    with pytest.raises(UserError, match=r"late: task 2 begins with None; an observation must be a string\."):
-        env.reset(2)
-
-
-def test_an_environment_that_keeps_the_contract_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
-    begin = Corridor.begin
-
-    def counted(self: Corridor, task_id: int) -> str:
-        begun.append(task_id)
-        return begin(self, task_id)
-
-    monkeypatch.setattr(Corridor, "begin", counted)
-    contract._DONE.clear()
-    text_env(name=f"{__name__}:Corridor").make()
-    assert begun == [0, 0, 0]
-    text_env(name=f"{__name__}:Corridor").make()
-    assert begun == [0, 0, 0]

@@ -24,7 +24,7 @@ ACTED = [
     {"name": "taxi"},
     {"name": "alfworld"},
     {"name": "encyclopedia", "people": 60, "questions": 60},
-    {"name": f"{__name__.replace('test_plans', 'test_own')}:Corridor", "options": {}},
+    {"name": f"{__name__.replace('test_plans', 'own_worlds')}:Corridor", "options": {}},
 ]
 WHERE = Path("rows.jsonl")
 

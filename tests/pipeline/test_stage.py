@@ -237,6 +237,18 @@ def test_an_internal_error_keeps_its_traceback_and_publishes_nothing(work: Work,
     assert work.done == 2
 
 
+def test_the_cause_of_an_error_in_one_sentence_has_its_traceback_in_the_log(
+    work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.error = UserError("my.worlds:Jugs failed; fix the class.")
+    work.error.__cause__ = ZeroDivisionError("by the user")
+    with pytest.raises(SystemExit, match="2"):
+        work()
+    assert capsys.readouterr().err == "small@item: my.worlds:Jugs failed; fix the class.\n"
+    log = (folder / ".scratch/logs/small@item.log").read_text()
+    assert log.endswith("small@item: my.worlds:Jugs failed; fix the class.\nZeroDivisionError: by the user\n")
+
+
 def test_ctrl_c_reports_how_to_resume(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
     work.error = KeyboardInterrupt()
     with pytest.raises(SystemExit, match="130"):

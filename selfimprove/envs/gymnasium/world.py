@@ -39,11 +39,11 @@ class GymnasiumParams(TextParams):
         return re.sub(r"[^\w.-]", "-", self.name.partition(":")[2])
 
     def make(self) -> AgentEnv:
-        from selfimprove.envs.contract import check_once
+        from selfimprove.envs.contract import Kept, check_once
         from selfimprove.envs.gymnasium.env import Gymnasium
 
-        def made() -> Gymnasium:
-            return Gymnasium(
+        def made() -> AgentEnv:
+            env = Gymnasium(
                 self.name.partition(":")[2],
                 self.world_name,
                 self.options,
@@ -53,6 +53,7 @@ class GymnasiumParams(TextParams):
                 success_return=self.success_return,
                 tasks=self.tasks,
             )
+            return Kept(self.name, env)
 
         check_once(self.name, self.model_dump_json(), made)
         return made()
