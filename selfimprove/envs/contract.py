@@ -135,39 +135,57 @@ def raising(label: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
+def check_once(name: str, options: str, make: Callable[[], AgentEnv], *, replays: bool = True) -> None:
     """Refuse an environment whose contract a few actions on the first task show to be broken.
 
-    Its reset may depend only on the task; its state must be copyable, rewards in [0, 1], and texts strings.
+    Its reset may depend only on the task, and a step only on the state; a snapshot must be the whole state, restored by
+    any copy; rewards must be in [0, 1], and texts strings.
 
     Args:
         name, options: identify the class and its arguments; each pair is checked once per process.
+        replays: whether to restore a state and repeat the actions from there.
 
     Raises:
         UserError: the violated requirement, or the location at which the class raised an exception.
     """
     if (name, options) not in _DONE:
         with raising(name, "its check"):
-            _check(name, make(), make())
+            _check(name, make(), make(), replays)
         _DONE.add((name, options))
 
 
-def _check(name: str, env: AgentEnv, other: AgentEnv) -> None:
+def _check(name: str, env: AgentEnv, other: AgentEnv, replays: bool) -> None:
     tasks = list(env.task_ids())
     if not tasks:
         raise UserError(f"{name} has no tasks; task_ids must list at least one.")
     task, draw = tasks[0], rng("own contract", name)
-    first = env.reset(task)
-    env.snapshot()
+    first, start = env.reset(task), env.snapshot()
+    played, last = list[tuple[str, Step]](), start
     for _ in range(ACTIONS):
         listed = env.valid_actions()
         actions = [move.action for move in env.expert()[:1]] if listed is None else listed
         if not actions:
             break
-        env.step(draw.choice(actions))
+        action, last = draw.choice(actions), env.snapshot()
+        played.append((action, env.step(action)))
     for again in (env.reset(task), other.reset(task)):
         if again != first:
             raise UserError(
                 f"{name}: task {task} began with {first[:60]!r} and then with {again[:60]!r}; reset must depend only "
                 "on the task."
+            )
+    if replays:
+        for state, steps in ((last, played[-1:]), (start, played)):
+            other.restore(state)
+            for action, before in steps:
+                _same(name, action, before, other.step(action))
+
+
+def _same(name: str, action: str, before: Step, after: Step) -> None:
+    """Refuse another result of an action in the same state."""
+    for what, one, two in zip(("observation", "reward", "done"), before, after, strict=False):
+        if one != two:
+            raise UserError(
+                f"{name}: {action!r} led to the {what} {str(one)[:60]!r}, and again from the same state, restored, to "
+                f"{str(two)[:60]!r}; snapshot must hold the whole state, and a step depend on nothing else."
             )

@@ -94,6 +94,45 @@ def test_a_violated_contract_is_reported_when_the_environment_is_created(name: s
         assert "\n" not in str(refused.value)
 
 
+class Forgetful(Corridor):
+    """Its states share one list, which an earlier snapshot therefore does not hold as it was."""
+
+    def begin(self, task_id: int) -> str:
+        self.been = list[str]()
+        return super().begin(task_id)
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        self.been.append(action)
+        said, reward, done = super().act(action)
+        return f"{said} Step {len(self.been)}.", reward, done
+
+    def snapshot(self) -> Any:
+        return dict(vars(self))
+
+    def restore(self, snapshot: Any) -> None:
+        vars(self).update(snapshot)
+
+
+class Restless(Corridor):
+    """Its steps depend on more than the state."""
+
+    steps = 0
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        Restless.steps += 1
+        said, reward, done = super().act(action)
+        return f"{said} Step {Restless.steps}.", reward, done
+
+
+@pytest.mark.parametrize("name", ["Forgetful", "Restless"])
+def test_a_snapshot_that_does_not_return_to_its_state_is_refused_before_the_search(name: str) -> None:
+    said = (
+        rf"{name}: '\w+' led to the observation '.* Step \d+\.', and again from the same state, restored, to '.* Step"
+    )
+    with pytest.raises(UserError, match=said):
+        text_env(name=f"{__name__}:{name}").make()
+
+
 class Late(Corridor):
     def begin(self, task_id: int) -> str:
         return super().begin(task_id) if task_id == 0 else None  # type: ignore[return-value]
