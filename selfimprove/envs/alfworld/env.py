@@ -30,14 +30,14 @@ its own episode (docs/reflect-rl.md, L44).
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import in_use
 from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
-from selfimprove.envs.alfworld.kitchen import INSTRUCTION, MAX_TURNS
+from selfimprove.envs.alfworld.kitchen import INSTRUCTION, MAX_TURNS, Ending
 from selfimprove.envs.alfworld.kitchen_expert import thoughts
-from selfimprove.envs.alfworld.kitchen_games import KitchenGame
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame, Split
 from selfimprove.envs.alfworld.kitchen_rules import Deed
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveGame, ProcessGone
@@ -45,8 +45,6 @@ from selfimprove.envs.interface import EnvError, Move, Step
 
 T = TypeVar("T")
 LIVES = 64  # games that one environment keeps open in the process; states of others are reached by replaying
-Split = Literal["train", "valid"]
-Ending = Literal["", "success", "max_turns"]
 
 
 class AlfWorldSnapshot(NamedTuple):
@@ -82,9 +80,6 @@ class AlfWorld:
         blacklist: Blacklist | None = None,
     ) -> None:
         """Raises: UserError: no such kind, no such game, max_turns below 1, or the folder is not a game set."""
-        for kind in kinds:
-            if kind not in KINDS:
-                raise UserError(f"alfworld: there is no kind of goal {kind!r}; choose one of {', '.join(KINDS)}.")
         if max_turns < 1:
             raise UserError(f"alfworld: max_turns must be at least 1, not {max_turns}.")
         self._games = make_games(folder, seed, kinds, thing, place)
@@ -97,8 +92,6 @@ class AlfWorld:
 
     def task_ids(self, split: Split | None = None) -> Sequence[int]:
         """The games' numbers, without blacklisted ones. Raises: UserError: no such split."""
-        if split not in (None, *get_args(Split)):
-            raise UserError(f"alfworld: there is no split {split!r}; choose train or valid.")
         tasks = self._games.task_ids(split)
         black = self._blacklist.reasons
         return [task for task in tasks if self._games.id(task) not in black] if black else tasks

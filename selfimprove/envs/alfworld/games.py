@@ -21,7 +21,7 @@ from pathlib import Path
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import load_json, load_object
 from selfimprove.core.seeds import rng
-from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, choices, make_game
+from selfimprove.envs.alfworld.kitchen_games import NumberedGames, check_split, no_game
 from selfimprove.envs.alfworld.kitchen_things import KINDS, SENTENCES, Goal, Kind
 from selfimprove.envs.alfworld.pddl import problem
 
@@ -53,27 +53,25 @@ class GeneratedGames:
     """The built-in kitchen's games, with the same numbers, in ALFWorld's format."""
 
     def __init__(self, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None) -> None:
-        """Raises: UserError: no game has these kinds, this thing and this place."""
-        self._kinds = [kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)]
-        if not self._kinds:
-            raise UserError(_nothing(kinds, thing, place))
-        self._seed, self._thing, self._place = seed, thing, place
+        """Raises: as ``NumberedGames``."""
+        self._games = NumberedGames("alfworld", seed, kinds, thing, place)
+        self._seed, self._asked = seed, "".join(f"-{word}" for word in (thing, place) if word)
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """The games' numbers: all, those for training (``train``) or those for testing (``valid``)."""
-        tasks = {"train": TRAIN, "valid": VALID}.get(split or "", range(TRAIN.start, VALID.stop))
-        return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
+        """The games' numbers: all, those for training (``train``) or those for testing (``valid``).
+
+        Raises:
+            UserError: no such split.
+        """
+        return self._games.task_ids(split)
 
     def id(self, task: int) -> str:
         """The game's id in logs and on the blacklist."""
-        asked = "".join(f"-{word}" for word in (self._thing, self._place) if word)
-        return f"kitchen-{self._seed}-{task}{asked}"
+        return f"kitchen-{self._seed}-{task}{self._asked}"
 
     def game(self, task: int) -> AlfGame:
         """The game of a number. Raises: UserError: there is none."""
-        if not 0 <= task < VALID.stop or KINDS[task % len(KINDS)] not in self._kinds:
-            raise UserError(f"alfworld: there is no game {task!r} of {', '.join(self._kinds)}; see task_ids().")
-        game = make_game(self._seed, task, self._thing, self._place)
+        game = self._games.game(task)
         return AlfGame(self.id(task), game.goal, game.sentence, problem(game))
 
 
@@ -108,10 +106,11 @@ class DownloadedGames:
             if goal is not None and asked and place in (None, goal.place) and _solvable(folder / path):
                 self._found.append((path, goal))
         if not self._found:
-            raise UserError(f"{folder}: {_nothing(kinds, thing, place)}")
+            raise UserError(f"{folder}: {no_game(kinds, thing, place)}")
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
         """See ``GeneratedGames``. ``valid``: the folders valid_seen and valid_unseen; ``train``: all others."""
+        check_split("alfworld", split)
         return [
             task
             for task, (path, _) in enumerate(self._found)
@@ -201,8 +200,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         raise UserError(f"{path}: cannot be read as text; download the game set again.") from None
-
-
-def _nothing(kinds: Sequence[Kind], thing: str | None, place: str | None) -> str:
-    asked = f"thing {thing!r} and place {place!r}" if thing or place else f"kind ({', '.join(kinds)})"
-    return f"alfworld: no game has the requested {asked}; choose others."

@@ -41,16 +41,15 @@ the episode; every other step has reward 0 and no cost (docs/reflect-rl.md, L43)
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.kitchen_expert import plan, thoughts
-from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, KitchenGame, choices, make_game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame, NumberedGames, Split
 from selfimprove.envs.alfworld.kitchen_rules import Deed, Scene, command, deeds, do, first_scene, is_won, look
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.interface import Move, Step
 
-Split = Literal["train", "valid"]
 Ending = Literal["", "success", "max_turns"]
 
 MAX_TURNS = 15
@@ -95,29 +94,16 @@ class Kitchen:
         max_turns: int = MAX_TURNS,
     ) -> None:
         """Raises: UserError: no such kind, no goal with that thing and place, or max_turns below 1."""
-        for kind in kinds:
-            if kind not in KINDS:
-                raise UserError(f"kitchen: there is no kind of goal {kind!r}; choose one of {', '.join(KINDS)}.")
-        self._kinds = tuple(
-            kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)
-        )
-        if not self._kinds:
-            asked = f"thing {thing!r} and place {place!r}" if thing or place else "kind"
-            raise UserError(f"kitchen: no game has the requested {asked}; choose others.")
+        self._games = NumberedGames("kitchen", seed, kinds, thing, place)
         if max_turns < 1:
             raise UserError(f"kitchen: max_turns must be at least 1, not {max_turns}.")
-        self._seed, self._thing, self._place, self._max_turns = seed, thing, place, max_turns
-        self._game = self._game_of(self.task_ids()[0])
+        self._max_turns = max_turns
+        self._game = self._games.game(self.task_ids()[0])
         self._now = KitchenSnapshot(self._game.task, first_scene(self._game), 0, "")
 
     def task_ids(self, split: Split | None = None) -> Sequence[int]:
-        """The games' numbers; a game's kind is its number modulo 6. ``valid`` has different kitchens from ``train``."""
-        if split not in (None, *get_args(Split)):
-            raise UserError(f"kitchen: there is no split {split!r}; choose train or valid.")
-        tasks = {"train": TRAIN, "valid": VALID, None: range(TRAIN.start, VALID.stop)}[split]
-        if len(self._kinds) == len(KINDS):
-            return tasks
-        return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
+        """The games' numbers; ``valid`` has different kitchens from ``train``. Raises: UserError: no such split."""
+        return self._games.task_ids(split)
 
     def reset(self, task_id: int) -> str:
         """Start in the middle of the room; returns what can be seen, and the task.
@@ -125,9 +111,7 @@ class Kitchen:
         Raises:
             UserError: no such game.
         """
-        if not 0 <= task_id < VALID.stop or KINDS[task_id % len(KINDS)] not in self._kinds:
-            raise UserError(f"kitchen: there is no game {task_id!r} of {', '.join(self._kinds)}; see task_ids().")
-        game = self._game_of(task_id)
+        game = self._games.game(task_id)
         self.restore(KitchenSnapshot(task_id, first_scene(game), 0, ""))
         room = look(game, first_scene(game))
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{room}\n\nYour task is to: {game.sentence}."
@@ -159,10 +143,7 @@ class Kitchen:
 
     def restore(self, snapshot: KitchenSnapshot) -> None:
         self._now = snapshot
-        self._game = self._game_of(snapshot.task)
-
-    def _game_of(self, task: int) -> KitchenGame:
-        return make_game(self._seed, task, self._thing, self._place)
+        self._game = self._games.game(snapshot.task)
 
     def valid_actions(self) -> list[str]:
         """The admissible commands, in ALFWorld's order; [] at the end."""

@@ -6,8 +6,10 @@ A game is immutable; the state during play is a ``Scene`` (``kitchen_rules.py``)
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
@@ -21,9 +23,11 @@ from selfimprove.envs.alfworld.kitchen_things import (
     SENTENCES,
     THINGS,
     Goal,
+    Kind,
     goals,
 )
 
+Split = Literal["train", "valid"]
 TRAIN, VALID = range(6000), range(6000, 6600)  # different kitchens for training and testing
 
 
@@ -85,6 +89,50 @@ def make_game(seed: int, task: int, thing: str | None = None, place: str | None 
         first.append(chance.choice(fit))
     words = chance.choice(SENTENCES[goal.kind]).format(thing=goal.thing, place=goal.place)
     return KitchenGame(task, goal, words, tuple(receptacles), tuple(things), tuple(first))
+
+
+class NumberedGames:
+    """The games of some kinds of goals; a game's kind is its number modulo 6."""
+
+    def __init__(self, name: str, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None) -> None:
+        """``name``: of the environment, for messages.
+
+        Raises:
+            UserError: there is no such kind, or no game has these kinds, this thing and this place.
+        """
+        for kind in kinds:
+            if kind not in KINDS:
+                raise UserError(f"{name}: there is no kind of goal {kind!r}; choose one of {', '.join(KINDS)}.")
+        self._kinds = [kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)]
+        if not self._kinds:
+            raise UserError(f"{name}: {no_game(kinds, thing, place)}")
+        self._name, self._seed, self._thing, self._place = name, seed, thing, place
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """The games' numbers; ``valid`` has different kitchens from ``train``. Raises: UserError: no such split."""
+        check_split(self._name, split)
+        tasks = {"train": TRAIN, "valid": VALID, None: range(TRAIN.start, VALID.stop)}[split]
+        if len(self._kinds) == len(KINDS):
+            return tasks
+        return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
+
+    def game(self, task: int) -> KitchenGame:
+        """The game of a number. Raises: UserError: there is none."""
+        if not 0 <= task < VALID.stop or KINDS[task % len(KINDS)] not in self._kinds:
+            raise UserError(f"{self._name}: there is no game {task!r} of {', '.join(self._kinds)}; see task_ids().")
+        return make_game(self._seed, task, self._thing, self._place)
+
+
+def check_split(name: str, split: str | None) -> None:
+    """Raises: UserError: there is no such split of the environment ``name``."""
+    if split not in (None, *get_args(Split)):
+        raise UserError(f"{name}: there is no split {split!r}; choose train or valid.")
+
+
+def no_game(kinds: Sequence[Kind], thing: str | None, place: str | None) -> str:
+    """The message that no game is left."""
+    asked = f"thing {thing!r} and place {place!r}" if thing or place else f"kind ({', '.join(kinds)})"
+    return f"no game has the requested {asked}; choose others."
 
 
 def _room(goal: Goal, chance: random.Random) -> list[str]:
