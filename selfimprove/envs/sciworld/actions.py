@@ -19,6 +19,8 @@ from collections.abc import Iterable
 
 from selfimprove.envs.interface import Move
 
+NOT_UNDERSTOOD = ("No known action", "Unknown action", "Ambiguous request")
+"""How the observation after an action begins that was not understood, or that may mean several actions."""
 ROOMS = (
     "hallway",
     "greenhouse",

@@ -10,6 +10,7 @@ from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import Step
 from selfimprove.envs.remote.client import Answer, RemoteSlot, outcome
 from selfimprove.envs.remote.dialects import Act, Begin, Dialect, Endpoint, Open, Refused, Which, begin
+from selfimprove.envs.sciworld.actions import NOT_UNDERSTOOD
 from selfimprove.envs.sciworld.games import game
 
 
@@ -164,5 +165,5 @@ class RemoteSciWorldSlot(RemoteSlot):
 
     async def step(self, action: str) -> Step:
         answer = await self._step(_SciWorldStepped, action)
-        valid = not answer.observation.startswith(("No known action", "Unknown action", "Ambiguous request"))
+        valid = not answer.observation.startswith(NOT_UNDERSTOOD)
         return outcome(answer.observation, answer.score, 100.0, answer.done, valid)

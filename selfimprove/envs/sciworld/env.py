@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeVar
 
 from selfimprove.envs.interface import EnvError, Move, Step
 from selfimprove.envs.replay import ReplayWorld
-from selfimprove.envs.sciworld.actions import candidates, gold_move, map_action
+from selfimprove.envs.sciworld.actions import NOT_UNDERSTOOD, candidates, gold_move, map_action
 from selfimprove.envs.sciworld.games import GAMES, game, ids_of_games
 from selfimprove.envs.sciworld.hosted import make_pool
 from selfimprove.envs.sciworld.jvm import JavaProcess, JvmPool, Simulator
@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 MOVES = 100
 PLACES = 16  # environments per Java process, each of which takes 12 MB of its heap
-_NOT_UNDERSTOOD = ("No known action", "Unknown action", "Ambiguous request")
 
 INSTRUCTION = """\
 You do science experiments in a house that is described to you in words. You are told a task. After every action you \
@@ -110,7 +109,7 @@ def outcome(observation: str, score: float, completed: bool, moves: int) -> Step
         observation,
         0.0 if disaster else raw / 100,
         completed or disaster or moves > MOVES,
-        {"raw_score": raw, "disaster": disaster, "valid": not observation.startswith(_NOT_UNDERSTOOD), "moves": moves},
+        {"raw_score": raw, "disaster": disaster, "valid": not observation.startswith(NOT_UNDERSTOOD), "moves": moves},
     )
 
 
