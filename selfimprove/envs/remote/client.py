@@ -111,7 +111,7 @@ class RemoteSlot(ABC):
     async def close(self) -> None:
         """See ``Slot``. Older WebShop servers do not support this call, and keep the environment."""
         if self._link.absences == self._absences:
-            await self._link.farewell("/close", self._me)
+            await self._link.farewell(self._me)
 
     async def _reset(self, shape: type[T], **task: int) -> T:
         return await self._call("POST", "/reset", task, shape, IF_ANSWERED)

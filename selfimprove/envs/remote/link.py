@@ -95,11 +95,11 @@ class Link:
             raise EnvError(f"{self.server}{path}: {fault}") from None
         raise AssertionError("unreachable: the loop returns or raises")
 
-    async def farewell(self, path: str, fields: Mapping[str, Any]) -> None:
-        """Send once and ignore the answer: the server may be gone, or may not support the call."""
+    async def farewell(self, fields: Mapping[str, Any]) -> None:
+        """Send ``/close`` once and ignore the answer: the server may be gone, or may not support the call."""
         self._left = True
         with suppress(_Fault):
-            await self._send("POST", path, fields, min(self._timeout, FAREWELL))
+            await self._send("POST", "/close", fields, min(self._timeout, FAREWELL))
 
     async def close(self) -> None:
         if self._client is not None:

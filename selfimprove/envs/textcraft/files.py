@@ -85,7 +85,10 @@ class _Reader:
 
     def _shaped(self, row: Any) -> list[Ingredient]:
         """One slot per symbol of the key, with its count in the pattern."""
-        pattern = "".join(self._each(self._field(row, "pattern", list), str, "pattern"))
+        lines = self._field(row, "pattern", list)
+        if not all(isinstance(line, str) for line in lines):
+            raise UserError(f"{self.where}, key 'pattern': an element has the wrong type ({_short(lines)}); fix it.")
+        pattern = "".join(lines)
         key = self._field(row, "key", dict)
         for symbol in pattern:
             if symbol != " " and symbol not in key:
@@ -151,11 +154,6 @@ class _Reader:
         if not isinstance(row[key], kind):
             raise UserError(f"{self.where}, key {key!r}: has the wrong type ({_short(row[key])}); fix it.")
         return row[key]
-
-    def _each(self, values: list[Any], kind: type, key: str) -> list[Any]:
-        if not all(isinstance(value, kind) for value in values):
-            raise UserError(f"{self.where}, key {key!r}: an element has the wrong type ({_short(values)}); fix it.")
-        return values
 
     def _some(self, slots: list[Ingredient], key: str) -> list[Ingredient]:
         if not slots:
