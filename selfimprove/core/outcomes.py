@@ -7,13 +7,10 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Record, mean_and_error
+from selfimprove.core.records import LARGEST, Record, mean_and_error
 
 Estimate = dict[str, float | int]
 """{mean, se, n}: mean, standard error of the mean, number of tasks."""
-
-LARGEST = 1e100
-"""Squares of values up to this size, and their sums, are finite; larger ones are refused."""
 
 BEYOND = 3
 """Differences of more standard errors than this are marked, and only such differences are claimed."""

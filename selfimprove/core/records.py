@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from selfimprove.core.errors import UserError, fault, first_line
 
-LARGEST = 1e300
-"""Sums and differences of numbers up to this size are finite; larger ones in a file of results are refused."""
+LARGEST = 1e100
+"""Squares of numbers up to this size, and their sums, are finite; larger ones in a file of results are refused."""
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "length"]

@@ -16,9 +16,8 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
-from selfimprove.core.outcomes import LARGEST
 from selfimprove.core.publish import write_text
-from selfimprove.core.records import Message, Pair, mean_and_error, read_jsonl
+from selfimprove.core.records import LARGEST, Message, Pair, mean_and_error, read_jsonl
 from selfimprove.methods.spin.convert import Mode, alpaca_row
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, alpaca
