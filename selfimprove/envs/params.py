@@ -6,7 +6,6 @@ name, its options, and how it is created. ``registry`` finds these classes.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -15,8 +14,10 @@ from pydantic import Field, field_validator, model_validator
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import LARGEST_SEED, Section
+from selfimprove.envs.contract import check_once
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EmbeddedWorld, EnumeratedEnv, World
 from selfimprove.envs.labels import LABELS, LabelSet, Spelling
+from selfimprove.envs.own_classes import make_own, own_class
 
 if TYPE_CHECKING:
     from selfimprove.engines.base import Engine
@@ -317,57 +318,8 @@ class OwnParams(EnvParams):
 
     def _checked(self) -> Any:
         """Create the environment; its contract is checked the first time."""
-        from selfimprove.envs.contract import check_once
-
         check_once(self.name, repr(self.options), self._made)
         return self._made()
-
-
-def make_own(name: str, needs: type, **options: Any) -> Any:
-    """Create an instance of the class ``package.module:Class``, which reports its exceptions in one sentence.
-
-    Raises:
-        UserError: the class does not accept these options, or raises another exception.
-    """
-    from selfimprove.envs.contract import Kept, kept, raising
-
-    with raising(name, "its constructor"):
-        try:
-            own = own_class(name, needs)(**options)
-        except TypeError as error:
-            raise UserError(f"{name} cannot be constructed with these options ({error}); fix options.") from error
-    return Kept(name, own) if needs is AgentEnv else kept(name, own)
-
-
-def own_class(name: str, needs: type, key: str = "name") -> Any:
-    """The class ``package.module:Class``.
-
-    Raises:
-        ValueError: it can't be imported, is not a class, or lacks members of the protocol ``needs``.
-    """
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything at import
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{key}: module {module_name!r} cannot be imported ({said}); fix it") from None
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        raise ValueError(f"{key}: {module_name} has no class {class_name!r}; fix the name")
-    lacking = {member for member in members(needs) if not hasattr(found, member)}
-    lacking |= getattr(found, "__abstractmethods__", frozenset())
-    if lacking:
-        raise ValueError(
-            f"{key}: {name} lacks {', '.join(sorted(lacking))}; add what {needs.__name__} in {needs.__module__} "
-            "requires"
-        )
-    return found
-
-
-def members(protocol: type) -> list[str]:
-    """The names of a protocol's public members."""
-    own = [base for base in protocol.__mro__ if base.__module__ == protocol.__module__]
-    return sorted({name for base in own for name in vars(base) if not name.startswith("_")})
 
 
 class OwnTextParams(OwnParams, TextParams):

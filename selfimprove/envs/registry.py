@@ -23,6 +23,7 @@ from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter, Validatio
 
 from selfimprove.core.errors import UserError, meant, sentence
 from selfimprove.core.params import CHOICE
+from selfimprove.envs.own_classes import nearness, own_class
 from selfimprove.envs.params import (
     AnswerParams,
     EnvParams,
@@ -32,7 +33,6 @@ from selfimprove.envs.params import (
     OwnParams,
     OwnTextParams,
     TextParams,
-    own_class,
 )
 
 P = TypeVar("P", bound=EnvParams)
@@ -99,8 +99,8 @@ def _own() -> tuple[type[OwnParams], ...]:
 def section_of(name: str, kind: type[EnvParams]) -> type[EnvParams] | None:
     """The section of an environment of any kind, by name or ``package.module:Class``; None if there is none.
 
-    A class belongs to the first kind whose protocol it implements, starting with ``kind``; if it implements none, it is
-    treated as one of ``kind``.
+    A class belongs to the first kind whose protocol it implements, starting with ``kind``; if it implements none, to
+    that of which it has the most members, which is the one whose missing members are reported.
     """
     if ":" not in name:
         return named(EnvParams).get(name)
@@ -112,7 +112,7 @@ def section_of(name: str, kind: type[EnvParams]) -> type[EnvParams] | None:
         with suppress(ValueError):
             own_class(name, one.needs)
             return one
-    return sections[0]
+    return max(sections, key=lambda one: nearness(name, one.needs))
 
 
 def adapter(kind: type[EnvParams], one: type[EnvParams]) -> type[EnvParams] | None:

@@ -9,9 +9,10 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, to_row
 from selfimprove.envs.own import TextEnv
-from selfimprove.envs.params import own_class
+from selfimprove.envs.own_classes import own_class
 from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.own import Fact
+from selfimprove.envs.registry import answer_env, listed_env, text_env
 from tests.envs.own_worlds import Colours, Corridor, Lavish, Words
 
 HERE = Path("rows.jsonl")
@@ -101,6 +102,21 @@ def test_missing_methods_of_a_class_are_reported() -> None:
     assert own_class(f"{__name__}:Colours", QuestSource) is Colours
     with pytest.raises(ValueError, match=r"Half lacks act; add what AgentEnv in"):
         own_class(f"{__name__}:Half", AgentEnv)
+
+
+class Unexplained(TextEnv):
+    def begin(self, task_id: int) -> str:
+        return "You stand."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return "Done.", 1.0, True
+
+
+def test_missing_methods_are_those_of_the_class_s_own_kind_in_every_method() -> None:
+    for method in (text_env, listed_env, answer_env):
+        for name, said in (("Half", "Half lacks act; add"), ("Unexplained", "Unexplained lacks instruction; add")):
+            with pytest.raises(UserError, match=rf"{said} what AgentEnv in selfimprove\.envs\.interface requires"):
+                method(name=f"{__name__}:{name}")
 
 
 def test_answers_are_loaded_only_if_their_demonstration_earns_the_reward() -> None:

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from selfimprove.core.params import LARGEST_SEED
 from selfimprove.envs.interface import AgentEnv
-from selfimprove.envs.params import Judged, OwnParams, TextParams, own_class
+from selfimprove.envs.own_classes import own_class
+from selfimprove.envs.params import Judged, OwnParams, TextParams
 from selfimprove.envs.qa.datasets import load_questions, score
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.envs.qa.experts import QuestSource

@@ -11,7 +11,8 @@ from selfimprove.core.errors import meant
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section, check_answer_room
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.interface import MakesProblems
-from selfimprove.envs.params import AnswerParams, EnvParams, TextParams, own_class
+from selfimprove.envs.own_classes import own_class
+from selfimprove.envs.params import AnswerParams, EnvParams, TextParams
 from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.envs.qa.experts import QuestSource

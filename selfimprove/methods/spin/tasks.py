@@ -18,7 +18,7 @@ from typing import Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.sources import fetch, load_sources
-from selfimprove.envs.params import make_own
+from selfimprove.envs.own_classes import make_own
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, folded
 from selfimprove.envs.qa.datasets import load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
