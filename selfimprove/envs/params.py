@@ -310,8 +310,8 @@ class OwnParams(EnvParams):
 
     @property
     def world_name(self) -> str:
-        """The class's ``name``."""
-        return str(own_class(self.name, self.needs).name)
+        """The ``name`` of an object of the class, which may be a property or depend on ``options``."""
+        return str(self._made().name)
 
     def _made(self) -> Any:
         return make_own(self.name, self.needs, **self.options)
@@ -343,7 +343,7 @@ class OwnListedParams(OwnParams, ListedParams):
         return ListedText(self._checked(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
     def instruction(self) -> str:
-        return f"{own_class(self.name, self.needs).instruction}\n"
+        return f"{self._made().instruction}\n"
 
 
 class OwnAnswerParams(OwnParams, AnswerParams):

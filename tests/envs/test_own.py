@@ -119,6 +119,28 @@ def test_missing_methods_are_those_of_the_class_s_own_kind_in_every_method() -> 
                 method(name=f"{__name__}:{name}")
 
 
+class Sized(Corridor):
+    """Its texts are properties, as in the interface, and depend on its options."""
+
+    def __init__(self, doors: int = 3) -> None:
+        self.doors = doors
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"corridor{self.doors}"
+
+    @property
+    def instruction(self) -> str:  # type: ignore[override]
+        return f"Find the door among {self.doors}."
+
+
+def test_a_name_and_an_instruction_may_be_properties() -> None:
+    text = text_env(name=f"{__name__}:Sized", options={"doors": 5})
+    listed = listed_env(name=f"{__name__}:Sized", options={"doors": 5})
+    assert text.world_name == text.make().name == listed.world_name == listed.spelling().name == "corridor5"
+    assert listed.instruction() == listed.make().instruction == "Find the door among 5.\n"
+
+
 def test_answers_are_loaded_only_if_their_demonstration_earns_the_reward() -> None:
     (problem,) = Words().load([(1, {"question": "2 + 2?", "answer": "4"})], HERE)
     assert Words().grade("I say 4", problem) == (1.0, "4")
