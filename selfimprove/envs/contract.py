@@ -5,6 +5,7 @@ sentence with the class, the task and the place; the stage's log has the traceba
 """
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -158,6 +159,11 @@ def _check(name: str, env: AgentEnv, other: AgentEnv, replays: bool) -> None:
     tasks = list(env.task_ids())
     if not tasks:
         raise UserError(f"{name} has no tasks; task_ids must list at least one.")
+    if odd := [task for task in tasks if type(task) is not int or task < 0]:
+        raise UserError(f"{name}: task_ids lists {odd[0]!r}; a task's id must be a whole number from 0.")
+    if len(set(tasks)) < len(tasks):
+        twice = next(task for task, count in Counter(tasks).items() if count > 1)
+        raise UserError(f"{name}: task_ids lists {twice} twice, so it could be in two splits; list each task once.")
     task, draw = tasks[0], rng("own contract", name)
     first, start = env.reset(task), env.snapshot()
     played, last = list[tuple[str, Step]](), start

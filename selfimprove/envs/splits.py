@@ -4,7 +4,7 @@ All methods that draw here get the same dev and test splits of an environment if
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
@@ -18,11 +18,14 @@ class HeldOut(list[int]):
     Demonstrations and training tasks are drawn from the part ``train``.
 
     Attributes:
-        of: part -> its tasks.
+        of: part -> its tasks; all three parts, of which some may be empty.
         more: how to get more tasks, for the message that there are too few.
     """
 
     def __init__(self, of: Mapping[Part, Sequence[int]], more: str) -> None:
+        """Raises: UserError: a part is missing, or there is another one."""
+        if of.keys() != set(get_args(Part)):
+            raise UserError(f"HeldOut needs the parts train, dev and test, of which some may be empty; got {list(of)}.")
         super().__init__(task for tasks in of.values() for task in tasks)
         self.of, self.more = of, more
 

@@ -11,6 +11,7 @@ from selfimprove.envs import contract
 from selfimprove.envs.interface import CarriesOut, MakesProblems, Move, Problem, Step
 from selfimprove.envs.qa.own import Fact, Facts
 from selfimprove.envs.registry import answer_env, listed_env, text_env
+from selfimprove.envs.splits import HeldOut
 from tests.envs.own_worlds import Corridor, Lavish, Words
 
 __all__ = ["Lavish"]
@@ -69,9 +70,30 @@ class Stream(Corridor):
         return super().begin(task_id)
 
 
+class Lettered(Corridor):
+    def task_ids(self) -> list[int]:
+        return ["a", "b"]  # type: ignore[list-item]
+
+
+class Doubled(Corridor):
+    def task_ids(self) -> list[int]:
+        return HeldOut({"train": [0, 1], "dev": [], "test": [1, 2]}, "more")
+
+
+class Undivided(Corridor):
+    def task_ids(self) -> list[int]:
+        return HeldOut({"train": [0, 1], "test": [2]}, "more")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("Lettered", r"Lettered: task_ids lists 'a'; a task's id must be a whole number from 0\."),
+        ("Doubled", r"Doubled: task_ids lists 1 twice, so it could be in two splits; list each task once\."),
+        (
+            "Undivided",
+            r"HeldOut needs the parts train, dev and test, of which some may be empty; got \['train', 'test'",
+        ),
         ("Silent", r"silent: task 0 begins with None; an observation must be a string"),
         ("Mute", r"mute: act answers '\w+' with None; an observation must be a string"),
         ("Untold", r"Untold: step gave info None; it must be a mapping, such as \{'valid': True\}"),
