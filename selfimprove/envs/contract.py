@@ -52,7 +52,7 @@ class Kept:
             return self._text(f"begins task {task_id}", self._env.reset(task_id))
 
     def step(self, action: str) -> Step:
-        """See ``AgentEnv``."""
+        """See ``AgentEnv``; what ``info`` leaves out is as after a valid action that is no disaster."""
         with self._raising(f"step({action[:SHOWN]!r})"):
             said, reward, done, info = self._env.step(action)
             if not 0 <= reward <= 1:
@@ -63,7 +63,8 @@ class Kept:
                 raise UserError(
                     f"{self._label}: step gave info {info!r}; it must be a mapping, such as {{'valid': True}}."
                 )
-            return Step(self._text(f"answers {action!r}", said), float(reward), bool(done), info)
+            known = {"raw_score": float(reward), "valid": True, "disaster": False, **info}
+            return Step(self._text(f"answers {action!r}", said), float(reward), bool(done), known)
 
     def snapshot(self) -> tuple[int, Any]:
         """See ``AgentEnv``; the task is for messages."""

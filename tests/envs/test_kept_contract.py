@@ -166,6 +166,18 @@ def test_an_observation_that_is_no_text_is_reported_in_every_task() -> None:
         env.reset(2)
 
 
+class Terse(Corridor):
+    def step(self, action: str) -> Step:
+        said, reward, done, _ = super().step(action)
+        return Step(said, reward, done, {"depth": 3})
+
+
+def test_info_may_leave_out_what_is_usual() -> None:
+    env = text_env(name=f"{__name__}:Terse").make()
+    env.reset(1)
+    assert env.step("open").info == {"raw_score": 1.0, "valid": True, "disaster": False, "depth": 3}
+
+
 class Sudden(Corridor):
     def act(self, action: str) -> tuple[str, float, bool]:
         if self.door == 1:
