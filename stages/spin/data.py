@@ -1,5 +1,7 @@
 """spin-data: SPIN's splits, experts and paragraphs, and the data of the warm start: expert trajectories."""
 
+import sys
+
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.core.sources import mirror_folder
@@ -21,6 +23,10 @@ def main(stage: Stage[SpinParams]) -> None:
     few_shot = few_shot_text(prompt.few_shot, task)
     download, mirror = stage.scratch / "download", mirror_folder()
     made = material(stage.params, seed=stage.run.seed, download=download, mirror=mirror)
+    if made.audit.dropped:
+        counts = ", ".join(f"{reason}: {count}" for reason, count in made.audit.dropped.items())
+        left_out = made.audit.read - made.audit.kept
+        print(f"{stage.name}: {left_out} of {made.audit.read} experts are left out ({counts}).", file=sys.stderr)
     warm = examples(made.experts, prompt.format, few_shot=few_shot, prefix=prefix)
 
     folder = stage.output("data/spin/tasks")

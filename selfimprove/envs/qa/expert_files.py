@@ -24,7 +24,7 @@ from pydantic import Field
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, read_records
 from selfimprove.envs.qa.base import Question, TaskName, content_id, folded
-from selfimprove.envs.qa.experts import Expert, Round, demonstrate, hotpotqa_quest
+from selfimprove.envs.qa.experts import Expert, Quest, Round, demonstrate
 from selfimprove.envs.qa.mmlu import letter_of
 
 if TYPE_CHECKING:
@@ -119,22 +119,37 @@ def read_experts(
     return experts, audit
 
 
-def hotpotqa_experts(questions: Sequence[Question], search: LocalSearch) -> tuple[list[Expert], ExpertAudit]:
-    """Scripted experts for questions with known paragraphs, and an audit of all questions.
+def scripted_experts(
+    quests: Sequence[Quest], search: LocalSearch, *, file: str = "scripted"
+) -> tuple[list[Expert], ExpertAudit]:
+    """Scripted experts for the questions whose searches find their paragraphs, and an audit of all of them.
 
-    A question is dropped if the search does not rank one of its paragraphs first for that paragraph's title: an expert
-    that gives an answer which it never read would teach guessing.
+    A question is dropped if the search ranks another paragraph first for one of its plan's queries: an expert that
+    gives an answer which it never read would teach guessing.
+
+    Args:
+        file: the questions' source, for the audit.
+
+    Raises:
+        UserError: no question is left, or a gold answer earns no reward.
     """
     experts, places = [], []
-    for number, question in enumerate(questions):
-        if all(search.ranked(title, 1) == [title] for title in question.titles):
-            experts.append(demonstrate(hotpotqa_quest(question), search))
+    for number, quest in enumerate(quests):
+        found = [search.place(lookup.query) for lookup in quest.lookups]
+        titles = [None if place is None else search.paragraphs[place].title for place in found]
+        if titles == [lookup.title for lookup in quest.lookups]:
+            experts.append(demonstrate(quest, search))
         else:
             places.append(number)
+    if quests and not experts:
+        raise UserError(
+            f"{file}: no scripted expert's searches find its paragraphs; change their titles or queries, or use the "
+            "search setup title_text."
+        )
     dropped = {"paragraph not found": places} if places else {}
     audit = ExpertAudit(
-        file="scripted",
-        read=len(questions),
+        file=file,
+        read=len(quests),
         kept=len(experts),
         dropped={reason: len(numbers) for reason, numbers in dropped.items()},
         places={reason: numbers[:SHOWN] for reason, numbers in dropped.items()},

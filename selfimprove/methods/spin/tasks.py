@@ -22,8 +22,8 @@ from selfimprove.envs.own_classes import make_own
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, folded
 from selfimprove.envs.qa.datasets import load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
-from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
-from selfimprove.envs.qa.experts import Expert, Quest, QuestSource, demonstrate
+from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts, scripted_experts
+from selfimprove.envs.qa.experts import Expert, Quest, QuestSource, hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
 from selfimprove.envs.qa.tools.dispatch import Tools, make_tools
@@ -170,27 +170,12 @@ def _own(tasks: TasksParams, tools: ToolsParams) -> Material:
 def _planned(
     quests: Mapping[Split, Sequence[Quest]], paragraphs: Sequence[Paragraph], tools: ToolsParams, file: str
 ) -> Material:
-    """Questions with plans; their experts search with the policy's search tool.
-
-    Raises:
-        UserError: a search finds another paragraph than the plan's: the expert would give an answer that it never read.
-    """
+    """Questions with plans; their experts search with the policy's search tool."""
     search = LocalSearch(paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
-    lookups = [lookup for quest in quests["train"] for lookup in quest.lookups]
-    places = [(lookup, search.place(lookup.query)) for lookup in lookups]
-    found = [(lookup, paragraphs[place].title) for lookup, place in places if place is not None]
-    lost = [(lookup, title) for lookup, title in found if title != lookup.title]
-    if lost:
-        lookup, title = lost[0]
-        own = "change titles or queries, or leave such questions out"
-        raise UserError(
-            f"spin.tasks.source: the expert's search for {lookup.query!r} finds the paragraph {title!r} instead of "
-            f"{lookup.title!r} ({len(lost)} of {len(lookups)} searches find another one than theirs); "
-            f"{'set spin.tools.setup: title_text' if tools.setup == 'plain' else own}."
-        )
-    experts = [demonstrate(quest, search) for quest in quests["train"]]
+    experts, audit = scripted_experts(quests["train"], search, file=file)
     splits = {name: [quest.question for quest in quests[name]] for name in SPLITS}
-    return Material(splits, experts, list(paragraphs), ExpertAudit(file=file, read=len(experts), kept=len(experts)))
+    splits["train"] = [expert.question for expert in experts]
+    return Material(splits, experts, list(paragraphs), audit)
 
 
 def _chat(tasks: TasksParams) -> Material:
@@ -229,7 +214,8 @@ def _hotpotqa(
         search = LocalSearch(known.corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
         asked = {folded(expert.question.question) for expert in experts}
         others = [read_question(row, "train300_context.jsonl") for row in known.train]
-        scripted, own = hotpotqa_experts([one for one in others if folded(one.question) not in asked], search)
+        quests = [hotpotqa_quest(one) for one in others if folded(one.question) not in asked]
+        scripted, own = scripted_experts(quests, search)
         experts, audit = experts + scripted, audit.joined(own) if audit else own
     assert audit is not None  # tasks.experts names at least one of the two
     experts = _first(experts, tasks.train, "train")

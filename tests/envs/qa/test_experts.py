@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Paragraph, Question
 from selfimprove.envs.qa.datasets import score
-from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
+from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts, scripted_experts
 from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
@@ -202,10 +202,13 @@ def test_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer
 def test_scripted_experts_that_would_have_to_guess_are_omitted_and_counted() -> None:
     corpus = context_paragraphs([("here", ROW)])
     lost = {**ROW, "id": "5b", "supporting_facts": [["The Gate", 0], ["Mara Vann", 0]]}
-    experts, audit = hotpotqa_experts([read_question(row, "here") for row in (ROW, lost)], LocalSearch(corpus))
+    quests = [hotpotqa_quest(read_question(row, "here")) for row in (ROW, lost)]
+    experts, audit = scripted_experts(quests, LocalSearch(corpus))
     assert [expert.question.id for expert in experts] == ["hotpotqa-5a"]
     assert (audit.read, audit.kept, audit.dropped) == (2, 1, {"paragraph not found": 1})
     assert audit.places == {"paragraph not found": [1]}
+    with pytest.raises(UserError, match=r"facts.py: no scripted expert's searches find its paragraphs"):
+        scripted_experts(quests[1:], LocalSearch(corpus), file="facts.py")
 
 
 def test_the_audits_of_two_files_add_up_and_keep_their_reasons_apart() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from selfimprove.core.records import read_records
 from selfimprove.envs.qa.datasets import load_questions, score
-from selfimprove.envs.qa.expert_files import hotpotqa_experts, read_experts
+from selfimprove.envs.qa.expert_files import read_experts, scripted_experts
+from selfimprove.envs.qa.experts import hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question, task_order
 from selfimprove.envs.qa.tools.bm25 import LocalSearch, read_corpus
 from selfimprove.envs.qa.tools.replay import ReplaySearch, read_snippets
@@ -99,7 +100,8 @@ def test_scripted_experts_of_300_training_questions_have_read_every_paragraph() 
     rows = list(read_records(real("hotpotqa/train300_context.jsonl")))
     corpus = context_paragraphs(rows)
     text = {paragraph.title: cut_near(paragraph.text) for paragraph in corpus}
-    experts, audit = hotpotqa_experts([read_question(row, place) for place, row in rows], LocalSearch(corpus))
+    quests = [hotpotqa_quest(read_question(row, place)) for place, row in rows]
+    experts, audit = scripted_experts(quests, LocalSearch(corpus))
     assert (audit.read, audit.kept, audit.dropped) == (300, len(experts), {"paragraph not found": 300 - len(experts)})
     assert len(experts) > 200
     for expert in experts:
