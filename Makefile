@@ -123,7 +123,7 @@ claims: $(READY) ## run the default for seeds 17 to 19 on every kind of native C
 	@$(if $(filter command,$(origin PROFILE) $(origin METHOD)),$(error PROFILE and METHOD have no effect here; write for example: make claims ARGS="--profile rise-long --methods rise"))true
 	@python -m selfimprove.apps.claims.runs $(if $(JOBS),--jobs $(call quoted,$(JOBS))) $(ARGS)
 
-check: $(READY) ## check params.yaml, API keys, packages and GPUs before a run (METHOD=name: one method; repro does this first)
+check: $(READY) ## check params.yaml, API keys, packages, files and GPUs before a run (METHOD=name: one method; repro does this first)
 	@$(no_profile)
 	@python -m selfimprove.pipeline.check --say $(filter-out all,$(METHOD))
 

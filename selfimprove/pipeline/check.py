@@ -2,7 +2,7 @@
 
 Every section of params.yaml is validated, and all faults are reported, not only the first. For each named method that
 has no results of these params yet, the requirements that its stages would otherwise miss late are checked: API keys,
-packages, a GPU, models, templates.
+packages, files, a GPU, models, templates.
 """
 
 import os
@@ -50,6 +50,8 @@ PARAMS_ONLY = "params"
 GRAPH_FILE = Path("dvc.yaml")
 LOCAL = ("models/", "/", "./", "../")
 """Prefixes of model names that must be folders; any other name may be on the hub."""
+FILE_KEYS = ("files", "file", "expert_file", "general_file", "folder", "recipes", "problems", "repos", "experts")
+"""Keys that name an input file or folder, or a mapping to several."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists if the NVIDIA driver is installed (the last under WSL)."""
 
@@ -71,7 +73,8 @@ def main() -> None:
         raise UserError("\n".join(dict.fromkeys(faults)))
     if SAY in sys.argv:
         listed = ", ".join(missing or methods)
-        rest = f"everything that {listed} will need is available" if missing else f"all results of {listed} exist"
+        needs = f"the keys, packages, files, models and GPUs that {listed} will need are available"
+        rest = needs if missing else f"all results of {listed} exist"
         print(f"{PARAMS_FILE}: all {len(SCHEMAS)} sections are valid, and {rest}.")
 
 
@@ -159,6 +162,8 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
             yield from _said("", one.world)
         if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # Ray's nodes have Java
             yield from _said("env: ", find_java)
+        yield from _missing_files("env.", one)
+    yield from _missing_files("", section)
     for key, template in every(section, "chat_template"):
         yield from _template_faults(key, template)
     devices = dict(every(section, "device"))
@@ -194,6 +199,16 @@ def base_faults(method: str, base: BaseParams) -> Iterator[str]:
         yield f"{place}.model: folder {model} does not exist; name an existing folder, or a hub model as owner/name."
     if base.chat_template is not None:
         yield from _template_faults(f"{place}.chat_template", base.chat_template)
+
+
+def _missing_files(place: str, section: BaseModel) -> Iterator[str]:
+    for wanted in FILE_KEYS:
+        for key, named in every(section, wanted):
+            if key == "tasks.experts" or ".options." in key:  # SPIN's choice of experts; a class's own options
+                continue
+            for path in named.values() if isinstance(named, Mapping) else [named]:
+                if not os.path.exists(path):
+                    yield f"{place}{key.replace('.inner', '')}: {path} does not exist; name an existing file or folder."
 
 
 def _template_faults(key: str, template: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from selfimprove.pipeline.profiles import compose
 from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
+NEEDS = "the keys, packages, files, models and GPUs that"
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,8 @@ def write_results(method: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--say"], "everything that rise, agent_r, reflect_rl, spin will need is available"),
-        (["--say", "rise"], "everything that rise will need is available"),
+        (["--say"], f"{NEEDS} rise, agent_r, reflect_rl, spin will need are available"),
+        (["--say", "rise"], f"{NEEDS} rise will need are available"),
         (["--say", "spin"], "all results of spin exist"),
         (["rise"], ""),
         (["params"], ""),
@@ -284,6 +285,22 @@ def set_key(path: str, value: object) -> None:
         ("reflect_rl.evaluate.levels", ["pickupp"], "reflect_rl: evaluate.levels: taxi has no level 'pickupp'"),
         ("reflect_rl.generate.levels", ["pickupp"], "reflect_rl: generate.levels: taxi has no level 'pickupp'"),
         ("reflect_rl.tasks.train", 301, "reflect_rl: tasks: "),
+        (
+            "agent_r.iterations.iter2.convert.mix",
+            {"general": 0.2, "general_file": "my/chats.jsonl"},  # would be read after the search only
+            "agent_r: iterations.iter2.convert.mix.general_file: my/chats.jsonl does not exist; name an existing file",
+        ),
+        ("agent_r.env", {"name": "textcraft", "recipes": "my/book"}, "agent_r: env.recipes: my/book does not exist"),
+        (
+            "spin.env",
+            {"name": "hotpotqa", "file": "my/questions.json"},
+            "spin: env.file: my/questions.json does not exist",
+        ),
+        (
+            "rise.env",
+            [{"name": "textcraft", "recipes": "my/book"}, {"name": "taxi"}],
+            "rise: env.recipes: my/book does not exist",
+        ),
     ],
 )
 def test_problems_that_would_fail_a_first_stage_are_reported_before_it_runs(
