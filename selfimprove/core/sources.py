@@ -94,7 +94,7 @@ def fetch(
             with aside(target) as part:
                 if mirror is not None:
                     origin = str(mirror / file.path)
-                    _copy(mirror / file.path, part)
+                    _copy(mirror / file.path, part, downloads=file.url is not None)
                 elif file.url is None:
                     raise UserError(
                         f"{file.path} of {name} cannot be downloaded; set DATA_MIRROR to a folder that contains it."
@@ -107,15 +107,15 @@ def fetch(
     return paths
 
 
-def _copy(origin: Path, part: Path) -> None:
+def _copy(origin: Path, part: Path, *, downloads: bool) -> None:
     only_regular(origin)
     try:
         with origin.open("rb") as source, part.open("wb") as target:
             shutil.copyfileobj(source, target)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        other = ", or unset DATA_MIRROR to download it" if downloads else ""
         raise UserError(
-            f"{origin} can't be read ({error.strerror}); put it into the folder that DATA_MIRROR names, or unset "
-            "DATA_MIRROR to download it."
+            f"{origin} can't be read ({error.strerror}); put it into the folder that DATA_MIRROR names{other}."
         ) from None
 
 

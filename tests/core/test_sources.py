@@ -184,6 +184,10 @@ def test_a_file_without_a_url_is_taken_from_a_mirror_or_reported(tmp_path: Path)
     with pytest.raises(UserError, match=r"made/rows\.jsonl of made cannot be downloaded; set DATA_MIRROR"):
         fetch("made", tmp_path / "data", sources_file=sources)
     assert left_in(tmp_path / "data") == []
+    with pytest.raises(
+        UserError, match=r"rows\.jsonl can't be read .*; put it into the folder that DATA_MIRROR names\.$"
+    ):
+        fetch("made", tmp_path / "data", mirror=tmp_path / "mirror", sources_file=sources)
     (tmp_path / "mirror" / "made").mkdir(parents=True)
     (tmp_path / "mirror" / "made" / "rows.jsonl").write_bytes(ROWS)
     (path,) = fetch("made", tmp_path / "data", mirror=tmp_path / "mirror", sources_file=sources)
