@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -207,7 +208,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise UserError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another port.") from None
+        raise UserError(
+            f"cannot listen at {host}, port {port} ({os.strerror(error.errno or 0)}); choose another port."
+        ) from None
     # An answer's header and body are two packets: otherwise the second waits 40 ms for the client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -53,7 +53,9 @@ def test_a_port_in_use_is_a_user_error_before_anything_is_printed_or_written(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"cannot listen at 127.0.0.1, port {port} .*; choose another port"):
+        with pytest.raises(
+            UserError, match=rf"cannot listen at 127.0.0.1, port {port} \(Address already in use\); choose"
+        ):
             watch(port, run, run / "out")
     assert capsys.readouterr().out == ""
     assert not (run / "out").exists()
