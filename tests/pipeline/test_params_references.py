@@ -94,6 +94,7 @@ def test_max_tokens_that_leave_no_room_for_a_prompt_are_refused(path: str, engin
         ("agent_r.rows.direct.match", "iter9", "rows.direct.match: there is no iteration 'iter9'; choose one of"),
         ("agent_r.env", {"name": "webshop"}, "tasks.layouts: webshop has only one layout per task; set 1"),
         ("agent_r.engines.actor", {"engine": "scripted"}, "engines.actor: a scripted engine has no model"),
+        ("rise.engines.student", {"engine": "scripted"}, "engines.student: a scripted engine has no model"),
         ("agent_r.iterations", {}, "agent_r.iterations"),
     ],
 )
