@@ -86,7 +86,10 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     assert trained.gpus == 4
     assert 27 * GB < trained.memory.total < 45 * GB  # 16 bytes per parameter, sharded over four, and activations
     (small,) = plans("rise-llama2-7b", asked=Asked(gpus=parse_gpus("1x24GB")))
-    assert any("rise.rows.base.train.launcher.processes is 4" in problem for problem in small.problems)
+    assert any(
+        "rise.rows.base.train.launcher.processes is 4, but a machine has only 1 GPU; lower" in problem
+        for problem in small.problems
+    )
     text = (PROFILES / "rise-llama2-7b.yaml").read_text().replace("processes: 4", "processes: 1")
     (one,) = plans("mine", asked=Asked(gpus=parse_gpus("1x24GB")), folder=overlay(tmp_path, text))
     where = "on a GPU of 24.0 GB"

@@ -259,7 +259,8 @@ def _problems(work: Training, shape: f.Shape, machine: Hardware) -> list[str]:
     if params.device != "cuda":
         return found
     if launcher.processes > machine.count:
-        found.append(f"{key} is {launcher.processes}, but a machine has only {machine.count} GPUs; lower it.")
+        gpus = "1 GPU" if machine.count == 1 else f"{machine.count} GPUs"
+        found.append(f"{key} is {launcher.processes}, but a machine has only {gpus}; lower it.")
     elif launcher.kind in ("torchrun", "deepspeed") and machine.count % launcher.processes:
         found.append(
             f"{key} is {launcher.processes}, which does not divide {machine.count} GPUs; set {machine.count} or a "
