@@ -339,8 +339,9 @@ class OwnListedParams(OwnParams, ListedParams):
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         from selfimprove.envs.listed import ListedText, refuse_level
 
-        refuse_level(self.world_name, self.curriculum_index)
-        return ListedText(self._checked(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
+        env = self._checked()
+        refuse_level(env.name, self.curriculum_index)
+        return ListedText(env, self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
     def instruction(self) -> str:
         return f"{self._made().instruction}\n"
