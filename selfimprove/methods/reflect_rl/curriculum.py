@@ -10,7 +10,7 @@ from selfimprove.envs.interface import EnumeratedEnv
 
 
 class Phase(NamedTuple):
-    """From iteration ``start`` (0-based) on, ``tasks`` are played at ``level`` ("": the environment's default)."""
+    """From round ``start`` (0-based) on, ``tasks`` are played at ``level`` ("": the environment's default)."""
 
     start: int
     level: str
@@ -26,7 +26,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
     one level (``env.curriculum_index``), it is the whole run, with or without a curriculum.
 
     Raises:
-        UserError: there is no task (of the only level), fewer than one iteration per task of a partition, or a level
+        UserError: there is no task (of the only level), fewer than one round per task of a partition, or a level
             without iterations (the original then never advances).
     """
     if not tasks:
@@ -46,7 +46,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
         a_task = max_steps // total
         if not a_task:
             raise UserError(
-                f"rl.max_steps: {max_steps} iterations are fewer than the {total} tasks of the curriculum; "
+                f"rl.max_steps: {max_steps} rounds are fewer than the {total} tasks of the curriculum; "
                 "raise max_steps, train on fewer tasks (tasks.train), or set rl.curriculum: false."
             )
         starts = [a_task * before for before in accumulate((len(group) for _, group in groups[:-1]), initial=0)]
@@ -55,14 +55,14 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
     for phase, end in zip(found, ends, strict=True):
         if phase.start >= end:
             raise UserError(
-                f"rl.max_steps: {max_steps} iterations leave none for level {phase.level!r} ({len(phase.tasks)} of "
+                f"rl.max_steps: {max_steps} rounds leave none for level {phase.level!r} ({len(phase.tasks)} of "
                 f"{total} tasks); raise max_steps, merge levels, or set rl.curriculum: false."
             )
     return found
 
 
 def phase_at(schedule: Sequence[Phase], iteration: int) -> int:
-    """Index of the phase that contains an iteration."""
+    """Index of the phase that contains a round."""
     return max(index for index, phase in enumerate(schedule) if phase.start <= iteration)
 
 

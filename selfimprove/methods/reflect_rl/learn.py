@@ -49,7 +49,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
     drop_damaged(job.checkpoints)
     if (checkpoint := newest_whole(job.checkpoints)) is not None:
         done = checkpoint.name.removeprefix("checkpoint-")
-        print(f"rl: resuming at iteration {done} of {job.params.max_steps}", file=sys.stderr, flush=True)
+        print(f"rl: resuming at round {done} of {job.params.max_steps}", file=sys.stderr, flush=True)
     start, job = job.model_dir, _with_full_weights(job)
     threads = max(1, job.threads // processes)
     if job.params.launcher.kind == "single":

@@ -50,26 +50,26 @@ class CriticParams(Section):
 
 
 class RLParams(ActingParams):
-    """Policy gradient or PPO on whole episodes. An iteration plays ``episodes`` tasks and trains on them, then on a
+    """Policy gradient or PPO on whole episodes. A round plays ``episodes`` tasks and trains on them, then on a
     sample of ``replay_episodes`` successes; each of the two counts as one step of gradient accumulation.
     """
 
     algorithm: Literal["pg", "ppo"] = "pg"
-    max_steps: int = Field(default=20000, ge=1, description="number of iterations")
+    max_steps: int = Field(default=20000, ge=1, description="number of rounds")
     max_train_tokens: int | None = Field(
         default=None,
         ge=1,
         le=10**15,
-        description="stop after the iteration that reaches this token count, in which a token in play counts as a "
+        description="stop after the round that reaches this token count, in which a token in play counts as a "
         "third; max_steps is then the upper limit",
     )
     episodes: int = Field(
-        default=4, ge=1, le=100_000, description="episodes played per iteration, concurrently and over all processes"
+        default=4, ge=1, le=100_000, description="episodes played per round, concurrently and over all processes"
     )
     curriculum: bool = Field(default=False, description="train level by level; false: all tasks at the default level")
     replay_buffer: int = Field(default=50, ge=0, description="number of successful episodes kept; 0: no replay")
     replay_episodes: int = Field(
-        default=1, ge=1, description="number of episodes drawn from the replay buffer per iteration, with replacement"
+        default=1, ge=1, description="number of episodes drawn from the replay buffer per round, with replacement"
     )
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     lr: float = Field(default=2e-4, gt=0)
@@ -97,7 +97,7 @@ class RLParams(ActingParams):
     save_steps: int = Field(default=100, ge=1)
     save_total_limit: int = Field(default=2, ge=1)
     log_episodes: int = Field(
-        default=1, ge=0, description="number of episodes per iteration that are logged step by step in log.jsonl"
+        default=1, ge=0, description="number of episodes per round that are logged step by step in log.jsonl"
     )
 
     @model_validator(mode="after")

@@ -80,7 +80,7 @@ class Learner:
         for name, weight in self._policy.state().items():
             if not torch.isfinite(weight).all():
                 raise UserError(
-                    f"rl: after the last iteration, {name} holds numbers that are not finite; lower rl.lr or raise "
+                    f"rl: after the last round, {name} holds numbers that are not finite; lower rl.lr or raise "
                     "rl.entropy_coef."
                 )
 
@@ -115,7 +115,7 @@ class Learner:
             norm = float(torch.nn.utils.clip_grad_norm_(self._policy.trainable, params.grad_clip))
             if not (math.isfinite(losses[-1]) and math.isfinite(norm)):
                 raise UserError(
-                    f"rl: the loss of iteration {iteration + 1} is {losses[-1]:.4g} and the gradient norm {norm:.4g}; "
+                    f"rl: the loss of round {iteration + 1} is {losses[-1]:.4g} and the gradient norm {norm:.4g}; "
                     "lower rl.lr or raise rl.entropy_coef."
                 )
             self._optimizer.step()

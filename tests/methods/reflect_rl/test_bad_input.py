@@ -222,7 +222,7 @@ def test_a_curriculum_that_leaves_a_level_without_iterations_is_refused(
 ) -> None:
     overlay = with_(iterations={"reflect_rl": {"rl": {"max_steps": 2}}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
-    assert "2 iterations leave none for level 'pickup'" in sentence
+    assert "2 rounds leave none for level 'pickup'" in sentence
     assert "raise max_steps" in sentence
 
 

@@ -60,7 +60,7 @@ def test_with_a_step_per_item_every_level_has_at_least_as_many_steps_as_items(si
 
 
 def test_zero_steps_per_item_are_refused_with_remedies() -> None:
-    remedy = r"9 iterations are fewer than the 10 tasks .* raise max_steps, .* fewer tasks .* rl\.curriculum: false\.$"
+    remedy = r"9 rounds are fewer than the 10 tasks .* raise max_steps, .* fewer tasks .* rl\.curriculum: false\.$"
     with pytest.raises(UserError, match=remedy):
         phases(Buckets(7, 3), range(10), 9, curriculum=True)
     assert len(phases(Buckets(7, 3), range(10), 9, curriculum=False)) == 1
@@ -101,7 +101,7 @@ def test_without_a_curriculum_all_tasks_are_played_at_the_default_level() -> Non
 
 
 def test_a_level_without_iterations_and_a_run_without_tasks_are_refused() -> None:
-    with pytest.raises(UserError, match=r"2 iterations leave none for level 'pickup'"):
+    with pytest.raises(UserError, match=r"2 rounds leave none for level 'pickup'"):
         phases(EnumeratedTaxi("full"), [5, 9], 2, curriculum=True)
     with pytest.raises(UserError, match="there are no tasks"):
         phases(Corridor(), [], 5, curriculum=False)

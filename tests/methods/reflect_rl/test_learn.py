@@ -304,7 +304,7 @@ def test_the_log_contains_the_levels_and_too_few_iterations_are_refused(folder: 
     job = make_job(folder, tmp_path, params(curriculum=True, max_steps=4), tasks=[0, 1, 3, 4])
     learn(job)
     assert log_levels(job) == ["near", "near", "far", "far"]
-    with pytest.raises(UserError, match="1 iterations are fewer than the 4 tasks"):
+    with pytest.raises(UserError, match="1 rounds are fewer than the 4 tasks"):
         learn(make_job(folder, tmp_path / "short", params(curriculum=True, max_steps=1)))
     assert not (tmp_path / "short" / "checkpoints").exists()
     assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is skipped
@@ -336,7 +336,7 @@ def test_a_final_weight_that_is_not_finite_ends_the_run_without_a_model(
 
     monkeypatch.setattr(Run, "_iterate", overflow)
     job = make_job(folder, tmp_path, params(max_steps=1))
-    with refused_with(r"^rl: after the last iteration, model\..* holds numbers that are not finite"):
+    with refused_with(r"^rl: after the last round, model\..* holds numbers that are not finite"):
         learn(job)
     assert not job.out_dir.exists()
 
@@ -442,7 +442,7 @@ def test_sigterm_saves_a_checkpoint_and_training_does_not_resume_from_a_damaged_
     assert learn(job).resumed_at == steps[0]
     said = capsys.readouterr().err
     assert f"{newest.name} was deleted, and training resumes from step {steps[0]}." in said
-    assert f"rl: resuming at iteration {steps[0]} of 12\n" in said
+    assert f"rl: resuming at round {steps[0]} of 12\n" in said
     assert files(tmp_path / "asked") == files(tmp_path / "unbroken")
     assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines were restored from the checkpoint
 

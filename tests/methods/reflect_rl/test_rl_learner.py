@@ -254,9 +254,9 @@ def test_without_a_critic_there_is_no_critic_loss_and_no_decision_is_kept_after_
 def test_a_non_finite_loss_or_gradient_is_refused_and_the_weights_are_unchanged(tiny: Path) -> None:
     learner, policy = make(tiny)
     before = weights_hash(policy.model)
-    with pytest.raises(UserError, match=r"the loss of iteration 3 is nan and the gradient norm nan; lower rl.lr"):
+    with pytest.raises(UserError, match=r"the loss of round 3 is nan and the gradient norm nan; lower rl.lr"):
         learner.train(episodes(policy, [3], cost=math.nan), iteration=2, fresh=True)
-    with pytest.raises(UserError, match=r"the loss of iteration 3 is -?\d\S* and the gradient norm inf; lower rl.lr"):
+    with pytest.raises(UserError, match=r"the loss of round 3 is -?\d\S* and the gradient norm inf; lower rl.lr"):
         learner.train(episodes(policy, [3], cost=1e30), iteration=2, fresh=True)
     assert weights_hash(policy.model) == before
 
@@ -265,7 +265,7 @@ def test_a_policy_with_non_finite_weights_is_refused(tiny: Path) -> None:
     learner, policy = make(tiny)
     learner.check_weights()
     policy.trainable[-1].data.view(-1)[-1] = math.inf
-    with pytest.raises(UserError, match=r"^rl: after the last iteration, model\..* holds numbers that are not finite"):
+    with pytest.raises(UserError, match=r"^rl: after the last round, model\..* holds numbers that are not finite"):
         learner.check_weights()
 
 
