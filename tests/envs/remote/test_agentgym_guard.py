@@ -20,8 +20,7 @@ HALF = b"POST /create HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server with a short timeout and a limit of eight connections."""
-    monkeypatch.setattr(BoundedProtocol, "patience", 0.2)
+    """A server with a limit of eight connections."""
     monkeypatch.setattr(BoundedProtocol, "most", 8)
     with our_server("textcraft", textcraft) as address:
         yield address
@@ -38,6 +37,13 @@ def connected(url: str, sent: bytes) -> socket.socket:
     return client
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server waits only briefly for the rest of a request."""
+    monkeypatch.setattr(BoundedProtocol, "patience", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "sent",
     [
@@ -52,6 +58,7 @@ def test_the_connection_of_a_request_that_never_ends_is_closed(url: str, sent: b
             continue
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_body_that_never_ends_is_answered_with_an_error(url: str) -> None:
     head = b"POST /create HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{"
     with connected(url, head) as client:
@@ -67,9 +74,8 @@ def hung_up(client: socket.socket) -> bool:
 
 
 def test_connections_beyond_the_limit_are_closed_and_freed_places_are_reused(
-    url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(BoundedProtocol, "patience", 60.0)
     crowd = [connected(url, b"") for _ in range(8)]
     for _ in range(20):
         with connected(url, b"") as one_more:
