@@ -81,7 +81,9 @@ class FinetuneParams(Section):
     max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
     lr: float = Field(default=1e-5, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="fraction of the steps")
+    warmup_ratio: float = Field(
+        default=0.04, ge=0, lt=1, description="fraction of the steps; a single step has no warm-up"
+    )
     warmup_steps: int = Field(default=0, ge=0, description="if not 0: number of warmup steps, overrides warmup_ratio")
     weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[float, float], AfterValidator(below_one)] = Field(default=(0.9, 0.999), strict=False)

@@ -68,6 +68,8 @@ class PlannedTrainer(Trainer):
         # The output layer takes a fifth of a small model's compute and most of a batch's memory: skip unused positions.
         model.get_output_embeddings().register_forward_pre_hook(self._only_trained)  # type: ignore[operator]
         self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
+        if len(plan.steps) == 1:
+            arguments.warmup_steps = 0  # it would begin at a rate of 0, and the only step would change nothing
         super().__init__(model=model, args=arguments, train_dataset=_Steps(self))
         self.remove_callback(PrinterCallback)
         self.add_callback(_EveryStep(self))

@@ -428,3 +428,14 @@ def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(tiny: Path, tmp_pa
     assert join(job).get_warmup_steps(470) == 47
     job.params = tuned(warmup_ratio=0.1, warmup_steps=100)  # FireAct's
     assert join(job).get_warmup_steps(470) == 100
+
+
+@pytest.mark.parametrize("changes", [{"warmup_ratio": 0.04}, {"warmup_steps": 5}, {"schedule": "constant"}], ids=str)
+def test_a_run_of_a_single_step_has_no_warm_up_and_changes_the_model(
+    tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    report = run(tiny, dialogues(8), tmp_path, tuned(epochs=1, **changes))
+    before, after = load_file(tiny / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
+    assert report.steps == 1
+    # AdamW's first step moves a weight by at most the rate, and most weights by nearly as much.
+    assert max(float((after[name] - before[name]).abs().max()) for name in before) == pytest.approx(1e-3, rel=0.01)

@@ -46,7 +46,9 @@ class PairParams(FinetuneParams):
         default=5e-7, gt=0, description="the paper's value, for full fine-tuning of 7B; small models need more"
     )
     schedule: Literal["cosine", "linear", "constant"] = "linear"
-    warmup_ratio: float = Field(default=0.1, ge=0, lt=1, description="fraction of the steps")
+    warmup_ratio: float = Field(
+        default=0.1, ge=0, lt=1, description="fraction of the steps; a single step has no warm-up"
+    )
     row_tokens: int = Field(
         default=1024,
         ge=1,
