@@ -65,7 +65,7 @@ def finetune(
         scratch: folder for checkpoints and logs, on the same machine (and shared, with several nodes).
         threads: per process (launcher ``fork``: in total); affects the result on CPU.
         max_train_tokens: overrides ``cfg.max_train_tokens``: training stops after the step that brings the number of
-            tokens read to at least this value.
+            tokens read to at least this value. 0, the budget of a control of an untrained row, trains nothing.
         pinned: number of messages at the start of every dialogue that are never dropped; see ``encode_examples``.
         progress: called after each step.
         cluster: starts the processes on several nodes.
@@ -77,7 +77,7 @@ def finetune(
     encoded, counters = encode_examples(examples, ChatFormat.load(model_dir), cfg.max_length, pinned=pinned)
     warn_of_dropped("examples", counters.dropped_long, len(encoded), cfg.max_length)
     limit = max_train_tokens if max_train_tokens is not None else cfg.max_train_tokens
-    if cfg.epochs == 0 and limit is None:
+    if (cfg.epochs if limit is None else limit) == 0:
         copy_untrained(model_dir, part, out_dir)
         return _nothing_trained().model_copy(update={"counters": counters})
     if not encoded:

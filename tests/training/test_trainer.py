@@ -281,8 +281,13 @@ def test_rope_is_scaled_linearly_if_the_length_exceeds_the_model_s(
     assert again.rope_factor == 2.0
 
 
-def test_zero_epochs_copy_the_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
-    report = run(tiny, dialogues(4), tmp_path, tuned(epochs=0))
+@pytest.mark.parametrize(
+    ("changes", "budget"), [({"epochs": 0}, {}), ({"lora": {"rank": 2}}, {"max_train_tokens": 0})], ids=str
+)
+def test_zero_epochs_or_tokens_copy_the_model(
+    tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any], budget: dict[str, int]
+) -> None:
+    report = run(tiny, dialogues(4), tmp_path, tuned(**changes), **budget)
     assert report.steps == report.real_tokens == 0
     assert report.counters.examples == 4
     copied = {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()}

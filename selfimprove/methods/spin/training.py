@@ -53,7 +53,7 @@ def finetune_pairs(
         )
     encoded, counters = encode_pairs(pairs, ChatFormat.load(model_dir), cfg)
     warn_of_dropped("pairs", counters.dropped_long, len(encoded), cfg.max_length)
-    if cfg.epochs == 0 and cfg.max_train_tokens is None:
+    if (cfg.epochs if cfg.max_train_tokens is None else cfg.max_train_tokens) == 0:
         copy_untrained(model_dir, part, out_dir)
         return PairReport.nothing(counters)
     held_out = drawn_out([pair.key for pair in encoded], cfg.validation, seed)

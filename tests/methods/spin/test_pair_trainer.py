@@ -330,10 +330,14 @@ def test_max_train_tokens_overrides_epochs_and_zero_epochs_copy_the_model(
     total = sum(lengths_of(pairs))
     report = run(tiny, duels(8), tmp_path / "budget", params(epochs=0, max_train_tokens=3 * total))
     assert 3 * total <= report.real_tokens < 3 * total + 4 * 300
-    nothing = run(tiny, duels(8), tmp_path / "none", params(epochs=0))
-    assert (nothing.steps, nothing.counters.pairs) == (0, 8)
-    copied = {f.name: f.read_bytes() for f in (tmp_path / "none" / "model").iterdir()}
-    assert copied == {f.name: f.read_bytes() for f in tiny.iterdir()}
+    for name, cfg in (
+        ("none", params(epochs=0)),
+        ("nothing matched", params().model_copy(update={"max_train_tokens": 0})),  # a control of untrained iterations
+    ):
+        nothing = run(tiny, duels(8), tmp_path / name, cfg)
+        assert (nothing.steps, nothing.counters.pairs) == (0, 8)
+        copied = {f.name: f.read_bytes() for f in (tmp_path / name / "model").iterdir()}
+        assert copied == {f.name: f.read_bytes() for f in tiny.iterdir()}
 
 
 def test_bad_input_is_reported_in_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
