@@ -64,6 +64,7 @@ class PlannedTrainer(Trainer):
         self._evaluations: list[dict[str, int | float]] = []
         self._pending: list[torch.Tensor] = []
         self._trained: torch.Tensor | None = None
+        self._rate = 0.0
         self._save_clock, self._ending = SaveClock(), False
         # The output layer takes a fifth of a small model's compute and most of a batch's memory: skip unused positions.
         model.get_output_embeddings().register_forward_pre_hook(self._only_trained)  # type: ignore[operator]
@@ -106,6 +107,7 @@ class PlannedTrainer(Trainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """As in Trainer, before the optimiser step; raises a ``UserError`` if loss or norm is not finite."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self._rate = self._get_learning_rate()  # this step's; it is reported when the schedule has moved on
         loss = float(self._pending[-1][0]) if self._pending else self._metrics[-1][0]
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
@@ -311,7 +313,7 @@ class PlannedTrainer(Trainer):
         seconds, self._clock, self._tracked = time.monotonic() - self._clock, time.monotonic(), step
         means = _means(window)
         metrics = dict(zip(self.metrics, means, strict=True))
-        metrics |= {"learning_rate": self._get_learning_rate(), "tokens_per_second": tokens / max(seconds, 1e-9)}
+        metrics |= {"learning_rate": self._rate, "tokens_per_second": tokens / max(seconds, 1e-9)}
         if self._evaluations and self._evaluations[-1]["step"] == step:
             metrics |= {name: value for name, value in self._evaluations[-1].items() if name != "step"}
         return metrics

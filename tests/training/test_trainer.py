@@ -435,6 +435,13 @@ def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(tiny: Path, tmp_pa
     assert join(job).get_warmup_steps(470) == 100
 
 
+def test_the_curve_of_the_learning_rate_has_the_rate_of_each_step(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    rates: list[float] = []
+    params = tuned(epochs=1, batch_size=5, schedule="linear", warmup_ratio=0)
+    run(tiny, dialogues(20), tmp_path, params, progress=lambda *told: rates.append(told[3]["learning_rate"]))
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+
+
 @pytest.mark.parametrize("changes", [{"warmup_ratio": 0.04}, {"warmup_steps": 5}, {"schedule": "constant"}], ids=str)
 def test_a_run_of_a_single_step_has_no_warm_up_and_changes_the_model(
     tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any]
