@@ -21,6 +21,8 @@ app = typer.Typer(add_completion=False, help="Full weights of a model folder.")
 def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
     """The base in ``dtype``, never quantised, with the trained adapter merged into its weights.
 
+    Tied layers of which only one has an adapter differ afterwards, so the merged model's are not tied.
+
     Args:
         adapter: folder with peft's files; its ``config.json``, if present, is that of the merged model (it may scale
             the positions).
@@ -46,6 +48,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
             warnings.simplefilter("ignore")  # about missing tensors, which _check_adapter refuses
             merged = peft.PeftModel.from_pretrained(model, str(adapter))
         _check_adapter(merged, adapter / WEIGHTS)
+        _untie(model)
         return merged.merge_and_unload()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
         raise UserError(
@@ -65,6 +68,18 @@ def _check_adapter(model: Any, file: Path) -> None:
         raise ValueError(f"{file.name} lacks {len(missing)} tensors, such as {min(missing)}")
     if strange := found - wanted - set(model.state_dict()):
         raise ValueError(f"{file.name} has {len(strange)} tensors that the model does not, such as {min(strange)}")
+
+
+def _untie(model: Any) -> None:
+    """Copy tied weights for the output layer if it or the embedding has an adapter, which would change both layers."""
+    import torch
+
+    layers = [model.get_input_embeddings(), model.get_output_embeddings()]
+    embedding, head = (getattr(layer, "base_layer", layer) for layer in layers)
+    if [embedding, head] != layers and embedding.weight is head.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from selfimprove.apps.pretraining.tied import tie
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
 from selfimprove.core.seeds import SeedKey
@@ -23,6 +24,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.factory import make_engine
 from selfimprove.models import merging
 from selfimprove.models.adapters import content_key, read_base, weights_key
+from selfimprove.models.merge import merge_adapter
 from selfimprove.models.merging import full_weights
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.launch import finetune
@@ -97,6 +99,28 @@ def test_full_weights_have_the_same_bytes_as_a_merge_by_peft(world: Path, tmp_pa
         for file in start.iterdir():
             assert (full / file.name).read_bytes() == file.read_bytes(), file.name
     assert full_weights(world / "models" / "base") == world / "models" / "base"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # peft's, about tied layers
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_one_of_two_tied_layers_does_not_change_the_other_when_it_is_merged(
+    tmp_path: Path, target: str
+) -> None:
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    base = make_tiny_model(tmp_path / "base", hidden=32)
+    tie(base)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=[target, "q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).eval()
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    merge_adapter(base, tmp_path / "adapter", "float32").save_pretrained(tmp_path / "merged")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        untrained, merged = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("base", "merged"))
+        assert float((adapted(ids).logits - untrained(ids).logits).abs().max()) > 1
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_an_engine_gives_the_same_answers_from_an_adapter_and_its_full_weights(world: Path, tmp_path: Path) -> None:
