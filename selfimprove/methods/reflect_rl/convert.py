@@ -76,14 +76,14 @@ def convert(
 
 
 def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list[Example]:
-    """The examples, with prompts cut on the left so that each example has at most ``limit`` tokens.
+    """The examples, with prompts cut on the left so that each has at most ``limit`` tokens up to its answer's end.
 
     Answers are never cut: an example whose answer alone is too long is kept unchanged, and training counts it.
     """
     kept = []
     for example in examples:
         prompt, answer = example.messages
-        over = len(chat.encode(example.messages).ids) - limit
+        over = chat.encode(example.messages).spans[-1].stop - limit
         ids = chat.content_ids(prompt)
         if 0 < over < len(ids):
             prompt = prompt.model_copy(update={"content": chat.decode(ids[over:]), "token_ids": ids[over:]})

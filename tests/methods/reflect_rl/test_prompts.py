@@ -24,6 +24,7 @@ from selfimprove.methods.reflect_rl.prompts import (
     reflection_example,
     reflection_prompt,
 )
+from selfimprove.training.encode import EncodeCounters, encode_example
 
 STATE = State("# Task\nFind it.\n", "\n# Choose from below your command\n0. cat a.py\n1. id a.py\n", ("0", "1"))
 LINES = (
@@ -145,3 +146,15 @@ def test_overlong_prompts_are_truncated_on_the_left_and_keep_the_answer(gpt2: Ch
     assert short.messages[1] == example.messages[1]
     assert shortened([example], gpt2, len(whole.ids)) == [example]
     assert shortened([example], gpt2, 1) == [example]  # no room for the answer: unchanged, since training counts it
+
+
+def test_template_text_after_the_answer_which_is_not_trained_on_does_not_count_as_overlong(tiny: Path) -> None:
+    zephyr, example = ChatFormat.load(tiny, "zephyr"), policy_example("x", "", STATE, "R", "1")
+    whole = zephyr.encode(example.messages)
+    end = whole.spans[-1].stop
+    assert len(whole.ids) > end  # a newline
+    assert shortened([example], zephyr, end) == [example]
+    (short,) = shortened([example], zephyr, end - 3)
+    assert zephyr.encode(short.messages).spans[-1].stop == end - 3
+    assert encode_example(short, zephyr, end - 3, counters := EncodeCounters()) is not None
+    assert counters.truncated == counters.dropped_long == 0
