@@ -304,19 +304,19 @@ class PlannedTrainer(Trainer):
             model.save_pretrained(out_dir, state_dict=state)
 
     def curve_points(self, step: int) -> dict[str, float]:
-        """Points of the curves after ``step``, if its metrics have just been settled; otherwise empty."""
+        """Points of the curves after ``step``: its metrics, if just settled, and its validation, if just measured."""
         every, steps = self._job.params.logging_steps, self._plan.steps
+        last = self._evaluations[-1] if self._evaluations else {"step": 0}
+        measured = {name: value for name, value in last.items() if name != "step" and last["step"] == step}
         if step % every and step != len(steps):
-            return {}
+            return measured
         window = self._metrics[(step - 1) // every * every : step]
         tokens = sum(one.tokens for one in steps[self._tracked : step])
         seconds, self._clock, self._tracked = time.monotonic() - self._clock, time.monotonic(), step
         means = _means(window)
         metrics = dict(zip(self.metrics, means, strict=True))
         metrics |= {"learning_rate": self._rate, "tokens_per_second": tokens / max(seconds, 1e-9)}
-        if self._evaluations and self._evaluations[-1]["step"] == step:
-            metrics |= {name: value for name, value in self._evaluations[-1].items() if name != "step"}
-        return metrics
+        return metrics | measured
 
     def means(self) -> list[tuple[int, list[float]]]:
         """(step, mean metrics since the previous entry), every ``logging_steps`` steps."""

@@ -387,10 +387,15 @@ def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
     tiny: Path, dialogues: Maker, tmp_path: Path
 ) -> None:
     examples = dialogues(20)
-    cfg = tuned(epochs=3, batch_size=4, validation=0.2, lr=1e-3)
-    report = run(tiny, examples, tmp_path / "measured", cfg)
+    cfg = tuned(epochs=3, batch_size=4, validation=0.2, lr=1e-3, logging_steps=5)
+    points: dict[int, dict[str, float]] = {}
+    report = run(tiny, examples, tmp_path / "measured", cfg, progress=lambda *told: points.update({told[0]: told[3]}))
     assert (report.held_out, report.examples, report.steps) == (4, 3 * 16, 12)
     assert [row["step"] for row in report.evaluations] == [4, 8, 12]
+    # The curves contain every measurement, also between the steps whose metrics are logged.
+    assert [step for step, told in points.items() if "loss" in told] == [5, 10, 12]
+    curve = [{"step": step, "eval_loss": told["eval_loss"]} for step, told in points.items() if "eval_loss" in told]
+    assert curve == report.evaluations
     chat = ChatFormat.load(tiny)
     encoded, _ = encode_examples(examples, chat, cfg.max_length)
     keys = [json.dumps([one.ids, one.token_weights]) for one in encoded]
