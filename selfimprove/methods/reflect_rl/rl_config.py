@@ -106,6 +106,12 @@ class RLParams(ActingParams):
             raise ValueError("algorithm 'ppo' needs a critic; add critic: {}")
         if self.temperature == 0:
             raise ValueError("temperature 0 does not explore; set 1")
+        calls = self.max_steps * (2 if self.replay_buffer else 1)
+        if self.gradient_accumulation_steps > calls:
+            raise ValueError(
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} trains nothing, since max_steps "
+                f"{self.max_steps} accumulates at most {calls} times; lower it, or raise max_steps"
+            )
         if self.lora is not None and self.lora.dropout:
             raise ValueError(
                 "lora.dropout must be 0: updates need the same probabilities as play, which uses no dropout"

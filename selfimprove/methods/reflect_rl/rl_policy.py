@@ -65,7 +65,8 @@ class Policy:
         ``acting``: sampling settings in play; the trained probability is the one that the policy plays with.
 
         Raises:
-            UserError: the model cannot be loaded, or its output layer has a bias, which a shrunk head would drop.
+            UserError: the model cannot be loaded, its output layer has a bias, which a shrunk head would drop, or
+                adapters are only in the output layer, which a shrunk head freezes.
         """
         self._model_dir, self._params, self._acting = model_dir, params, acting or ActingParams()
         self._outer, _ = load_model(model_dir, params, seed, place=RL)
@@ -84,6 +85,11 @@ class Policy:
         if params.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.trainable = [parameter for parameter in self._outer.parameters() if parameter.requires_grad]
+        if not self.trainable and params.lora is not None:
+            raise UserError(
+                f"rl.lora.targets: {params.lora.targets} leaves nothing to train, since shrink_head freezes the output "
+                "layer; name other layers, or set shrink_head: false."
+            )
         self._pad = int(getattr(self.model.config, "pad_token_id", None) or 0)
         self._wanted: torch.Tensor | None = None
         self._hidden = torch.empty(0)

@@ -81,6 +81,8 @@ def test_ppo_without_a_critic_and_other_contradictory_params_are_refused() -> No
     for wrong, said in (
         ({"algorithm": "ppo"}, "needs a critic"),
         ({"temperature": 0.0}, "does not explore"),
+        ({"max_steps": 2, "gradient_accumulation_steps": 5}, "trains nothing, since max_steps 2 accumulates at most 4"),
+        ({"max_steps": 2, "gradient_accumulation_steps": 3, "replay_buffer": 0}, "accumulates at most 2 times"),
         ({"dtype": "bfloat16"}, "works only with adapters"),
         ({"tf32": True}, "tf32 works only with device: cuda"),
         ({"lora": {"dropout": 0.1}}, "lora.dropout must be 0"),

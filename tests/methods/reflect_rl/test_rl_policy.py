@@ -19,6 +19,7 @@ from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
 from selfimprove.training.loading import without_dropout
 from selfimprove.training.packing import lay_out
+from tests.support.sentences import refused_with
 
 IDS = [40, 7, 12, 300, 55]
 CONTEXT = 128
@@ -142,6 +143,13 @@ def test_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.
     monkeypatch.setattr(rl_policy, "load_model", lambda *_, **__: (model, None))
     with pytest.raises(UserError, match="has a bias; set shrink_head: false"):
         load(tiny)
+
+
+def test_adapters_in_the_frozen_output_layer_alone_are_refused(tiny: Path) -> None:
+    lora = {"rank": 2, "targets": ["lm_head"]}
+    with refused_with(r"^rl\.lora\.targets: \['lm_head'\] leaves nothing to train, since shrink_head freezes"):
+        load(tiny, lora=lora)
+    assert load(tiny, None, lora=lora).trainable
 
 
 @pytest.mark.slow
