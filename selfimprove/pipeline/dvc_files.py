@@ -72,7 +72,7 @@ def active() -> bool:
     if TURN.exists():
         with TURN.open("rb") as turn:
             try:
-                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(turn, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS locks only a file open for writing exclusively
             except BlockingIOError:
                 return True
     return bool(_others())
@@ -82,7 +82,7 @@ def keep() -> None:
     """Back up dvc.lock, unless another DVC is writing. Called while the stage's own DVC waits for the stage."""
     with ExitStack() as held:
         if REPO_LOCK.exists():
-            lock = held.enter_context(REPO_LOCK.open("rb"))
+            lock = held.enter_context(REPO_LOCK.open("r+b"))  # on NFS, only files open for writing can be locked so
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # other stages make backups as well
             except BlockingIOError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +84,26 @@ def test_no_backup_is_made_while_another_dvc_is_writing() -> None:
     dvc_files.LOCK.write_text(WHOLE + "# more\n")
     dvc_files.keep()
     assert dvc_files.KEPT.read_text().endswith("# more\n")
+
+
+def test_locks_are_also_taken_on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file must be open for writing to be locked exclusively, and open for reading to be shared."""
+    flock = fcntl.flock
+
+    def on_nfs(file: Any, kind: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if kind & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", on_nfs)
+    dvc_files.REPO_LOCK.touch()
+    dvc_files.keep()
+    assert dvc_files.KEPT.read_text() == WHOLE
+    turn = dvc_files.take_turn()
+    assert dvc_files.active()
+    os.close(turn)
+    assert not dvc_files.active()
 
 
 def test_without_a_backup_a_truncated_dvc_lock_is_removed() -> None:
