@@ -164,6 +164,8 @@ class _Runs:
         share = self._free.get()
         try:
             return None if self.stopped else self._run(point, share)
+        except UserError as error:
+            return f"{point.name}: {error}"
         finally:
             self._free.put(share)
 
@@ -254,8 +256,11 @@ def _prepare(point: GridPoint) -> Path:
     for path in sorted({*named, *paid, Path(".venv"), Path(".venvs")} - made):
         if (path.exists() or path in paid) and not (part / path).exists():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
+            (part / path).unlink(missing_ok=True)  # the copy of a relative link leads nowhere
             (part / path).symlink_to(path.resolve())
-            with (part / ".git/info/exclude").open("a", encoding="utf-8") as exclude:
+            info = part / ".git/info"
+            info.mkdir(exist_ok=True)  # a template of the user's may lack it
+            with (info / "exclude").open("a", encoding="utf-8") as exclude:
                 exclude.write(f"/{path}\n")
     cache = subprocess.run(["dvc", "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip()
     write_text(part / ".dvc/config.local", f'[cache]\n    dir = "{cache}"\n')
@@ -325,6 +330,7 @@ def _experiments(folder: Path) -> list[str]:
 
 
 def _git(*words: str, folder: Path = Path()) -> str:
+    """A git command's output. Raises: UserError: it failed, for example because of the user's own hook."""
     try:
         done = subprocess.run(
             ["git", *words],
@@ -332,12 +338,15 @@ def _git(*words: str, folder: Path = Path()) -> str:
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # file names may contain any bytes
-            check=True,
+            check=False,
         )
     except FileNotFoundError:
         raise UserError(
             "git is not installed; install it: each point of a sweep runs in a clone of the repository."
         ) from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise UserError(f"`git {words[0]}` failed in {folder.absolute()} ({said}); correct that, then run it again.")
     return done.stdout
 
 

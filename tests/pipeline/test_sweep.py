@@ -194,6 +194,35 @@ def test_an_input_beside_the_repository_is_linked_kept_and_removed_with_its_poin
     assert (repo.parent / "my_model/config.json").exists()
 
 
+def test_a_relative_link_that_git_does_not_ignore_leads_to_its_target_from_a_point_too(repo: Path) -> None:
+    (repo.parent / "venv/bin").mkdir(parents=True)
+    (repo / ".venv").symlink_to("../venv")
+    folder = sweep._prepare(GridPoint("one", {}, "run: {seed: 18}\n"))
+    assert (folder / ".venv").resolve() == (repo.parent / "venv").resolve()
+
+
+def test_a_point_is_prepared_with_a_template_of_git_s_that_has_no_info_folder(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repo.parent / "template").mkdir()
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(repo.parent / "template"))
+    (repo / ".venv").mkdir()
+    folder = sweep._prepare(GridPoint("one", {}, "run: {seed: 18}\n"))
+    assert "/.venv\n" in (folder / ".git/info/exclude").read_text()
+
+
+def test_what_git_refuses_is_reported_in_one_sentence(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = repo.parent / "template/hooks/post-checkout"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("#!/bin/sh\necho 'git-lfs was not found' >&2\nexit 2\n")
+    hook.chmod(0o755)
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(repo.parent / "template"))
+    said = sweep._Runs("rise", [{}]).one(GridPoint("one", {}, "run: {seed: 18}\n"))
+    assert said
+    assert said.startswith("one: `git checkout` failed in ")
+    assert "(git-lfs was not found)" in said
+
+
 def test_the_points_share_a_cache_of_search_results_that_the_first_of_them_creates(repo: Path) -> None:
     params = "spin: {tools: {cache: paid/search.jsonl}}\n"
     folders = [sweep._prepare(GridPoint(name, {}, params)) for name in ("one", "two")]
