@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -18,7 +18,11 @@ MOST_BYTES = 1 << 20
 
 
 class _Both:
-    """Standard error, duplicated to a file except for cursor movements (progress bars)."""
+    """Standard error, duplicated to a file except for cursor movements (progress bars).
+
+    Its reader may exit before the stage: Ctrl-C also ends the ``tee`` of ``make repro 2>&1 | tee log``. The stage then
+    goes on with the file alone, and saves its work.
+    """
 
     def __init__(self, shown: TextIO, log: _Log) -> None:
         self._shown, self._log = shown, log
@@ -26,7 +30,13 @@ class _Both:
     def write(self, text: str) -> int:
         if "\x1b" not in text and "\r" not in text:
             self._log.write(text)
-        return self._shown.write(text)
+        with suppress(BrokenPipeError):
+            self._shown.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(BrokenPipeError):
+            self._shown.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shown, name)

@@ -177,11 +177,16 @@ def _run(environment: dict[str, str]) -> int:
             for line in process.stdout or ():
                 print(overall.line(line) if overall else line, end="", flush=True)
             process.wait()
-        except KeyboardInterrupt:
-            for line in process.stdout or ():  # the stage got the SIGINT too; it saves and exits
-                print(line, end="", flush=True)
-            process.wait()
+        except KeyboardInterrupt:  # the stage got the SIGINT too; it saves and exits
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # wait for it, however often Ctrl-C is pressed
+            _finish(process)
             return 128 + signal.SIGINT
+        except BrokenPipeError:  # as after a SIGTERM
+            if not end.ident:
+                end.start()
+            _discard_output()
+            _finish(process)
+            return 128 + signal.SIGPIPE
         finally:
             ended.set()
             for sentence in back_on_branch() if turn and process.poll() is not None else ():
@@ -191,6 +196,21 @@ def _run(environment: dict[str, str]) -> int:
     if overall and process.returncode == 0:
         overall.end()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    """Show the rest of the command's output, as long as it is read, and wait for the command."""
+    for line in process.stdout or ():
+        try:
+            print(line, end="", flush=True)
+        except BrokenPipeError:  # of a `tee`, which the SIGINT has ended
+            _discard_output()
+    process.wait()
+
+
+def _discard_output() -> None:
+    """Nobody reads the output any more: its reader (such as ``head``) has exited. Python flushes the rest at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(pid: int, ended: threading.Event, several: bool) -> None:
@@ -339,8 +359,9 @@ def _become(job: dict[str, Any], descriptors: list[int], line: socket.socket) ->
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in sys.stdout, sys.stderr:
+        with suppress(BrokenPipeError):  # its reader has exited
+            stream.flush()
     os._exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -116,3 +117,18 @@ def test_a_stage_continues_and_prints_its_messages_if_its_log_cannot_be_written(
     told, *said = capfd.readouterr().err.splitlines()
     assert told.startswith("rise-generate@iter1: the log .scratch/logs/rise-generate@iter1.log can't be written (")
     assert said == ["rise-generate@iter1: cannot write; free some space", "rise-generate@iter1: stopped"]
+
+
+def test_a_stage_whose_standard_error_is_no_longer_read_goes_on_and_keeps_its_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C also ends the ``tee`` of ``make repro 2>&1 | tee log``, before the stage has saved its work."""
+    read, write = os.pipe()
+    os.close(read)
+    shown = os.fdopen(write, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", shown)
+    with kept_log("rise-generate@iter1"):
+        print("saves", file=sys.stderr, flush=True)
+    with pytest.raises(BrokenPipeError):
+        shown.close()
+    assert (folder / ".scratch/logs/rise-generate@iter1.log").read_text().endswith("saves\n")

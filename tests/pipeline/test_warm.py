@@ -233,6 +233,69 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+FAKE_DVC = """
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as DVC does while a stage runs
+sys.exit(subprocess.run([sys.executable, "-m", "stages.work"]).returncode)
+"""
+SAVES = """
+import signal, sys, time
+from pathlib import Path
+for number in signal.SIGINT, signal.SIGTERM:
+    signal.signal(number, signal.default_int_handler)
+try:
+    while True:
+        print("works", flush=True)
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path("saves").touch()
+    while not Path("may_end").exists():
+        time.sleep(0.05)
+    Path("saved").touch()
+    sys.exit(130)
+"""
+
+
+def start_repro(folder: Path) -> subprocess.Popen[str]:
+    """Start ``dvc repro`` with the helper, of a stand-in for DVC that runs one stage."""
+    (folder / "stages").mkdir()
+    (folder / "stages/__init__.py").touch()
+    (folder / "stages/work.py").write_text(SAVES)
+    run = "from selfimprove.pipeline import dvc_files, warm\n"
+    run += f"import sys\ndvc_files.DVC = (sys.executable, '-c', {FAKE_DVC!r})\nwarm.main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", run, "dvc", "repro"], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_after_a_second_ctrl_c_the_run_still_waits_for_its_stage(tmp_path: Path) -> None:
+    with start_repro(tmp_path) as running:
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.readline() == "works\n"
+        os.killpg(running.pid, signal.SIGINT)
+        saves = wait_until((tmp_path / "saves").exists)
+        os.killpg(running.pid, signal.SIGINT)
+        (tmp_path / "may_end").touch()
+        running.stdout.read()
+        assert running.stderr.read() == ""
+    assert (saves, running.returncode, (tmp_path / "saved").exists()) == (True, 130, True)
+
+
+def test_if_the_reader_of_the_output_exits_the_stage_saves_and_the_run_ends(tmp_path: Path) -> None:
+    (tmp_path / "may_end").touch()
+    with start_repro(tmp_path) as running:
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.readline() == "works\n"
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 141
+    assert (tmp_path / "saved").exists()
+
+
 def test_without_a_helper_a_stage_continues_in_its_own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "stages.rise.data"])
     monkeypatch.delenv(forward.ADDRESS, raising=False)
