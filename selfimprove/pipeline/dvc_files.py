@@ -13,6 +13,7 @@ processes is a running DVC.
 
 import fcntl
 import os
+import re
 import shutil
 import sys
 import time
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside, write_text
 
 DVC = (sys.executable, "-m", "selfimprove.pipeline.dvc_command")
@@ -36,6 +38,8 @@ RWLOCK = Path(".dvc/tmp/rwlock")
 REPO_LOCK = Path(".dvc/tmp/lock")
 """Locked (``flock``) by a DVC while it writes; released while its stage runs."""
 
+CONFLICT = re.compile(rb"^<{7} ", re.MULTILINE)
+"""What git writes into a file that it cannot merge."""
 POLL_SECONDS = 0.5
 TURN = Path(".scratch/locks/repro")
 """The run lock: locked by the run that uses this folder; contains its process id."""
@@ -46,6 +50,9 @@ def take_turn() -> int:
 
     Returns the lock's file descriptor. The lock is held as long as any process has it open, including a DVC whose make
     was killed.
+
+    Raises:
+        UserError: as ``restore``.
     """
     TURN.parent.mkdir(parents=True, exist_ok=True)
     turn = os.open(TURN, os.O_RDWR | os.O_CREAT, 0o644)
@@ -96,8 +103,17 @@ def keep() -> None:
 
 
 def restore() -> Iterator[str]:
-    """Repair what a killed DVC left and yield a sentence per repair. No DVC may be running in this folder."""
+    """Repair what a killed DVC left and yield a sentence per repair. No DVC may be running in this folder.
+
+    Raises:
+        UserError: git could not merge dvc.lock; which side to take is for the user to say.
+    """
     if LOCK.exists() and not _whole(LOCK):
+        if CONFLICT.search(LOCK.read_bytes()):
+            raise UserError(
+                f"{LOCK} has git's conflict markers; take one side whole, with `git checkout --ours {LOCK}` or "
+                f"`git checkout --theirs {LOCK}`, then run it again: DVC's run cache knows the stages of both."
+            )
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:
                 shutil.copyfile(KEPT, part)

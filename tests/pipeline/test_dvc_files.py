@@ -16,6 +16,7 @@ import pytest
 
 from selfimprove.pipeline import dvc_files
 from tests.support.repo_copy import ROOT
+from tests.support.sentences import refused_with
 
 WHOLE = """schema: '2.0'
 stages:
@@ -110,6 +111,16 @@ def test_without_a_backup_a_truncated_dvc_lock_is_removed() -> None:
     dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  rise-data:\n    deps:\n")
     assert ["removed it" in sentence for sentence in dvc_files.restore()] == [True]
     assert not dvc_files.LOCK.exists()
+
+
+def test_a_dvc_lock_that_git_could_not_merge_is_left_to_the_user() -> None:
+    dvc_files.keep()
+    size = "      size: 12\n"
+    text = WHOLE.replace(size, f"<<<<<<< HEAD\n{size}=======\n      size: 13\n>>>>>>> other\n")
+    dvc_files.LOCK.write_text(text)
+    with refused_with("dvc.lock has git's conflict markers; take one side whole"):
+        dvc_files.take_turn()
+    assert dvc_files.LOCK.read_text() == text
 
 
 def test_an_intact_dvc_lock_is_left_unchanged() -> None:
