@@ -191,14 +191,18 @@ def _processes(entries: _Entries) -> set[int]:
 
 
 def _is_dvc(pid: int) -> bool:
-    """Whether a process is alive and is DVC (the id may have been reused by another program)."""
+    """Whether a process is alive and is DVC.
+
+    The id may have been reused by another program, in a restarted container even by this process or its helper
+    (``pipeline.warm``, a fork of it), whose arguments name DVC too.
+    """
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
     except psutil.Error:
         return False
     return (
-        pid != os.getpid()
+        words != psutil.Process().cmdline()
         and process.status() != psutil.STATUS_ZOMBIE
         and (DVC[-1] in words or "dvc" in {Path(word).name for word in words})
     )

@@ -166,6 +166,28 @@ def test_a_run_waits_for_a_running_dvc(capsys: pytest.CaptureFixture[str]) -> No
     assert f"another run is active in this folder (process {other.pid})" in capsys.readouterr().err
 
 
+OWN_CHILD = """
+import os, time
+from pathlib import Path
+from selfimprove.pipeline import dvc_files
+helper = os.fork()
+if helper == 0:
+    time.sleep(20)
+    os._exit(0)
+dvc_files.RWLOCK.write_text('{"write": {"x": {"pid": %d, "cmd": "dvc repro"}}, "read": {}}' % helper)
+dvc_files.wait_for_others()
+os.kill(helper, 9)
+"""
+
+
+def test_a_run_does_not_wait_for_its_own_helper_that_has_the_process_id_of_a_killed_dvc() -> None:
+    """As in a restarted container, where the same commands get the same ids."""
+    command = [sys.executable, "-c", OWN_CHILD, "dvc", "repro"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+
+
 def test_a_full_disk_does_not_keep_a_run_from_its_turn(tmp_path: Path) -> None:
     (tmp_path / "turn").touch()
     turn = os.open(tmp_path / "turn", os.O_RDONLY)  # a write fails, as on a full disk
