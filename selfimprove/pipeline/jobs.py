@@ -17,7 +17,9 @@ from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_se
 from selfimprove.pipeline.plan.hardware import visible_gpus
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux (cgroup v2) exposes the limits of this process's container."""
+"""Where Linux (cgroup v2) exposes the limits of control groups; in a container, this folder is the container's own."""
+OWN_GROUP = Path("/proc/self/cgroup")
+"""Where Linux names the control group of this process."""
 _COUNT = re.compile(r"0*[1-9][0-9]{0,3}")
 STAGE_BYTES = 2_000_000_000
 """Memory of the default's largest stages, rounded up: two replicas of an engine."""
@@ -56,17 +58,34 @@ def jobs_here(params: dict[str, Any]) -> int:
 
 def _container_cores() -> float:
     """CPU cores allowed by the container's limit (``docker run --cpus``); infinite without a limit."""
-    with suppress(OSError, ValueError):
-        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-        return int(quota) / int(period)  # int("max") fails: there is no limit
-    return math.inf
+    return min(map(_cores_of, _groups()))
 
 
 def _container_bytes() -> float:
     """Bytes of memory left under the container's limit, counting its page cache as free; infinite without a limit."""
+    return min(map(_bytes_of, _groups()))
+
+
+def _groups() -> list[Path]:
+    """The control group of this process and those around it, such as a job's (Slurm, systemd): each may have limits."""
+    with suppress(OSError, StopIteration):
+        own = next(line for line in OWN_GROUP.read_text(encoding="utf-8").splitlines() if line.startswith("0::/"))
+        group = CGROUP / own.removeprefix("0::/")
+        return [group, *(one for one in group.parents if one.is_relative_to(CGROUP))]
+    return [CGROUP]
+
+
+def _cores_of(group: Path) -> float:
     with suppress(OSError, ValueError):
-        most = int((CGROUP / "memory.max").read_text(encoding="ascii"))
-        held = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)  # int("max") fails: there is no limit
+    return math.inf
+
+
+def _bytes_of(group: Path) -> float:
+    with suppress(OSError, ValueError):
+        most = int((group / "memory.max").read_text(encoding="ascii"))
+        held = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         return most - int(held["anon"])
     return math.inf
 

@@ -256,6 +256,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
     monkeypatch.setattr(jobs, "CGROUP", Path("no container"))
+    monkeypatch.setattr(jobs, "OWN_GROUP", Path("no container"))
     return composed("default", ROOT / "profiles")
 
 
@@ -297,6 +298,23 @@ def test_the_default_number_of_jobs_respects_the_limits_of_a_container(
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.stat").write_text(f"anon {10**9}\nfile {4 * 10**9}\n")
     assert jobs.jobs_here(eight_cores) == 2
+
+
+def test_the_default_number_of_jobs_respects_the_limits_of_a_job_within_the_machine(
+    eight_cores: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slurm and systemd limit a control group of the job, or of one around its steps, and not the machine's."""
+    step = tmp_path / "system.slice/slurmstepd.scope/job_7/step_0"
+    step.mkdir(parents=True)
+    (tmp_path / "own").write_text("1:name=systemd:/\n0::/system.slice/slurmstepd.scope/job_7/step_0\n")
+    monkeypatch.setattr(jobs, "CGROUP", tmp_path)
+    monkeypatch.setattr(jobs, "OWN_GROUP", tmp_path / "own")
+    assert jobs.jobs_here(eight_cores) == 4
+    (step.parent / "memory.max").write_text(f"{5 * 10**9}\n")
+    (step.parent / "memory.stat").write_text(f"anon {2 * 10**8}\n")
+    assert jobs.jobs_here(eight_cores) == 2
+    (step / "cpu.max").write_text("200000 100000\n")
+    assert jobs.jobs_here(eight_cores) == 1
 
 
 def test_jobs_must_be_a_positive_integer_of_a_possible_size() -> None:
