@@ -52,13 +52,11 @@ def take_turn() -> int:
     was killed.
 
     Raises:
-        UserError: as ``restore``.
+        UserError: as ``restore``; or files cannot be locked here.
     """
     TURN.parent.mkdir(parents=True, exist_ok=True)
     turn = os.open(TURN, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _locked(turn, fcntl.LOCK_EX):
         _say_waiting(os.pread(turn, 32, 0).decode("ascii", "replace"))
         fcntl.flock(turn, fcntl.LOCK_EX)
     wait_for_others()
@@ -78,9 +76,7 @@ def active() -> bool:
     """Whether a run uses this folder now, or a DVC that was started without make."""
     if TURN.exists():
         with TURN.open("rb") as turn:
-            try:
-                fcntl.flock(turn, fcntl.LOCK_SH | fcntl.LOCK_NB)  # NFS locks only a file open for writing exclusively
-            except BlockingIOError:
+            if not _locked(turn.fileno(), fcntl.LOCK_SH):  # NFS locks only a file open for writing exclusively
                 return True
     return bool(_others())
 
@@ -90,9 +86,7 @@ def keep() -> None:
     with ExitStack() as held:
         if REPO_LOCK.exists():
             lock = held.enter_context(REPO_LOCK.open("r+b"))  # on NFS, only files open for writing can be locked so
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # other stages make backups as well
-            except BlockingIOError:
+            if not _locked(lock.fileno(), fcntl.LOCK_EX):  # other stages make backups as well
                 return
         if not LOCK.exists():
             return  # the very first stage
@@ -100,6 +94,24 @@ def keep() -> None:
         if not (KEPT.is_file() and KEPT.read_bytes() == text):
             with aside(KEPT) as part:
                 part.write_bytes(text)
+
+
+def _locked(file: int, kind: int) -> bool:
+    """Lock an open file; returns whether no other process holds a lock that excludes it.
+
+    Raises:
+        UserError: its file system has no locks, such as Lustre mounted without them.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise UserError(
+            f"files in {Path.cwd()} can't be locked ({error.strerror}), so two runs could collide; mount that file "
+            "system with locks (flock), or move the folder to another."
+        ) from None
+    return True
 
 
 def restore() -> Iterator[str]:

@@ -107,6 +107,16 @@ def test_locks_are_also_taken_on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dvc_files.active()
 
 
+def test_a_file_system_without_locks_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for lock in (dvc_files.take_turn, dvc_files.active):
+        with refused_with(r"files in .* can't be locked \(Function not implemented\)"):
+            lock()
+
+
 def test_without_a_backup_a_truncated_dvc_lock_is_removed() -> None:
     dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  rise-data:\n    deps:\n")
     assert ["removed it" in sentence for sentence in dvc_files.restore()] == [True]
