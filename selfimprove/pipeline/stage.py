@@ -192,7 +192,10 @@ class Stage(Generic[S]):
                 link_copy(place, staged / path)
             write_json(staged / MANIFEST, manifest)
             make_durable(staged)
-            os.replace(staged, done)
+            if self._blocked:  # not finished: a run after a failure to publish repeats the blocked work
+                done = staged
+            else:
+                os.replace(staged, done)
         for path in json.loads((done / MANIFEST).read_text()):
             fresh = self.scratch / "fresh"
             shutil.rmtree(fresh, ignore_errors=True)

@@ -196,6 +196,30 @@ def test_control_characters_in_an_environment_s_error_are_escaped(
     assert all(char.isprintable() or char == "\n" for char in said)
 
 
+def test_blocked_work_is_repeated_also_if_its_outputs_could_not_be_published(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "params.yaml").write_text("run: {seed: 1, threads: 1, max_blocked: 1}\nbase: {}\n")
+    answers: list[int] = []
+
+    def body(stage: Stage[Small]) -> None:
+        with stage.journal() as journal:
+            answers.append(len(journal))
+            journal.add("paid", "answer")
+        stage.output("results/b.txt").write_text("b")
+        stage.count_failed([("a", "no answer")], 4, "episodes", "They count as failed")
+
+    (folder / "results").touch()
+    with pytest.raises(SystemExit, match="2"):
+        run(body)
+    assert "results can't be created as a folder" in capsys.readouterr().err
+    (folder / "results").unlink()
+    run(body)
+    assert (folder / "results/b.txt").read_text() == "b"
+    run(body)
+    assert answers == [0, 1, 1]
+
+
 @pytest.mark.parametrize(("failed", "ends"), [(1, False), (2, True)])
 def test_other_failed_work_has_the_same_limit_as_blocked_episodes(
     folder: Path, capsys: pytest.CaptureFixture[str], failed: int, ends: bool
