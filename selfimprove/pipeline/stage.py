@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -322,7 +323,13 @@ def _full_disk(error: Exception) -> str | None:
     """The message if the disk is full, or a quota or file-size limit is reached; None otherwise.
 
     torch and safetensors report a failed write by their own exceptions without the reason, hence the test write.
+    SQLite keeps the journal's table in a temporary file.
     """
+    if isinstance(error, sqlite3.OperationalError):
+        return (
+            f"no temporary file can be written ({error}); free some space, or set TMPDIR to another folder, and run "
+            "again: finished work is kept, and no output was changed."
+        )
     if not isinstance(error, OSError):
         try:
             with TemporaryFile(dir=SCRATCH) as probe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -248,6 +249,22 @@ def test_a_file_that_cannot_be_accessed_gives_one_line_and_exit_code_2(
     assert capsys.readouterr().err == (
         "small@item: in.txt can't be read or written (Permission denied); fix that, or use another path.\n"
     )
+    assert not (folder / "results").exists()
+
+
+def test_a_journal_without_space_for_its_temporary_table_gives_one_line_and_exit_code_2(
+    work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sqlite3.connect("") as table:
+        table.execute("CREATE TABLE t (k BLOB)")
+        table.execute("PRAGMA max_page_count = 2")  # as on a full disk
+        with pytest.raises(sqlite3.OperationalError) as full:
+            table.execute("INSERT INTO t VALUES (zeroblob(100000))")
+    work.error = full.value
+    with pytest.raises(SystemExit, match="2"):
+        work()
+    said = "small@item: no temporary file can be written (database or disk is full); free some space, or set TMPDIR"
+    assert capsys.readouterr().err.startswith(said)
     assert not (folder / "results").exists()
 
 
