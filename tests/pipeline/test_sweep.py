@@ -201,6 +201,15 @@ def test_a_relative_link_that_git_does_not_ignore_leads_to_its_target_from_a_poi
     assert (folder / ".venv").resolve() == (repo.parent / "venv").resolve()
 
 
+def test_a_scratch_folder_on_another_disk_is_not_shared_with_the_points(repo: Path) -> None:
+    """They would share its locks. Git ignores a link only if its name in .gitignore has no slash at the end."""
+    (repo / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    (repo / ".scratch").rename(repo.parent / "disk")
+    (repo / ".scratch").symlink_to(repo.parent / "disk")
+    assert ".scratch" not in sweep._edited()
+    assert not (sweep._prepare(GridPoint("one", {}, "run: {seed: 18}\n")) / ".scratch").exists()
+
+
 def test_a_point_is_prepared_with_a_template_of_git_s_that_has_no_info_folder(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
