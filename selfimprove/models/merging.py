@@ -29,8 +29,8 @@ _HELD: dict[Path, int] = {}
 def full_weights(folder: Path, *, trust_remote_code: bool = False) -> Path:
     """A folder that loads as a plain model: ``folder`` itself, or a copy with its adapter merged into its base.
 
-    A base that is itself an adapter is merged first. The weights are those of peft's ``merge_and_unload`` in the dtype
-    that the adapter was trained in. Merging runs in a subprocess, which frees its memory afterwards and does not affect
+    A base that is itself an adapter is merged first. The weights are those of ``merge.merge_adapter`` in the dtype that
+    the adapter was trained in. Merging runs in a subprocess, which frees its memory afterwards and does not affect
     the caller's CUDA state and threads.
 
     Raises:
