@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,11 @@ class PlannedTrainer(Trainer):
     # Defined by each objective.
 
     @abstractmethod
-    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
-        """Input tensors of this process's ``share`` of the items ``batch``, for training or validation."""
+    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Input tensors of this process's ``share`` of the items ``batch``, for training or validation.
+
+        One micro-batch at a time: held-out items may be too many for all of them to be in memory.
+        """
 
     @abstractmethod
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +93,7 @@ class PlannedTrainer(Trainer):
     def micro_batches(self, number: int) -> list[dict[str, Any]]:
         """Input tensors of this process's share of step ``number``."""
         step = self._plan.steps[number]
-        return self.rendered(step.shares[self.args.process_index], step.examples)
+        return list(self.rendered(step.shares[self.args.process_index], step.examples))
 
     def get_train_dataloader(self) -> DataLoader:
         """This process's share of each of the plan's steps, in order."""
@@ -247,7 +250,7 @@ class PlannedTrainer(Trainer):
         metrics = self.accelerator.reduce(total, reduction="sum").tolist()
         return {f"eval_{name}": metric for name, metric in zip(self.metrics, metrics, strict=True)}
 
-    def _held_out(self) -> list[dict[str, Any]]:
+    def _held_out(self) -> Iterator[dict[str, Any]]:
         """Input tensors of this process's share of all held-out items."""
         params, world = self._job.params, self.args.world_size
         batch = range(len(self._lengths) - self._job.validation, len(self._lengths))

@@ -1,6 +1,6 @@
 """Weighted SFT: the training loop with RISE's objective."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,11 +68,11 @@ class WeightedTrainer(PlannedTrainer):
         loss = weighted_nll(self.logits_of_trained(model, inputs), inputs["input_ids"], inputs["coefficients"])
         return loss, loss[None]
 
-    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
+    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> Iterator[dict[str, Any]]:
         examples = [self._examples[index] for index in batch]
         scales = example_scales(examples, self._job.params.reduction, self._job.weight_normalization)
         of = dict(zip(batch, scales, strict=True))
-        return [render(micro, self._examples, of, self._pad_id, self._job.params.attention) for micro in share]
+        return (render(micro, self._examples, of, self._pad_id, self._job.params.attention) for micro in share)
 
     def report(self, seconds: float, rope_factor: float | None) -> TrainReport:
         """Report on the training, with the loss curve."""

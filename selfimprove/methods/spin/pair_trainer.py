@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,9 @@ class PairTrainer(PlannedTrainer):
         shares = gather_object([opponent.read_scores(folder, self._pairs[rank::world], rank)])
         self._opponent = [shares[pair % world][pair // world] for pair in range(len(self._pairs))]
 
-    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
+    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Input tensors of each micro-batch, with the indices of its pairs."""
-        return [self._render(micro, batch) for micro in share]
+        return (self._render(micro, batch) for micro in share)
 
     def _render(self, micro: MicroBatch, batch: Sequence[int]) -> dict[str, Any]:
         """Replace each pair of a row by its sides, real before generated; attention does not cross sides."""
