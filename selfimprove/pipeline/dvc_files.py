@@ -210,11 +210,11 @@ def _is_dvc(pid: int) -> bool:
     """
     try:
         process = psutil.Process(pid)
-        words = process.cmdline()
+        words, status = process.cmdline(), process.status()
     except psutil.Error:
         return False
     return (
         words != psutil.Process().cmdline()
-        and process.status() != psutil.STATUS_ZOMBIE
+        and status != psutil.STATUS_ZOMBIE
         and (DVC[-1] in words or "dvc" in {Path(word).name for word in words})
     )

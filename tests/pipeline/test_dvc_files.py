@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from selfimprove.pipeline import dvc_files
@@ -174,6 +175,22 @@ def test_a_run_waits_for_a_running_dvc(capsys: pytest.CaptureFixture[str]) -> No
         waiting.join(timeout=60)
         assert not waiting.is_alive()
     assert f"another run is active in this folder (process {other.pid})" in capsys.readouterr().err
+
+
+def test_a_dvc_that_ends_while_it_is_looked_at_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()", "dvc", "repro"], stdin=subprocess.PIPE) as other:
+        read = psutil.Process.cmdline
+
+        def ending(process: psutil.Process) -> list[str]:
+            words = read(process)
+            if process.pid == other.pid:
+                other.kill()
+                other.wait()
+            return words
+
+        monkeypatch.setattr(psutil.Process, "cmdline", ending)
+        dvc_files.RWLOCK.write_text(works(other.pid))
+        dvc_files.wait_for_others()
 
 
 OWN_CHILD = """
