@@ -10,7 +10,7 @@ counts.
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def _recomputing(way: str) -> Any:
     class Published(Recomputed):
         """Both sides of a whole batch are right-padded to the longest; log-softmax at every position."""
 
-        def rendered(self, share: Any, batch: Sequence[int]) -> list[dict[str, Any]]:
+        def rendered(self, share: Any, batch: Sequence[int]) -> Iterator[dict[str, Any]]:
             sides = [self._pairs[i].real for i in batch] + [self._pairs[i].generated for i in batch]
             width = max(len(side.ids) for side in sides)
             ids, labels = torch.zeros(len(sides), width, dtype=torch.long), torch.full((len(sides), width), -100)
@@ -128,7 +128,7 @@ def _recomputing(way: str) -> Any:
                 ids[row, :length], mask[row, :length] = torch.tensor(side.ids), 1
                 labels[row, :length] = torch.where(torch.tensor(side.token_weights) > 0, ids[row, :length], -100)
             self.padding = 1 - float(mask.float().mean())
-            return [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
+            return iter([{"input_ids": ids, "attention_mask": mask, "labels": labels}])
 
         def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
             labels = inputs["labels"][:, 1:]
