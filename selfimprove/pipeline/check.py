@@ -50,8 +50,11 @@ PARAMS_ONLY = "params"
 GRAPH_FILE = Path("dvc.yaml")
 LOCAL = ("models/", "/", "./", "../")
 """Prefixes of model names that must be folders; any other name may be on the hub."""
-FILE_KEYS = ("files", "file", "expert_file", "general_file", "folder", "recipes", "problems", "repos", "experts")
-"""Keys that name an input file or folder, or a mapping to several."""
+FILE_KEYS = (
+    "beginnings", "expert_file", "experts", "file", "files", "folder", "games", "general_file", "prior", "problems",
+    "recipes", "repos", "snippets",
+)  # fmt: skip
+"""Keys that name an input file or folder, or a mapping to several, where their value is text."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists if the NVIDIA driver is installed (the last under WSL)."""
 
@@ -207,7 +210,7 @@ def _missing_files(place: str, section: BaseModel) -> Iterator[str]:
             if key == "tasks.experts" or ".options." in key:  # SPIN's choice of experts; a class's own options
                 continue
             for path in named.values() if isinstance(named, Mapping) else [named]:
-                if not os.path.exists(path):
+                if isinstance(path, str) and not os.path.exists(path):
                     yield f"{place}{key.replace('.inner', '')}: {path} does not exist; name an existing file or folder."
 
 

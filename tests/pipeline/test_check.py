@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import reduce
 from pathlib import Path
@@ -297,6 +298,11 @@ def set_key(path: str, value: object) -> None:
             "spin: env.file: my/questions.json does not exist",
         ),
         (
+            "spin.tools",
+            {"use": {"search": "replay"}, "snippets": "my/snippets.jsonl"},  # would be read after the warm start only
+            "spin: tools.snippets: my/snippets.jsonl does not exist",
+        ),
+        (
             "rise.env",
             [{"name": "textcraft", "recipes": "my/book"}, {"name": "taxi"}],
             "rise: env.recipes: my/book does not exist",
@@ -352,3 +358,13 @@ def test_check_params_as_used_by_make_dag_checks_the_params_but_not_the_machine(
 def test_errors_in_an_invalid_params_file_name_the_file(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("params.yaml").write_text(fault)
     assert all("params.yaml" in line for line in ends_with(capsys))
+
+
+def test_every_key_that_names_an_input_file_is_checked() -> None:
+    """By the descriptions of the keys with text in docs/params.md, which are those of the schemas."""
+    table = (ROOT / "docs/params.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .*?\bstr\b.*? \| .+? \| (.*) \|$", table, re.MULTILINE)
+    named = {key for key, told in rows if re.search(r"\b(files?|folder|JSONL|repository)\b", told)}
+    checked_by_others = {"adapter_of", "api_key_file", "chat_template", "few_shot", "model"}
+    no_input = {"blacklist", "cache", "teacher"}  # two are written; a teacher's description mentions files
+    assert named == {*check.FILE_KEYS, *checked_by_others, *no_input}

@@ -101,7 +101,8 @@ class TasksParams(Section):
         default="gpt-4", description="hotpotqa: FireAct's 500 trajectories, scripted ones (declared as such), or both"
     )
     expert_file: str | None = Field(
-        default=None, description="hotpotqa: Alpaca rows of experts that replace FireAct's own; they are audited"
+        default=None,
+        description="hotpotqa: a file of experts (Alpaca rows) that replace FireAct's own; they are audited",
     )
     file: str | None = Field(default=None, description="chat: the folder written by plain SPIN's `reformat`")
     other: OtherTask | None = Field(default=None, description="evaluate on another task; null: the source's own split")
