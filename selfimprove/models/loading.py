@@ -28,11 +28,21 @@ def load_causal_lm(
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: cuda, but torch finds no GPU here; set the engine's param device to cpu.")
     options = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-    instead = "use engine vllm"
-    return load_whole(folder, trust_remote_code=trust_remote_code, instead=instead, **options).to(device).eval()
+    try:
+        model = load_whole(folder, trust_remote_code=trust_remote_code, **options)
+    except UnsupportedAttention as error:
+        raise UserError(f"engine transformers: {error}; use engine vllm.") from None
+    return model.to(device).eval()
 
 
-def load_whole(folder: Path, *, trust_remote_code: bool = False, instead: str = "", **options: Any) -> Any:
+class UnsupportedAttention(Exception):
+    """The library has no such attention for a model's architecture; the caller knows the remedy."""
+
+    def __init__(self, folder: Path, attention: str) -> None:
+        super().__init__(f"the architecture of {folder} has no attention {attention}")
+
+
+def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without network access or output.
 
     The library randomly initialises tensors that are missing or have another shape in the files; here it is an error.
@@ -41,11 +51,11 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, instead: str = 
 
     Args:
         trust_remote_code: whether Python files in the folder may run.
-        instead: the remedy if the architecture does not support ``attn_implementation``.
         options: further arguments of ``from_pretrained``.
 
     Raises:
         UserError: the model does not load, or tensors are missing or have a shape other than config.json specifies.
+        UnsupportedAttention: the architecture lacks the option ``attn_implementation``.
     """
     from transformers import AutoModelForCausalLM, logging
 
@@ -65,8 +75,9 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, instead: str = 
         )
     except Exception as error:  # a config can be wrong in any way: 0 heads divide by zero, text instead of a number
         attention = options.get("attn_implementation")
-        if "does not support an attention implementation" in str(error) or error.args == (attention,):
-            raise UserError(f"{folder}: {attention} does not support the attention of this model; {instead}.") from None
+        # Some architectures look the attention up in a table of their own: a KeyError with its name.
+        if attention and ("does not support an attention implementation" in str(error) or error.args == (attention,)):
+            raise UnsupportedAttention(folder, attention) from None
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         machine = isinstance(error, ImportError | MemoryError | torch.OutOfMemoryError)
         remedy = "" if machine else f"; {RESTORE}"

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.models.adapters import take_adapter
-from selfimprove.models.loading import caps_scores, load_whole, longrope_limit, rope_kinds
+from selfimprove.models.loading import UnsupportedAttention, caps_scores, load_whole, longrope_limit, rope_kinds
 from selfimprove.training import segments
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.rows import END_TO_END
@@ -93,21 +93,21 @@ def load_base(model_dir: Path, params: FinetuneParams, place: Place = TRAIN) -> 
     # float32 model would double every process's memory for the same values.
     computed_in = lora is not None or params.launcher.kind == "deepspeed"
     other = "eager" if params.attention == "sdpa" else "sdpa or eager"
-    model = load_whole(
-        model_dir,
-        trust_remote_code=params.trust_remote_code,
-        instead=f"set {place.section}.attention: {other}",
-        config=config,
-        dtype=getattr(torch, params.dtype) if computed_in else torch.float32,
-        attn_implementation=params.attention,
-        **placement(params),
-        **extra,
-    )
-    if params.attention == segments.NAME and not model._supports_attention_backend:
-        # Some load all the same, and would let each conversation of a row attend to those before it.
-        raise UserError(
-            f"{place.section}.attention: {segments.NAME} does not support {type(model).__name__}; set {other}."
+    try:
+        model = load_whole(
+            model_dir,
+            trust_remote_code=params.trust_remote_code,
+            config=config,
+            dtype=getattr(torch, params.dtype) if computed_in else torch.float32,
+            attn_implementation=params.attention,
+            **placement(params),
+            **extra,
         )
+        if params.attention == segments.NAME and not model._supports_attention_backend:
+            # Some load all the same, and would let each conversation of a row attend to those before it.
+            raise UnsupportedAttention(model_dir, segments.NAME)
+    except UnsupportedAttention as error:
+        raise UserError(f"{place.section}.attention: {error}; set {other}.") from None
     model.config.use_cache = False
     if lora is not None and lora.quantize != "none":
         import peft

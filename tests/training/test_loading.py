@@ -110,11 +110,11 @@ def test_attention_that_differs_from_the_model_s_is_refused_in_training(
     ("config", "attention", "said"),
     [
         (CodeGenConfig(n_embd=16, n_layer=1, n_head=4, rotary_dim=2, vocab_size=16), "segments", "set sdpa or eager"),
-        (GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=4, vocab_size=16), "sdpa", "set train.attention: eager"),
+        (GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=4, vocab_size=16), "sdpa", "set eager"),
         (
             FalconConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16),
             "segments",
-            "sdpa or",
+            "set sdpa or eager",
         ),
     ],
 )
@@ -122,7 +122,9 @@ def test_an_attention_that_the_architecture_lacks_is_refused_with_the_ones_to_se
     config: PreTrainedConfig, attention: str, said: str, tmp_path: Path
 ) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=rf"{attention} does not support .*{said}"):
+    with pytest.raises(
+        UserError, match=rf"^train\.attention: the architecture of .* has no attention {attention}; {said}\.$"
+    ):
         load_base(tmp_path, FinetuneParams.model_validate({"attention": attention, "max_length": 64}))
 
 
