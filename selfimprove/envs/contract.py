@@ -1,15 +1,15 @@
 """The contract of user-defined environments: tried with a few actions when a stage starts, and kept in every call.
 
-``Kept`` and ``kept`` wrap an object of a user's class. An exception that it raises, at whatever episode, becomes one
-sentence with the class, the task and the place; the stage's log has the traceback.
+``CheckedEnv`` and ``checked_members`` stand for an object of a user's class. An exception that it raises, at whatever
+episode, becomes one sentence with the class, the task and the place; the stage's log has the traceback.
 """
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
-from inspect import iscoroutinefunction
+from functools import cached_property, wraps
+from inspect import getattr_static, iscoroutinefunction
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +27,7 @@ SHOWN = 80
 _DONE: set[tuple[str, str]] = set()
 
 
-class Kept:
+class CheckedEnv:
     """Implements ``AgentEnv`` over an object of a user's class. Every call raises UserError where the contract is not
     kept. Lone surrogates in observations and thoughts, which no file can hold, are replaced.
     """
@@ -103,15 +103,26 @@ class Kept:
         return action
 
 
-def kept(label: str, own: Any) -> Any:
-    """The public members of an object of a user's class; an exception of a method becomes a UserError."""
+def checked_members(label: str, own: Any, needed: Collection[str]) -> Any:
+    """The public members of an object of a user's class; an exception of a method becomes a UserError.
+
+    Args:
+        label: the class, as params name it.
+        needed: members of the protocol that the class implements. Other properties are left out: they are the class's
+            own business, and may not be readable yet.
+    """
+    own_business = (property, cached_property)
     with raising(label, "its attributes"):
-        found = {name: getattr(own, name) for name in dir(own) if not name.startswith("_")}
+        found = {
+            name: getattr(own, name)
+            for name in dir(own)
+            if not name.startswith("_") and (name in needed or not isinstance(getattr_static(own, name), own_business))
+        }
     plain = {name: value for name, value in found.items() if not callable(value) or iscoroutinefunction(value)}
-    return SimpleNamespace(**{name: _kept(label, value) for name, value in found.items()} | plain)
+    return SimpleNamespace(**{name: _checked(label, value) for name, value in found.items()} | plain)
 
 
-def _kept(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
         shown = f"({arguments[0][:SHOWN]!r})" if arguments and isinstance(arguments[0], str) else ""

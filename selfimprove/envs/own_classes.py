@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.contract import Kept, kept, raising
+from selfimprove.envs.contract import CheckedEnv, checked_members, raising
 from selfimprove.envs.interface import AgentEnv
 
 
@@ -19,7 +19,7 @@ def make_own(name: str, needs: type, **options: Any) -> Any:
             own = own_class(name, needs)(**options)
         except TypeError as error:
             raise UserError(f"{name} cannot be constructed with these options ({error}); fix options.") from error
-    return Kept(name, own) if needs is AgentEnv else kept(name, own)
+    return CheckedEnv(name, own) if needs is AgentEnv else checked_members(name, own, members(needs))
 
 
 def own_class(name: str, needs: type, key: str = "name") -> Any:

@@ -39,7 +39,7 @@ class GymnasiumParams(TextParams):
         return re.sub(r"[^\w.-]", "-", self.name.partition(":")[2])
 
     def make(self) -> AgentEnv:
-        from selfimprove.envs.contract import Kept, check_once
+        from selfimprove.envs.contract import CheckedEnv, check_once
         from selfimprove.envs.gymnasium.env import Gymnasium
 
         def made() -> AgentEnv:
@@ -53,7 +53,7 @@ class GymnasiumParams(TextParams):
                 success_return=self.success_return,
                 tasks=self.tasks,
             )
-            return Kept(self.name, env)
+            return CheckedEnv(self.name, env)
 
         check_once(self.name, self.model_dump_json(), made)
         return made()

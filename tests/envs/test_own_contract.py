@@ -106,7 +106,7 @@ class Undivided(Corridor):
         ("Dice", r"Dice: task 0 began with 'Roll \d\.' and then with 'Roll \d\.'; reset must depend only on"),
         ("Paid", r"Paid: step gave reward -5\.0 for '\w+'; rewards must be from 0 to 1"),
         ("Lavish", r"act gave reward 2\.0 for '\w+'; rewards must be from 0 to 1"),
-        ("Broken", r"Broken failed in .*test_kept_contract\.py, line \d+ \(KeyError: 0\); fix the class"),
+        ("Broken", r"Broken failed in .*test_own_contract\.py, line \d+ \(KeyError: 0\); fix the class"),
     ],
 )
 def test_a_violated_contract_is_reported_when_the_environment_is_created(name: str, said: str) -> None:
@@ -203,6 +203,19 @@ class Brittle(Words):
 
     def problems(self, counts: dict[str, int], *, seed: int, difficulty: Any = None) -> dict[str, list[Problem]]:
         return {split: [Problem("7", "a", "a", "a")] * count for split, count in counts.items()}
+
+
+class Measured(Words):
+    @property
+    def mean(self) -> float:
+        return 1 / 0  # nothing has been graded yet
+
+    def problems(self, counts: dict[str, int], *, seed: int, difficulty: Any = None) -> dict[str, list[Problem]]:
+        return {split: [] for split in counts}
+
+
+def test_properties_of_a_users_class_that_the_interface_does_not_know_are_not_read() -> None:
+    assert isinstance(answer_env(name=f"{__name__}:Measured", few_shot=False).make(), MakesProblems)
 
 
 class Unread(Facts):
