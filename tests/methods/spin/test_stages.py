@@ -22,6 +22,17 @@ def test_every_question_is_played_runs_times_with_the_tools_of_self_play(spin_be
     assert "search" not in told["actions"]  # the tool is called find here
 
 
+def test_experts_that_are_left_out_are_counted_on_the_terminal(spin_bench: Workbench, tmp_path: Path) -> None:
+    folder = spin_bench.copy(tmp_path / "bench", {"spin": {"tools": {"setup": "plain"}}})
+    ran = spin_bench.forks.run(folder, "spin.data")
+    assert ran.code == 0, ran.stderr
+    audit = json.loads((folder / "results/spin/base/audit.json").read_text())
+    assert audit["read"] > audit["kept"] > 0
+    left_out = audit["read"] - audit["kept"]
+    said = f"spin-data: {left_out} of {audit['read']} experts are left out (paragraph not found: {left_out}).\n"
+    assert said in ran.stderr
+
+
 def test_snippets_that_only_self_play_replays_are_stored_with_the_tasks(spin_bench: Workbench, tmp_path: Path) -> None:
     """A small file is declared in place of FireAct's snippets."""
     folder = spin_bench.copy(tmp_path / "bench", {"spin": {"play_tools": {"use": {"search": "replay"}}}})
