@@ -54,7 +54,7 @@ def prepare(model: Path, repository: str) -> Path:
     if parts[:1] != ("models",) or method not in METHODS:
         raise UserError(f"push: MODEL={model} is not the folder of a trained row, such as models/rise/iter2.")
     if not (model / "config.json").is_file():
-        raise UserError(f"push: {model} contains no model (config.json); name a row that is trained.")
+        raise UserError(f"push: {model} contains no model (config.json); run `make repro`, or name another row.")
     values = read_yaml(PARAMS)
     base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS)))[method]
     load_section(values, method, METHOD_SCHEMAS[method], str(PARAMS))

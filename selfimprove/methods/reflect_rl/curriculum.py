@@ -27,7 +27,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
 
     Raises:
         UserError: there is no task (of the only level), fewer than one round per task of a partition, or a level
-            without iterations (the original then never advances).
+            without rounds (the original then never advances).
     """
     if not tasks:
         raise UserError("reflect_rl.tasks: there are no tasks to train on; raise tasks.train or few_data.")
