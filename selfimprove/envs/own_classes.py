@@ -1,4 +1,4 @@
-"""Classes that a user defines and names as ``package.module:Class``: importing them, and creating objects of them."""
+"""What a user defines and names as ``package.module:name``: importing it, and creating objects of a class."""
 
 import importlib
 from typing import Any
@@ -49,16 +49,25 @@ def nearness(name: str, needs: type) -> int:
 
 
 def _imported(name: str, key: str) -> type:
-    module_name, _, class_name = name.partition(":")
+    found = imported(name, key)
+    if not isinstance(found, type):
+        module, _, member = name.partition(":")
+        raise ValueError(f"{key}: {module} has no class {member!r}; fix the name")
+    return found
+
+
+def imported(name: str, key: str) -> Any:
+    """The member ``package.module:name``; None if the module has none.
+
+    Raises:
+        ValueError: the module, which the key names, can't be imported.
+    """
+    module, _, member = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        return getattr(importlib.import_module(module), member, None)
     except Exception as error:  # a user's module may raise anything at import
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{key}: module {module_name!r} cannot be imported ({said}); fix it") from None
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        raise ValueError(f"{key}: {module_name} has no class {class_name!r}; fix the name")
-    return found
+        raise ValueError(f"{key}: module {module!r} cannot be imported ({said}); fix it or the name") from None
 
 
 def members(protocol: type) -> list[str]:

@@ -5,7 +5,6 @@ the method has a neutral text; long texts are cut. Counters record this. Excepti
 """
 
 import asyncio
-import importlib
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import plain_text
+from selfimprove.envs.own_classes import imported
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.search import Tool
 
@@ -194,13 +194,11 @@ def own_tool(spec: str, place: str) -> Tool:
     Raises:
         UserError: no such module or function, or it can't be called.
     """
-    module_name, _, function = spec.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything at import
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{place}: module {module_name!r} cannot be imported ({said}); fix it or the name.") from None
-    tool = getattr(module, function, None)
+        tool = imported(spec, place)
+    except ValueError as error:
+        raise UserError(f"{error}.") from None
     if not callable(tool):
-        raise UserError(f"{place}: {module_name} has no function {function!r}; fix the name.")
+        module, _, function = spec.partition(":")
+        raise UserError(f"{place}: {module} has no function {function!r}; fix the name.")
     return tool  # type: ignore[no-any-return]
