@@ -37,7 +37,7 @@ class Out(NamedTuple):
 
 @one_sentence()
 def main() -> None:
-    """Raises: UserError: one sentence per damaged file; there are no outputs."""
+    """Raises: UserError: one sentence per file that does not match; there are no outputs."""
     listed = list(outputs())
     absent = stages_absent(listed, lambda out: out.path.exists())
     outs = [out for out in listed if out.stage not in absent]
@@ -84,7 +84,7 @@ def stages_absent(outs: list[Out], there: Callable[[Out], bool]) -> set[str]:
 
 
 def found(outs: list[Out]) -> Iterator[str]:
-    """One sentence per damaged or missing file."""
+    """One sentence per damaged, missing or unlisted file."""
     for out in outs:
         kept = _in_cache(out.md5)
         whole = not kept.is_file() or md5_of(kept) == out.md5.removesuffix(FOLDER)
@@ -92,9 +92,12 @@ def found(outs: list[Out]) -> Iterator[str]:
         if not whole:
             yield f"{kept} (of {out.path}) is damaged in DVC's cache; delete it and {out.path}, then run {again}."
         elif out.md5.endswith(FOLDER):
-            if kept.is_file():
-                continue  # its files are checked one by one
-            if not out.path.is_dir():
+            if kept.is_file():  # the files that it lists are outputs of their own
+                listed = {out.path / entry["relpath"] for entry in _listed(out)}
+                for file in sorted(set(_files_of(out.path)) - listed):
+                    remedy = f"move it away or run `dvc checkout --force {out.stage}`, which deletes it"
+                    yield f"{file} is not in dvc.lock; {remedy}."
+            elif not out.path.is_dir():
                 yield f"{out.path} is missing, also from DVC's cache; run {again}."
             elif not _listed(out):
                 yield f"{out.path} does not match dvc.lock and is missing from DVC's cache; run {again}."
@@ -125,11 +128,15 @@ def _listed(out: Out) -> list[dict[str, Any]]:
     if kept.is_file():
         whole = md5_of(kept) == out.md5.removesuffix(FOLDER)
         return json.loads(kept.read_bytes()) if whole else []
-    files = {file.relative_to(out.path).as_posix(): file for file in out.path.rglob("*") if file.is_file()}
+    files = {file.relative_to(out.path).as_posix(): file for file in _files_of(out.path)}
     there = [{"md5": md5_of(files[name]), "relpath": name} for name in sorted(files)]
     text = json.dumps(there, sort_keys=True).encode()  # DVC's serialisation, whose hash is in dvc.lock
     same = hashlib.md5(text, usedforsecurity=False).hexdigest() == out.md5.removesuffix(FOLDER)
     return there if same else []
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
 
 
 def _in_cache(md5: str) -> Path:

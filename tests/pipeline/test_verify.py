@@ -71,6 +71,18 @@ def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_a_remed
     assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
 
 
+def test_a_file_that_does_not_belong_to_an_output_folder_is_reported_and_the_suggested_command_deletes_it(
+    repo: Path,
+) -> None:
+    (repo / "f/c").write_text("three\n")
+    assert verify(repo) == (
+        2,
+        ["f/c is not in dvc.lock; move it away or run `dvc checkout --force make`, which deletes it."],
+    )
+    dvc(repo, "checkout", "--force", "make")
+    assert verify(repo)[0] == 0
+
+
 @pytest.mark.slow
 def test_a_damaged_cache_file_that_dvc_checks_out_as_up_to_date_is_reported_and_the_suggested_steps_repair_it(
     repo: Path,

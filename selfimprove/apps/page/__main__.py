@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from selfimprove.apps.page.build import OUT, build
+from selfimprove.apps.page.run import run_folder
 from selfimprove.apps.page.scores import Wanted
 from selfimprove.core.cli import run as run_command
-from selfimprove.core.errors import UserError, for_terminal
+from selfimprove.core.errors import for_terminal
 
 
 def main(
@@ -28,10 +29,8 @@ def main(
     live: Annotated[bool, typer.Option(help="include the live view of make watch")] = False,
 ) -> None:
     """Write the report; print its path and what could not be read."""
-    if not run.is_dir():
-        raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
     began = time.monotonic()
-    built = build(run, out, logprobs, compare_with=compare or (), live=live)
+    built = build(run_folder(run), out, logprobs, compare_with=compare or (), live=live)
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
     for problem in built.problems:
         print(f"omitted: {for_terminal(problem)}", file=sys.stderr)

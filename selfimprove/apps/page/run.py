@@ -35,6 +35,19 @@ COLUMNS = 7
 """Maximum number of metrics shown for a method that has no summary yet."""
 
 
+def run_folder(folder: Path) -> Path:
+    """The folder itself.
+
+    Raises:
+        UserError: it is missing, or contains neither ``params.yaml`` nor ``results/``.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--run {folder}: there is no such folder; pass the folder of a run.")
+    if not (folder / "params.yaml").exists() and not (folder / "results").is_dir():
+        raise UserError(f"--run {folder}: the folder contains neither params.yaml nor results/; pass that of a run.")
+    return folder
+
+
 class Run:
     """The files of a run. ``problems`` is filled while they are read."""
 

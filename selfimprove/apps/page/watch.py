@@ -26,8 +26,8 @@ from starlette.staticfiles import StaticFiles
 
 from selfimprove.apps.page.build import write_live
 from selfimprove.apps.page.live import SCRATCH, status
+from selfimprove.apps.page.run import run_folder
 from selfimprove.core.cli import run as run_command
-from selfimprove.core.errors import UserError
 from selfimprove.envs.remote.server import listen
 
 HOST = "127.0.0.1"
@@ -109,8 +109,7 @@ def watch(
     out: Annotated[Path, typer.Option(help="output folder of the report")] = OUT,
 ) -> None:
     """Serve the report until interrupted."""
-    if not run.is_dir():
-        raise UserError(f"--run {run}: there is no such folder; pass the folder of a run.")
+    run_folder(run)
     listener = listen(HOST, port)
     write_live(out)
     typer.echo(f"http://{HOST}:{port} shows the run; press Ctrl-C to stop")

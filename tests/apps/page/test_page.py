@@ -232,7 +232,7 @@ def test_a_half_finished_run_shows_the_results_that_exist(run: Path, tmp_path: P
 
 
 def test_a_run_without_results_is_reported_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run/results").mkdir(parents=True)
     main(tmp_path / "run", tmp_path / "out")
     assert "run/results contains no results yet; run `make repro` first." in capsys.readouterr().err
     assert build(tmp_path / "run", tmp_path / "out").problems == []
@@ -242,6 +242,9 @@ def test_a_run_without_results_is_reported_as_such(tmp_path: Path, capsys: pytes
 def test_a_missing_folder_is_a_user_error_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no such folder"):
         main(tmp_path / "none", tmp_path / "out")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match=r"contains neither params.yaml nor results/"):
+        main(tmp_path / "other", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -21,6 +21,7 @@ from tests.support.reports import write_scratch
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    (tmp_path / "results").mkdir()
     write_scratch(tmp_path)
     return tmp_path
 
