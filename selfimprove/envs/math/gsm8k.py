@@ -114,8 +114,9 @@ _CARDINALS = frozenset(
 )
 # 18 boys and girls is a number with a unit; 18 and a half, 2 hours and fifteen minutes and 18 over x are not.
 _JOINTS = frozenset(["and", "or", "over"])
-# Words that look like a joint, an exponent or a variable but are none: 18 left over, 18 e-mails, 18 x-rays.
-_HARMLESS = re.compile(r"(?<=\bleft[ -])over\b|\b[ex]-(?=[a-z]{2})", re.I)
+# Words that look like a joint, an exponent, a variable or a fraction but are none: 18 left over, 18 e-mails, 18 x-rays,
+# 18 half-dollars.
+_HARMLESS = re.compile(r"(?<=\bleft[ -])over\b|\b(?:[ex]|half|quarter)-(?=[a-z]{2})", re.I)
 # Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
 # 18M means 18 million and has no unit.
 _UNIT_LETTERS = frozenset("gmhlstcdfpw")

@@ -37,6 +37,25 @@ def test_a_unit_may_contain_and_or_over_unless_they_join_a_second_number(box: st
 @pytest.mark.parametrize(
     ("box", "robust"),
     [
+        ("18 half-dollars", "18"),
+        (r"18\text{ half-gallons}", "18"),
+        ("18 quarter-pounders", "18"),
+        ("18 Half-pound bags", "18"),
+        ("18 half dollars", None),
+        ("18 half", None),
+        ("18-half", None),
+        ("18 and half-dollars", None),
+        (r"18\text{ and one-half cups}", None),
+        ("18 and one-half-cups", None),
+    ],
+)
+def test_half_and_quarter_with_a_hyphen_belong_to_the_unit(box: str, robust: str | None) -> None:
+    assert extract_robust(rf"So \boxed{{{box}}}.") == robust
+
+
+@pytest.mark.parametrize(
+    ("box", "robust"),
+    [
         (r"60\text{ km}/\text{h}", "60"),
         (r"\$60/\text{h}", "60"),
         (r"60 \text{ m} / \text{s}", "60"),
