@@ -113,7 +113,8 @@ def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     """The label that a chat model chose: that of the command that is the whole answer, with or without its label before
     it as in the list of actions, or otherwise as ``read_label``.
 
-    An answer in the form of an unlisted command is not a choice.
+    An answer in the form of an unlisted command is not a choice. Numbers within listed commands are not labels: "I go
+    to fridge 1, so 8" is label 8.
     """
     said = text.strip()
     stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is not a label
@@ -122,10 +123,26 @@ def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     forms += [form.removesuffix(".") for form in forms]
     commands = env.commands()
     for label, command in commands.items():
-        if any(form in forms for form in (command, f"{label}. {command}", f"Action {label}: {command}")):
+        if command in forms or any(_is_line(form, label, command) for form in forms):
             return label
     unlisted = [form for form in forms if _names_a_thing(form, commands.values()) and not _NUMBERED.match(form)]
-    return None if unlisted else read_label(text, env.state().labels)
+    return None if unlisted else read_label(_without(text, commands.values()), env.state().labels)
+
+
+def _is_line(said: str, label: str, command: str) -> bool:
+    """Whether a text is the label and the command, whatever separates them: ``a) go to shelf 1``."""
+    if not said.endswith((command, f"{command})")):  # saves a pattern for each command
+        return False
+    line = rf"(?i:action )?[(\[]?{label}[\s.:,()\[\]\u2013\u2014-]+{re.escape(command)}\)?"
+    return re.fullmatch(line, said) is not None
+
+
+def _without(text: str, commands: Collection[str]) -> str:
+    """The text without the listed commands with a number in them, which ``read_label`` would read as a label."""
+    for command in sorted(commands, key=len, reverse=True):
+        if re.search("[0-9]", command):
+            text = re.sub(rf"(?<![\w/.-]){re.escape(command)}(?![\w/-]|\.\w)", "", text, flags=re.IGNORECASE)
+    return text
 
 
 def _names_a_thing(said: str, commands: Collection[str]) -> bool:

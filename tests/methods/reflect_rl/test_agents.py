@@ -143,6 +143,21 @@ def test_a_copied_line_of_the_list_of_actions_is_its_label() -> None:
     assert read_choice(f"Action {label}: {other}", env) == label
 
 
+def test_a_number_in_a_listed_command_is_never_the_label_of_another_one() -> None:
+    """``a) go to microwave 1`` and ``I go to fridge 1, so 8.`` were once label 1, the command ``go to cabinet 2``."""
+    env = listed_env(name="alfworld", labels="single").make()
+    env.reset(env.task_ids()[0])
+    for label, command in env.commands().items():
+        for line in (f"{label}) {command}", f"({label}) {command}", f"[{label}] {command}.", f"{label} - {command}"):
+            assert read_choice(line, env) == label, line
+        for line in (f"{label}, {command}", f"{label} ({command})", f"**Action {label} - {command}**"):
+            assert read_choice(f"It helps.\nAction: {line}", env) == read_choice(line, env) == label, line
+        if label.isdecimal():
+            assert read_choice(f"I {command}, so {label}.", env) == label
+            assert read_choice(f"I want to {command.capitalize()} ({label})", env) == label
+        assert read_choice(f"I would {command} to see what is there", env) is None
+
+
 def test_an_unlisted_command_is_an_invalid_action_whatever_numbers_it_contains() -> None:
     """``go to fridge 1`` was once read as label 1, and ``cat 3.py`` as label 3."""
     env = listed_env(name="alfworld").make()
