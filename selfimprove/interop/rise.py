@@ -298,6 +298,10 @@ def export_log(
     episodes = [episode for episode in read_jsonl(source, Episode) if only in (None, episode.run)]
     if not episodes:
         raise UserError(f"{source} contains no episodes{f' of the run {only!r}' if only else ''}; name another.")
+    models = {turn.model for episode in episodes for turn in episode.turns}
+    if unknown := [name for name in api or () if name not in models]:
+        there = ", ".join(sorted(models)) or "none"
+        raise UserError(f"--api: {source} has no turn by {unknown[0]!r} (but by: {there}); fix the name, or omit it.")
     log = to_log(episodes, api or ())
     # Keep the episodes' order, in which the original converts: sorted keys would put "10" before "2".
     write_text(target, json.dumps(log, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

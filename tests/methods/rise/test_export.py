@@ -65,6 +65,9 @@ def test_a_dialogue_whose_last_model_is_behind_an_api_has_the_role_assistant(tmp
     write_jsonl(tmp_path / "e.jsonl", [one])
     assert call("log", tmp_path / "e.jsonl", tmp_path / "log.json", "--api", "teacher").returncode == 0
     assert json.loads((tmp_path / "log.json").read_text()) == to_log([one], ["teacher"])
+    wrong = call("log", tmp_path / "e.jsonl", tmp_path / "none.json", "--api", "teacher", "--api", "techer")
+    assert (wrong.returncode, (tmp_path / "none.json").exists()) == (2, False)
+    assert "e.jsonl has no turn by 'techer' (but by: student, teacher); fix the name" in wrong.stderr
 
 
 def test_blocked_turns_are_logged_as_in_the_original() -> None:
