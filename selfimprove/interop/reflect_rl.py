@@ -270,7 +270,7 @@ def export_run(
 def delete_old_weights(
     folder: Annotated[Path, typer.Argument(help="the original's results/NNN_rl_finetune")],
 ) -> None:
-    """Delete the weights of all checkpoints but the newest."""
+    """Delete the weights of all checkpoints but the newest that has any."""
     for file in clean_checkpoints(folder):
         typer.echo(f"deleted {shown(str(file))}")
 

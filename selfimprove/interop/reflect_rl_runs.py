@@ -23,7 +23,9 @@ def next_run(names: Iterable[str]) -> str:
 
 
 def clean_checkpoints(run: Path) -> list[Path]:
-    """Delete the weights of all of a run's checkpoints but the newest; logs and settings stay.
+    """Delete the weights of all of a run's checkpoints but the newest that has any; logs and settings stay.
+
+    A run that was killed while saving may have left a checkpoint without weights, which cannot replace an older one.
 
     Returns:
         The deleted files, relative to ``run``.
@@ -34,14 +36,16 @@ def clean_checkpoints(run: Path) -> list[Path]:
     found = {int(match[1]): one for one in run.glob("checkpoint-*") if (match := _CHECKPOINT.fullmatch(one.name))}
     if not found:
         raise UserError(f"{run} has no checkpoint-K folder; name a folder that a training run wrote.")
+    weights = {
+        step: [file for file in sorted(folder.rglob("*")) if file.suffix in _WEIGHTS and file.is_file()]
+        for step, folder in sorted(found.items())
+    }
+    newest = max((step for step, files in weights.items() if files), default=0)
     # The weights that a link leads to may belong to another run.
-    old = [folder for step, folder in sorted(found.items()) if step != max(found) and not folder.is_symlink()]
-    weights = [
-        file for folder in old for file in sorted(folder.rglob("*")) if file.suffix in _WEIGHTS and file.is_file()
-    ]
-    for file in weights:
+    old = [file for step in weights if step < newest and not found[step].is_symlink() for file in weights[step]]
+    for file in old:
         try:
             file.unlink()
         except OSError as error:
             raise UserError(f"{file} cannot be deleted ({error.strerror}); check the folder's owner.") from None
-    return [file.relative_to(run) for file in weights]
+    return [file.relative_to(run) for file in old]

@@ -63,6 +63,16 @@ def test_only_the_newest_checkpoint_keeps_its_weights_and_all_keep_their_logs(tm
         clean_checkpoints(tmp_path / "checkpoint-9")
 
 
+def test_the_last_weights_are_kept_if_a_newer_checkpoint_has_none(tmp_path: Path) -> None:
+    """A run that is killed while saving leaves the newest checkpoint empty."""
+    for step in (1, 2, 3):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}/adapter_model.safetensors").write_text("weights")
+    assert list(map(str, clean_checkpoints(tmp_path))) == ["checkpoint-1/adapter_model.safetensors"]
+    assert (tmp_path / "checkpoint-2/adapter_model.safetensors").is_file()
+
+
 def test_weights_behind_a_linked_checkpoint_are_kept(tmp_path: Path) -> None:
     for folder in ("other/checkpoint-1", "run/checkpoint-2"):
         (tmp_path / folder).mkdir(parents=True)
