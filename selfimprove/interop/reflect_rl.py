@@ -26,6 +26,7 @@ split          train.json, validate.json and test.json of one list of tasks, 7:2
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -325,6 +326,7 @@ def export_curves(
     window: Annotated[int, typer.Option(help="window of the centred mean in points; odd")] = WINDOW,
 ) -> None:
     """Success, cost and loss of a run of the original and its ancestors."""
+    folder = Path(os.path.abspath(folder))  # "." has neither a name nor folders beside it
     rows = curve_rows({folder.name: smoothed(stitch(read_original(folder)), window)})
     with aside(target) as part:
         write_csv(part, rows)

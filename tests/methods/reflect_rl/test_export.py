@@ -259,6 +259,20 @@ def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path)
         run("split", tmp_path / "data.json", tmp_path / "data.json")
 
 
+def test_curves_of_the_current_folder_include_its_ancestors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"iter": 0, "loss": [0.5, None], "critic_loss": None, "cost": -1.0, "succ": 0.5, "log": []}
+    for name in ("001_rl_finetune", "002_rl_finetune"):
+        (tmp_path / name / "checkpoint-1").mkdir(parents=True)
+        (tmp_path / name / "checkpoint-1/logs.json").write_text(json.dumps([row]))
+    (tmp_path / "002_rl_finetune/setting.yml").write_text("load_dir: results/001_rl_finetune/checkpoint-1/\n")
+    for here, named in (("002_rl_finetune", "."), ("002_rl_finetune/checkpoint-1", "..")):
+        monkeypatch.chdir(tmp_path / here)
+        run("curves", named, tmp_path / "curves.csv")
+        assert [line.split(",")[:2] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]] == [
+            ["002_rl_finetune", "1.0"], ["002_rl_finetune", "2.0"],
+        ]  # fmt: skip
+
+
 def test_logs_are_exported_in_the_originals_format_and_invalid_rows_are_refused(tmp_path: Path) -> None:
     step = {"step": 0, "Q_value": -1.0, "logprob": math.log(0.25), "entropy": 1.0, "cost": 0.05, "prompt": "p",
             "generation": "1"}  # fmt: skip
