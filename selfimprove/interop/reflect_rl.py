@@ -308,7 +308,10 @@ def export_split(
     seed: Annotated[int, typer.Option(help="seed of the shuffle")] = 0,
 ) -> None:
     """Split a list of tasks into the original's three files, 7:2:1, by a seeded shuffle."""
+    read = {file.resolve() for file in (source.glob("*.json") if source.is_dir() else [source])}
     parts = split_tasks(read_tasks(source), seed)._asdict()
+    if lost := [file for name in parts if (file := target / f"{name}.json").resolve() in read]:
+        raise UserError(f"{lost[0]} is a file to split, which its own part would replace; name another output folder.")
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -273,6 +273,15 @@ def test_curves_of_the_current_folder_include_its_ancestors(tmp_path: Path, monk
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("source", ["train.json", "."])
+def test_a_split_never_replaces_the_file_that_it_reads(tmp_path: Path, source: str) -> None:
+    write_tasks(tmp_path / "train.json", [task_for("core/hub.py", f"Where is {i}?") for i in range(10)])
+    with pytest.raises(UserError, match=r"train\.json is a file to split, which its own part would replace; name"):
+        run("split", tmp_path / source, tmp_path)
+    assert len(read_tasks(tmp_path / "train.json")) == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["train.json"]
+
+
 def test_logs_are_exported_in_the_originals_format_and_invalid_rows_are_refused(tmp_path: Path) -> None:
     step = {"step": 0, "Q_value": -1.0, "logprob": math.log(0.25), "entropy": 1.0, "cost": 0.05, "prompt": "p",
             "generation": "1"}  # fmt: skip
