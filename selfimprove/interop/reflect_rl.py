@@ -27,6 +27,7 @@ split          train.json, validate.json and test.json of one list of tasks, 7:2
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside, write_json, write_text
 from selfimprove.core.records import Example, Message, read_jsonl, read_rows, write_jsonl, write_rows
 from selfimprove.core.tables import write_csv
+from selfimprove.envs.alfworld.games import TYPES
+from selfimprove.envs.alfworld.kitchen_things import SENTENCES
 from selfimprove.envs.autoexplore.inventory import filter_repo
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.playable import write_tasks
@@ -50,6 +53,8 @@ from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_origina
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
 from selfimprove.methods.reflect_rl.tasks import SPLITS
 from selfimprove.methods.splits import load_split
+
+_TASK = re.compile(r"^Your task is to: (.+)\.$", re.MULTILINE)
 
 
 def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
@@ -87,7 +92,7 @@ def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]
     for one in trajectories:
         if one.env == "autoexplore":
             raise UserError(f"trajectory {one.id} is from AutoExplore; export it with the command `tasks`.")
-        problem = {"problem": str(one.task_id)} if one.env == "alfworld" else {}
+        problem = {"problem": game_folder(one)} if one.env == "alfworld" and one.steps else {}
         rows += [
             {
                 "state": step.pre + step.post,
@@ -100,6 +105,21 @@ def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]
             for _, step in trained_steps(one)
         ]
     return rows
+
+
+def game_folder(one: TeacherTrajectory) -> str:
+    """The name that ALFWorld gives a game's folder, such as ``pick_and_place_simple-Tomato-None-Microwave-4``.
+
+    The original trains only on states whose ``problem`` contains this name (up to the number) of its tomato games. It
+    is made from the task's sentence; if that is not one of ALFWorld's, it is the task's number.
+    """
+    said = _TASK.search(one.steps[0].pre)
+    task = said[1] if said else ""
+    for name, kind in TYPES.items():
+        for sentence in SENTENCES[kind]:
+            if goal := re.fullmatch(sentence.format(thing=r"(\w+)", place=r"(\w+)"), task):
+                return f"{name}-{goal[1].capitalize()}-None-{goal[2].capitalize()}-{one.task_id}"
+    return str(one.task_id)
 
 
 def to_text(example: Example) -> dict[str, str]:

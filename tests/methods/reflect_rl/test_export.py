@@ -124,6 +124,21 @@ def test_reflected_states_are_exported_as_one_list(tmp_path: Path) -> None:
         assert state_rows([one.model_copy(update={"steps": [dropped, *others]})]) == rows[1:]
 
 
+def test_the_original_recognises_the_tomato_games_by_their_problem() -> None:
+    """Its gen_sft.py trains only on states whose ``problem`` contains this name; it left out every exported state."""
+    env = listed_env(name="alfworld", kinds=["pick_and_place"], thing="tomato", place="microwave").make()
+    for task in env.task_ids()[:4]:  # of both sentences
+        problems = {row["problem"] for row in state_rows(taught(env, TeachingTask(task_id=task, negative=0)))}
+        assert problems == {f"pick_and_place_simple-Tomato-None-Microwave-{task}"}
+    (one,) = taught(env, TeachingTask(task_id=env.task_ids()[0], negative=0))
+    for sentence, named in (("examine the pen with the desklamp", "look_at_obj_in_light-Pen-None-Desklamp-7"),
+                            ("put a clean mug in shelf", "pick_clean_then_place_in_recep-Mug-None-Shelf-7"),
+                            ("do as you like", "7")):  # fmt: skip
+        step = one.steps[0].model_copy(update={"pre": f"A room.\n\nYour task is to: {sentence}.\n"})
+        other = one.model_copy(update={"task_id": 7, "steps": [step]})
+        assert [row["problem"] for row in state_rows([other])] == [named]
+
+
 def test_failed_trajectories_are_not_exported() -> None:
     """The original trains on the last step of every negative, which would be the wrong action."""
     step = {"pre": "s", "post": "\n0. go\n", "labels": ["0"], "label": "0", "command": "cat a.py", "reflection": ""}
