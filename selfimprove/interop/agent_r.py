@@ -24,7 +24,7 @@ import typer
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from selfimprove.core.cli import run
-from selfimprove.core.errors import UserError, fault
+from selfimprove.core.errors import UserError, fault, meant
 from selfimprove.core.publish import aside, write_json
 from selfimprove.core.records import (
     Episode,
@@ -38,6 +38,8 @@ from selfimprove.core.records import (
     write_jsonl,
     write_rows,
 )
+from selfimprove.envs.params import TextParams
+from selfimprove.envs.registry import playable
 from selfimprove.methods.agent_r import formats
 from selfimprove.methods.agent_r.acting import task_of
 from selfimprove.methods.agent_r.metrics import eval_row
@@ -267,7 +269,7 @@ def import_trees(
     full_score: Annotated[
         float, typer.Option(min=1e-9, help="maximum score; 100 for the original's ScienceWorld trees")
     ] = 1.0,
-    max_depth: Annotated[int | None, typer.Option(help="MAX_DEPTH of the search")] = None,
+    max_depth: Annotated[int | None, typer.Option(min=0, help="MAX_DEPTH of the search")] = None,
 ) -> None:
     """One file per tree to trees (JSONL), ordered by task."""
     files: dict[int, Path] = {}
@@ -284,6 +286,9 @@ def import_trees(
         trees.append(from_json(data, str(path), env=env, task_id=task, full_score=full_score, max_depth=max_depth))
     with aside(target) as part:
         write_jsonl(part, trees)
+    known = [name for name in playable(TextParams) if ":" not in name]
+    if env not in known and (guess := meant(env, known, "")):  # another name may be that of a user's own class
+        typer.echo(f"--env: no environment of this package is called {env!r}; {guess}")
 
 
 _To = Literal["xtuner", "openai"]

@@ -258,6 +258,19 @@ def test_two_files_of_one_task_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "trees.jsonl").exists()
 
 
+def test_an_environment_s_name_with_a_slip_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name selects the judge's wording. That of a user's own class, which is in no list, is accepted as it is."""
+    (tmp_path / "search_results_7.json").write_text(json.dumps(original()))
+    for env, told in (
+        ("textcarft", "--env: no environment of this package is called 'textcarft'; did you mean 'textcraft'?\n"),
+        ("textcraft", ""),
+        ("corridor", ""),
+    ):
+        command("import-trees", tmp_path, tmp_path / "trees.jsonl", "--env", env)
+        assert capsys.readouterr().out == told
+        assert [tree.env for tree in read_jsonl(tmp_path / "trees.jsonl", Tree)] == [env]
+
+
 def test_a_tree_blocked_before_its_first_observation_is_not_exported() -> None:
     with pytest.raises(UserError, match="corridor-1 was blocked"):
         to_json(Tree(id="corridor-1", env="corridor", task_id=1, prompt=[], nodes=[Node()], seed="0", status="blocked"))
