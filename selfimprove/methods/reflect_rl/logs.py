@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import load_json
+from selfimprove.core.records import LARGEST, load_json
 from selfimprove.core.yaml import read_yaml
 
 COLUMNS = ("success", "cost", "loss")
@@ -227,6 +227,6 @@ def _point(row: Mapping[str, Any]) -> Point:
     success, cost = (None if x is None else float(x) for x in (row["succ"], row["cost"]))
     loss = math.fsum(losses) / len(losses) if losses else None
     point = Point(float(row["iter"] + 1), success, cost, loss, max(1, len(losses)))
-    if not all(math.isfinite(value) for value in point if value is not None):
-        raise ValueError("not finite")
+    if not all(abs(value) <= LARGEST for value in point if value is not None):
+        raise ValueError("not a number whose sums are finite")
     return point

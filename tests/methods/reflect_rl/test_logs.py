@@ -178,7 +178,8 @@ def test_an_accumulation_that_is_not_a_positive_integer_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"loss": []}, {"loss": [[]]}, {"cost": "much"}, {"cost": "nan"}, {"iter": 10**400}]
+    "fields",
+    [{}, {"loss": []}, {"loss": [[]]}, {"cost": "much"}, {"cost": "nan"}, {"iter": 10**400}, {"loss": [1e308, None]}],
 )
 def test_invalid_rows_of_a_log_are_refused_in_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
     row = {"iter": 0, "loss": [0.5, None], "cost": 1.0, "succ": 0.5} | fields if fields else {"iter": 1}
