@@ -132,7 +132,7 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
     the observations of such a turn may be null.
 
     Raises:
-        UserError: an entry does not fit the schema, or its environment is unknown.
+        UserError: an entry does not fit the schema, or its environment is unknown or not ``env_name``.
     """
     try:
         entries = TypeAdapter(dict[str, _Entry]).validate_python(dict(log))
@@ -178,6 +178,8 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
     name = entry.env or env_name
     if name is None:
         raise UserError(f"{where}: the log does not name its environment; set --env gsm8k or --env math.")
+    if env_name not in (None, name):
+        raise UserError(f"{where}: the log's environment is {name}, so --env {env_name} cannot apply; omit --env.")
     history = entry.turn_history
     turns = []
     for t, action in enumerate(history.best_actions):

@@ -278,6 +278,13 @@ def short_log(**changes: Any) -> dict[str, Any]:
     return {"0": {"task_id": 0, "query": "q", "answer": "#### 1", "turn_history": history, **others}}
 
 
+def test_an_environment_other_than_the_one_that_the_log_names_is_refused() -> None:
+    log = to_log([TWO_TURNS])
+    assert from_log(log, "log", TWO_TURNS.env) == from_log(log, "log")
+    with pytest.raises(UserError, match=r"^log, entry 0: the log's environment is gsm8k, so --env maths cannot apply"):
+        from_log(log, "log", "maths")
+
+
 def test_of_two_samples_with_equal_text_the_one_with_the_best_reward_is_the_chosen_one() -> None:
     (one,) = from_log(short_log(), "log", "gsm8k")
     assert (one.turns[0].chosen, one.turns[0].attempt.reward, one.status) == (1, 1, "solved")
