@@ -10,7 +10,7 @@ from threading import Lock
 
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.journal import Journal, begins_as_journal
-from selfimprove.core.records import only_regular
+from selfimprove.core.records import only_regular, plain_text
 from selfimprove.envs.qa.tools.search import Tool
 
 
@@ -42,6 +42,8 @@ class CachedSearch:
                     self.hits += 1
                     return self._journal[query]
             answer = self._search(query)
+            if answer is not None:
+                answer = plain_text(answer)  # a service's JSON may contain lone surrogates, which no file can hold
             with self._lock:
                 self._journal.add(query, answer)
                 self._asking.pop(query, None)

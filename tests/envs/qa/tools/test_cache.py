@@ -92,6 +92,20 @@ def test_failures_are_not_cached(tmp_path: Path) -> None:
     cache.close()
 
 
+def test_an_answer_with_half_of_a_character_is_paid_for_once(tmp_path: Path) -> None:
+    asked = []
+
+    def cut(query: str) -> str:
+        asked.append(query)
+        return "An answer \ud83d"  # an emoji cut in half
+
+    for _ in range(2):
+        cache = CachedSearch(cut, tmp_path / "cache.jsonl")
+        assert cache("abc") == "An answer \ufffd"
+        cache.close()
+    assert asked == ["abc"]
+
+
 def test_the_service_is_called_once_if_many_threads_send_the_same_query(tmp_path: Path) -> None:
     search = Counting()
 
