@@ -33,7 +33,12 @@ class CachedSearch:
         self.hits = 0
 
     def __call__(self, query: str) -> str | None:
-        """See ``tools.search.Tool``; raises what ``search`` raises."""
+        """See ``tools.search.Tool``.
+
+        Raises:
+            UserError: the answer can't be stored: every later one would be paid for and lost, too.
+            Exception: what ``search`` raises.
+        """
         with self._lock:
             asking = self._asking.setdefault(query, Lock())
         with asking:
@@ -45,8 +50,14 @@ class CachedSearch:
             if answer is not None:
                 answer = plain_text(answer)  # a service's JSON may contain lone surrogates, which no file can hold
             with self._lock:
-                self._journal.add(query, answer)
                 self._asking.pop(query, None)
+                try:
+                    self._journal.add(query, answer)
+                except OSError as error:
+                    raise UserError(
+                        f"tools.cache: {self._journal.path} can't be written ({error.strerror}); free some space and "
+                        "run it again: stored answers are kept."
+                    ) from None
             return answer
 
     def close(self) -> None:

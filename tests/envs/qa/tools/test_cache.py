@@ -1,4 +1,6 @@
+import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
 from selfimprove.envs.qa.tools.cache import CachedSearch
+from selfimprove.envs.qa.tools.dispatch import Tools
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -104,6 +107,25 @@ def test_an_answer_with_half_of_a_character_is_paid_for_once(tmp_path: Path) -> 
         assert cache("abc") == "An answer \ufffd"
         cache.close()
     assert asked == ["abc"]
+
+
+def test_an_answer_that_cannot_be_stored_ends_the_run(tmp_path: Path) -> None:
+    file, asked = tmp_path / "cache.jsonl", Counting()
+    cache = CachedSearch(asked, file)
+    assert cache("first") == "tsrif"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, before[1]))  # as if the disk were full
+    try:
+        tools = Tools({"search": cache}, concurrency=1, timeout=60, longest=400)
+        with pytest.raises(UserError, match=r"cache.jsonl can't be written .No space left on device.; free"):
+            asyncio.run(tools.call("search", "second"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert cache("second") == "dnoces"
+    cache.close()
+    again = Counting()
+    assert [CachedSearch(again, file)(query) for query in ("first", "second")] == ["tsrif", "dnoces"]
+    assert again.asked == []
 
 
 def test_the_service_is_called_once_if_many_threads_send_the_same_query(tmp_path: Path) -> None:
