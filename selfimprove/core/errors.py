@@ -58,12 +58,18 @@ def refusal(error: BaseException) -> str | None:
         return None
     if isinstance(error, FileNotFoundError) and error.filename is None and "temporary directory" in str(error):
         return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder."
+    place = refused_file(error)
     if error.errno in FULL:
-        return f"{error.filename or 'a file'} can't be written ({error.strerror}); free some space and run it again."
-    if error.errno in _REFUSED and error.filename:
-        remedy = "fix that" if fixed(error.filename) else "fix that, or use another path"
-        return f"{error.filename} can't be read or written ({error.strerror}); {remedy}."
+        return f"{place or 'a file'} can't be written ({error.strerror}); free some space and run it again."
+    if error.errno in _REFUSED and place:
+        remedy = "fix that" if fixed(place) else "fix that, or use another path"
+        return f"{place} can't be read or written ({error.strerror}); {remedy}."
     return None
+
+
+def refused_file(error: OSError) -> object:
+    """The file that an error is about, None if it names none; of the two of a copy or a rename, the target."""
+    return error.filename2 or error.filename
 
 
 LONGEST_LINE = 2000

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from selfimprove.core.errors import FULL, UserError, for_terminal, refusal
+from selfimprove.core.errors import FULL, UserError, for_terminal, refusal, refused_file
 from selfimprove.core.journal import Journal
 from selfimprove.core.publish import link_copy, make_durable, publish, remove, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
@@ -338,8 +338,8 @@ def _full_disk(error: Exception) -> str | None:
             error = found
     if isinstance(error, OSError) and error.errno in FULL:
         return (
-            f"cannot write {error.filename or 'its files'}: {error.strerror}; free some space and run again: finished "
-            "work is kept, and no output was changed."
+            f"cannot write {refused_file(error) or 'its files'}: {error.strerror}; free some space and run again: "
+            "finished work is kept, and no output was changed."
         )
     return None
 

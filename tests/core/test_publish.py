@@ -6,6 +6,8 @@ import errno
 import json
 import math
 import os
+import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -256,4 +258,21 @@ def test_errors_about_params_yaml_do_not_suggest_another_path(tmp_path: Path, mo
     )
     assert refusal(PermissionError(errno.EACCES, "Permission denied", "params.yaml")) == (
         "params.yaml can't be read or written (Permission denied); fix that."
+    )
+
+
+def test_the_error_of_a_copy_or_a_rename_names_the_target(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(bytes(10_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as full:
+            shutil.copyfile(source, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert refusal(full.value) == f"{target} can't be written (File too large); free some space and run it again."
+    moved = PermissionError(errno.EACCES, "Permission denied", ".scratch/fresh/metrics.json", None, "results/x.json")
+    assert refusal(moved) == (
+        "results/x.json can't be read or written (Permission denied); fix that, or use another path."
     )
