@@ -128,10 +128,18 @@ def environment() -> Environment:
 
 
 def write_live(out: Path) -> None:
-    """Write only the live view, for a run whose report has not been built yet."""
-    if not (out / "assets").is_dir():
-        _assets(_made(out) / "assets")
-    _write_view(environment(), out, *LIVE, views=[*VIEWS, LIVE], charts="", connect="'self'")
+    """Write only the live view, for a run whose report has not been built yet.
+
+    Raises:
+        UserError: ``out`` cannot be used, see ``_made``.
+    """
+    with TemporaryDirectory(prefix=ASIDE, dir=_made(out)) as aside:
+        folder = Path(aside)
+        if not (out / MARK).is_file():
+            _assets(folder / "assets")
+        _write_view(environment(), folder, *LIVE, views=[*VIEWS, LIVE], charts="", connect="'self'")
+        for entry in sorted(folder.iterdir()):  # the assets first
+            publish(entry, out / entry.name)
 
 
 def _write_view(templates: Environment, folder: Path, view: str, title: str, **values: Any) -> None:

@@ -69,7 +69,7 @@ def test_index_and_chunks_contain_every_line_of_every_file(tmp_path: Path) -> No
     assert {split for _, _, split in index["tasks"]} == {"test"}
 
 
-@pytest.mark.parametrize("name", ["data/kept.txt", "tables/kept.csv", "index.html"])
+@pytest.mark.parametrize("name", ["data/kept.txt", "tables/kept.csv", "assets/kept.css", "index.html", "live.html"])
 def test_a_page_never_replaces_a_folder_s_own_files(run: Path, tmp_path: Path, name: str) -> None:
     own = tmp_path / "own" / name
     own.parent.mkdir(parents=True)
