@@ -23,7 +23,8 @@ from selfimprove.envs.taxi.words import where
 _FAR = range(-4, 5)
 _PLACES = {where(down, right): (down, right) for down in _FAR for right in _FAR}
 _AWAY = re.compile(r"\b(?P<target>passenger|destination) is (?P<where>[a-z ]+)", re.IGNORECASE)
-_LIES = re.compile(r"(?P<where>[a-z ]+) lies the (?P<target>passenger|destination)\b", re.IGNORECASE)
+# A match begins where the run of letters does; tried at each of them, a long run would take quadratic time.
+_LIES = re.compile(r"(?<![a-z ])(?P<where>[a-z ]+) lies the (?P<target>passenger|destination)\b", re.IGNORECASE)
 _HERE = re.compile(r"\b(?:passenger waits right here|stands where the passenger waits)\b", re.IGNORECASE)
 _ARRIVED = re.compile(r"\b(?:This is the destination|D is reached)\b", re.IGNORECASE)
 

@@ -68,6 +68,10 @@ def test_a_place_is_read_only_in_the_teacher_s_words(reflection: str, target: Ta
         assert misreads(picture(0), reflection) is None
 
 
+def test_a_long_reflection_without_punctuation_is_read_in_linear_time() -> None:
+    assert stated("the taxi " * 20_000) is None  # in quadratic time an hour, beyond every test's limit
+
+
 def test_a_text_that_is_no_map_is_not_judged() -> None:
     assert misreads("", "The passenger waits right here.") is None
     assert misreads(re.sub("P", "Q", picture(61)), "The passenger waits right here.") is None
