@@ -144,22 +144,31 @@ class Blacklist:
             return
         if games is not None and path.resolve().is_relative_to(games.resolve()):
             raise UserError(f"{path}: the blacklist must not be inside the game set ({games}); name another file.")
-        if path.exists():
-            value = load_json(path)
-            if not isinstance(value, dict):
-                raise UserError(
-                    f"{path}: not a blacklist (a JSON object that maps games to reasons); fix or delete it."
-                )
-            self.reasons = {str(key): str(reason) for key, reason in value.items()}
+        self.reasons = _blacklisted(path)
 
     def add(self, game: str, reason: str) -> None:
-        """Add a game, and write the file immediately."""
+        """Add a game, and write the file immediately, with what other processes have added to it in the meantime.
+
+        Raises:
+            UserError: the file is no longer a blacklist.
+        """
         self.reasons[game] = reason
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            whole = _blacklisted(self._path) | self.reasons
             new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            new.write_text(json.dumps(dict(sorted(self.reasons.items())), indent=1) + "\n", encoding="utf-8")
+            new.write_text(json.dumps(dict(sorted(whole.items())), indent=1) + "\n", encoding="utf-8")
             os.replace(new, self._path)
+
+
+def _blacklisted(path: Path) -> dict[str, str]:
+    """Game -> reason, in a blacklist's file; {} if it does not exist. Raises: UserError: it is not a blacklist."""
+    if not path.exists():
+        return {}
+    value = load_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not a blacklist (a JSON object that maps games to reasons); fix or delete it.")
+    return {str(key): str(reason) for key, reason in value.items()}
 
 
 def make_games(

@@ -148,6 +148,15 @@ def test_the_blacklist_keeps_all_entries_and_cannot_be_inside_the_game_set(tmp_p
         Blacklist(path)
 
 
+def test_two_stages_that_run_at_the_same_time_keep_each_other_s_entries(tmp_path: Path) -> None:
+    path = tmp_path / "black.json"
+    one, other = Blacklist(path), Blacklist(path)
+    one.add("a", "it crashed")
+    other.add("b", "it hung")
+    assert Blacklist(path).reasons == {"a": "it crashed", "b": "it hung"}
+    assert other.reasons == {"b": "it hung"}  # a running stage keeps its own tasks
+
+
 def test_blacklisted_games_are_excluded_from_the_tasks() -> None:
     black = Blacklist()
     black.add("kitchen-0-0", "it hung")
