@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, for_terminal
 from selfimprove.core.params import Section
 
 PROJECT = "selfimprove"
@@ -105,7 +105,7 @@ class Tracker:
         self._sink = None
 
     def _give_up(self, error: Exception) -> None:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = for_terminal(" ".join(str(error).split())[:200]) or type(error).__name__  # it may quote a server
         print(f"{self._stage}: {self._to} failed ({reason}); the stage goes on without curves.", file=sys.stderr)
         self._to, self._sink = "none", None
 

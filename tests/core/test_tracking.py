@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.tracking import Tracker, TrackingParams
+from selfimprove.core.tracking import SINKS, Sink, Tracker, TrackingParams
 from tests.pipeline.workbench import Workbench, published
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -82,6 +82,19 @@ def test_a_failure_to_write_curves_is_reported_once_and_raises_no_error(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("rise-finetune@iter1: tensorboard failed (")
+
+
+def test_the_error_text_of_a_tracking_server_reaches_the_terminal_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(stage: str, folder: Path, step: int) -> Sink:
+        raise OSError("the server says: \x1b[2J\x9b31m\u202egone")
+
+    monkeypatch.setitem(SINKS, "tensorboard", refused)
+    Tracker(TrackingParams(), "rise-finetune@iter1", tmp_path).log(1, tracked(loss=1.0))
+    said = capsys.readouterr().err
+    assert said.rstrip("\n").isprintable()
+    assert r"the server says: \x1b[2J\x9b31m\u202egone" in said
 
 
 def test_fine_tuning_and_evaluation_have_curves_that_do_not_affect_the_outputs(
