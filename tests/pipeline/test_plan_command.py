@@ -308,3 +308,20 @@ def test_a_teacher_s_tokens_are_priced() -> None:
     done = command("rise-llama2-7b", "--price", "0,2", "--gpus", "4x80GB")
     assert done.returncode == 0
     assert f"{12_000 * 512 * 2 / 1e6:.2f}" in done.stdout
+
+
+def test_the_name_of_an_engine_is_printed_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = composed("default", PROFILES)
+    names = ["gpt-4[eu]", "gpt-4[/us]"]
+    wanted["rise"]["engines"] |= {
+        name: {"engine": "openai", "model": "gpt-4", "base_url": "http://localhost:1/v1"} for name in names
+    }
+    wanted["rise"]["iterations"]["iter1"]["generate"]["models"] = names
+    with (tmp_path / "params.yaml").open("w") as file:
+        YAML().dump(wanted, file)
+    for folder in ("models", "profiles"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    done = command("--method", "rise")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in names)

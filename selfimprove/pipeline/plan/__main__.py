@@ -72,7 +72,7 @@ def main(
             alone = "does not fit; plan it alone (PROFILE={}, other settings unchanged) to see why."
             raise UserError("\n".join(f"{name} {alone.format(name)}" for name in unfit))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for plan in found:
         show(plan, console, detail=detail)
     if len(found) > 1:

@@ -7,6 +7,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from selfimprove.pipeline.plan.estimate import Estimate
 from selfimprove.pipeline.plan.hardware import GB
@@ -16,14 +17,11 @@ STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": 0, "pad_edge": False
 
 
 def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
-    """Print one method's plan."""
+    """Print one method's plan. ``console``: without markup, which names of engines may contain."""
     machine = plan.machine
     console.print()
-    console.print(
-        f"[bold]{plan.method}[/bold], {f'profile {plan.profile}' if plan.profile else 'params.yaml'}: "
-        f"{count(plan.parameters)} parameters",
-        highlight=False,
-    )
+    shown = f"{f'profile {plan.profile}' if plan.profile else 'params.yaml'}: {count(plan.parameters)} parameters"
+    console.print(Text.assemble((plan.method, "bold"), f", {shown}"))
     if any(line.gpus for line in plan.lines):
         console.print(
             (f"{machine.nodes} nodes, each " if machine.nodes > 1 else "")
