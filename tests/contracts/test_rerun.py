@@ -84,8 +84,10 @@ def test_a_full_disk_while_saving_a_model_is_reported_and_the_next_run_succeeds(
 ) -> None:
     folder, whole = bench.copy(tmp_path / "bench"), published(bench.folder)
     full = bench.forks.run(folder, "rise.finetune", "base", file_limit=limit)
-    assert (full.code, len(full.lines)) == (2, 1), full.stderr
-    assert "free some space and run again" in full.stderr
+    assert full.code == 2, full.stderr
+    *others, said = full.lines
+    assert "free some space and run again" in said
+    assert all("loss" in line for line in others), full.stderr  # progress, on a slow machine
     assert published(folder) == whole  # the outputs of the earlier run still exist
     (folder / "results/rise/base/train.json").unlink()
     assert bench.forks.run(folder, "rise.finetune", "base").code == 0
