@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from selfimprove.core.cli import run
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.publish import link_copy, write_json, write_text
 from selfimprove.core.records import load_json
 from selfimprove.core.yaml import read_yaml
@@ -153,7 +153,7 @@ def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
     """Create the repository if necessary and commit the folder; returns the commit's URL.
 
     Raises:
-        UserError: the hub refuses the upload or cannot be reached.
+        UserError: the hub refuses the upload or cannot be reached, or the connection breaks during it.
     """
     import httpx2  # the HTTP client of huggingface_hub
     from huggingface_hub import HfApi
@@ -170,6 +170,11 @@ def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
         ) from None
     except (httpx2.HTTPError, OSError) as error:
         raise UserError(f"push: the hub cannot be reached ({type(error).__name__}); check the network.") from None
+    except (RuntimeError, ValueError) as error:  # raised by huggingface_hub when a file of weights cannot be stored
+        raise UserError(
+            f"push: the upload to {repository} failed ({first_line(error).rstrip('.')}); run it again, or check the "
+            "repository's storage limit on the hub."
+        ) from None
     return str(done.commit_url)
 
 

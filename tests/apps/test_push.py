@@ -37,6 +37,7 @@ class Hub:
 
     url: str = ""
     token: str = TOKEN
+    stores: bool = True
     created: dict[str, Any] = field(default_factory=dict)
     stored: dict[str, bytes] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -80,7 +81,9 @@ def hub() -> Iterator[Hub]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            allowed = self.command == "PUT" or self.headers.get("Authorization") == f"Bearer {hub.token}"
+            allowed = (
+                hub.stores if self.command == "PUT" else self.headers.get("Authorization") == f"Bearer {hub.token}"
+            )
             try:
                 found = hub.answer(self.command, self.path.partition("?")[0], body) if allowed else {}
             except ConnectionAbortedError:
@@ -217,6 +220,16 @@ def test_a_push_that_is_invalid_or_refused_gives_one_sentence(
 
 
 @pytest.mark.slow
+def test_a_push_whose_weights_the_hub_s_storage_refuses_gives_one_sentence(checkout: Path, hub: Hub) -> None:
+    hub.stores = False
+    done = push(checkout, "models/rise/iter1", "--to", "owner/name", "--confirm", hub=hub)
+    assert done.returncode == 2, done.stderr
+    said = "push: the upload to owner/name failed (Error while uploading 'adapter_model.safetensors' to the Hub); run"
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not hub.files
+
+
 def test_markdown_in_the_name_of_a_base_does_not_become_a_link(checkout: Path) -> None:
     write_params(checkout, {"base": {"rise": {"model": "x](http://evil)/<b>", "revision": COMMIT}}})
     assert push(checkout, "models/rise/iter1", "--to", "owner/name").returncode == 0
