@@ -7,6 +7,9 @@ import httpx
 
 from selfimprove.core.errors import UserError
 
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Hosts that mean this machine. No proxy can reach a server there, so its clients use none."""
+
 
 def checked_address(key: str, address: str, example: str, options: Collection[str] = ()) -> httpx.URL:
     """The address at a key of params.yaml, parsed.
@@ -34,6 +37,14 @@ def checked_address(key: str, address: str, example: str, options: Collection[st
             "Keys belong in environment variables."
         )
     return url
+
+
+def reads_environment(url: httpx.URL) -> bool:
+    """Whether an httpx client of this address reads the environment's settings (``trust_env``).
+
+    With https they include certificates, so a client of a local server reads them too.
+    """
+    return url.scheme == "https" or url.host not in LOCAL
 
 
 @contextmanager

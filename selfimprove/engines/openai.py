@@ -173,7 +173,7 @@ class OpenAiEngine:
     async def _call(self, body: dict[str, Any], request: Request) -> list[Completion]:
         import httpx
 
-        from selfimprove.core.address import client_settings
+        from selfimprove.core.address import client_settings, reads_environment
 
         if self._client is None:
             headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -186,7 +186,13 @@ class OpenAiEngine:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._cfg.concurrency)
             query = {} if self._version is None else {_VERSION: self._version}
             with client_settings():
-                self._client = httpx.AsyncClient(headers=headers, params=query, timeout=None, limits=limits)
+                self._client = httpx.AsyncClient(
+                    headers=headers,
+                    params=query,
+                    timeout=None,
+                    limits=limits,
+                    trust_env=reads_environment(httpx.URL(self._url)),
+                )
         # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
         call = asyncio.create_task(self._post(json.dumps(body, ensure_ascii=True).encode("ascii")))
         try:

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from selfimprove.core.address import checked_address, client_settings
+from selfimprove.core.address import checked_address, client_settings, reads_environment
 from tests.support.sentences import refused_with
 
 
@@ -11,6 +11,20 @@ from tests.support.sentences import refused_with
 def test_text_that_is_no_address_is_refused(address: str) -> None:
     with refused_with("^base_url .*write it like http://localhost:8000"):
         checked_address("base_url", address, "http://localhost:8000")
+
+
+@pytest.mark.parametrize(
+    ("address", "reads"),
+    [
+        ("http://127.0.0.1:8000/v1", False),
+        ("http://localhost", False),
+        ("http://[::1]:8000", False),
+        ("http://10.0.0.7:8000", True),
+        ("https://localhost:8443", True),
+    ],
+)
+def test_only_a_client_of_a_local_server_without_tls_ignores_the_environment(address: str, reads: bool) -> None:
+    assert reads_environment(httpx.URL(address)) is reads
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,18 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_a_local_endpoint_is_called_without_the_environment_s_proxy(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with endpoint(then=echo) as server:
+        [answers], _ = run(server, ask("one"))
+    assert answers[0].text == "one #0"
+
+
 def test_an_endpoint_s_own_temperature_and_max_tokens_replace_the_stage_s() -> None:
     with endpoint(then=echo) as server:
         run(server, ask(temperature=1.0, max_tokens=1000))

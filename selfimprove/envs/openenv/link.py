@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from selfimprove.core.address import LOCAL
 from selfimprove.core.errors import UserError, fault
 from selfimprove.envs.interface import EnvError
 from selfimprove.envs.remote.link import in_short
@@ -33,7 +34,6 @@ from selfimprove.envs.remote.link import in_short
 FAREWELL = 5.0
 """Seconds that closing a session may take."""
 
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _UNREAD = 8  # maximum buffered messages that the server sent without a request
 
 
@@ -93,7 +93,7 @@ class Server:
         if self._client is None:
             self._client = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),  # the session pool limits connections
-                trust_env=urlsplit(self._address).hostname not in _LOCAL,  # proxies cannot reach local servers
+                trust_env=urlsplit(self._address).hostname not in LOCAL,
             )
         try:
             async with asyncio.timeout(self.timeout):

@@ -15,7 +15,7 @@ import httpx
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
-from selfimprove.core.address import checked_address, client_settings
+from selfimprove.core.address import checked_address, client_settings, reads_environment
 from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError
@@ -27,7 +27,6 @@ FAREWELL = 5.0
 """Time limit for closing an environment, in seconds; a server that takes longer keeps it."""
 
 _SAY = 300  # maximum characters of a server's text in an error
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 T = TypeVar("T")
 Method = Literal["GET", "POST"]
@@ -118,7 +117,7 @@ class Link:
                     ),
                     headers={"Content-Type": "application/json"},
                     verify=self.server.startswith("https"),  # loading certificates takes 0.3 s
-                    trust_env=httpx.URL(self.server).host not in _LOCAL,  # proxies cannot reach local servers
+                    trust_env=reads_environment(httpx.URL(self.server)),
                 )
         try:
             async with asyncio.timeout(timeout):

@@ -103,7 +103,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).raise_for_status()
+            httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5, trust_env=False).raise_for_status()
             return
         except httpx.HTTPError:
             time.sleep(0.1)
