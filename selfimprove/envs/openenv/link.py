@@ -88,7 +88,7 @@ class Server:
 
         Raises:
             Dropped: nothing answers now.
-            UserError: something other than an OpenEnv server answers.
+            UserError: something other than an OpenEnv server answers, or the host or a proxy cannot be used.
         """
         if self._client is None:
             self._client = aiohttp.ClientSession(
@@ -113,6 +113,12 @@ class Server:
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise Dropped(f"cannot connect: {in_short(str(error)) or type(error).__name__}") from None
+        except (AssertionError, ValueError) as error:  # aiohttp's, for a host or proxy that it cannot use
+            reason = in_short(str(error)) or "the proxy is none that aiohttp can use"
+            raise UserError(
+                f"{self.name} can't be called ({reason}); fix the address in env.name, or correct or unset HTTP_PROXY "
+                "and HTTPS_PROXY (also in lower case)."
+            ) from None
         return Connection(self, socket)
 
     async def close(self) -> None:

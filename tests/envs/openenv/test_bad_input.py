@@ -72,6 +72,26 @@ def test_bad_input_is_reported_in_one_sentence(
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("address", "proxy", "said"),
+    [
+        ("http://a..b:8000", "", "encoding with 'idna' codec failed"),
+        ("http://node7:8000", "http://proxy:80a", "port can't be converted to integer"),
+        ("http://node7:8000", "socks5://proxy", "the proxy is none that aiohttp can use"),
+    ],
+)
+def test_a_host_or_a_proxy_that_cannot_be_used_is_reported_in_one_sentence(
+    address: str, proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(UserError, match=r"correct or unset HTTP_PROXY") as refused:
+        text_env(**{**GAME, "name": f"openenv:{address}"}).make()
+    assert said in str(refused.value)
+
+
 def test_a_reset_that_depends_on_more_than_the_task_is_refused(server: OpenEnvServer) -> None:
     server.changes = lambda told, message: {**told, "observation": {**told["observation"], "text": str(server.made)}}
     with pytest.raises(UserError, match=r"task 0 began with '\d' and then with '\d'; reset must depend only on"):
