@@ -16,7 +16,7 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.envs.params import TextParams
 from selfimprove.envs.registry import named, text_env
 from selfimprove.envs.remote.guard import own_names
-from selfimprove.envs.remote.server import close_env, listen, make_app, server_config
+from selfimprove.envs.remote.server import address_of, close_env, listen, make_app, server_config
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.pipeline.params import load_section
 
@@ -49,9 +49,8 @@ def serve(
     close_env(first)
     server = make_app(protocol.dialect, settings.make, environments=environments, idle=idle, names=own_names(host))
     listener = listen(host, port)
-    typer.echo(
-        f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C stops it"
-    )
+    address = address_of(host, listener.getsockname()[1])
+    typer.echo(f"{env} at {address}, at most {environments} environments; Ctrl-C stops it")
     uvicorn.Server(server_config(server)).run([listener])
 
 

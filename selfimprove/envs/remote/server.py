@@ -216,6 +216,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def address_of(host: str, port: int) -> str:
+    """The address of a server that listens there, as ``env.server`` takes it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def server_config(app: Starlette, **more: Any) -> uvicorn.Config:
     """uvicorn's settings: limits on connections and time, and a log of its own errors only."""
     return uvicorn.Config(app, http=BoundedProtocol, log_level="error", access_log=False, **more)

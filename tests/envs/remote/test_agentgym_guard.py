@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from selfimprove.core.address import checked_address
 from selfimprove.core.errors import UserError
 from selfimprove.envs.remote.guard import BoundedProtocol
-from selfimprove.envs.remote.server import listen
+from selfimprove.envs.remote.server import address_of, listen
 from tests.envs.remote.agentgym_servers import our_server
 from tests.envs.remote.agentgym_worlds import textcraft
 
@@ -29,6 +30,11 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_an_empty_host_does_not_open_the_server_to_every_network() -> None:
     with pytest.raises(UserError, match="the host is empty; name an address"):
         listen("", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "node7", "::1"])
+def test_the_address_that_make_serve_prints_can_be_given_as_env_server(host: str) -> None:
+    assert checked_address("env.server", address_of(host, 36001), "http://127.0.0.1:36001").host == host
 
 
 def connected(url: str, sent: bytes) -> socket.socket:
