@@ -49,6 +49,7 @@ def prepare(model: Path, repository: str) -> Path:
     """
     if not NAME.fullmatch(repository):
         raise UserError(f"push: TO={repository!r} is not a repository name; write owner/name.")
+    _check_name(repository)
     parts = model.parts
     method = parts[1] if len(parts) > 2 else ""
     if parts[:1] != ("models",) or method not in METHODS:
@@ -81,6 +82,17 @@ def prepare(model: Path, repository: str) -> Path:
         write_json(folder / CONFIG, {**config, "base_model_name_or_path": public[0], "revision": public[1]})
     write_text(folder / "README.md", text)
     return folder
+
+
+def _check_name(repository: str) -> None:
+    """Raises: UserError: the hub allows no such name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError(f"push: TO: {first_line(error).rstrip('.')}; choose another name.") from None
 
 
 def _check(file: Path) -> None:

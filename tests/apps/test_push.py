@@ -203,6 +203,7 @@ def test_an_adapter_of_an_unpublished_base_is_pushed_as_full_weights(checkout: P
             "the hub cannot be reached (Remote",
         ),
         (("models/rise/iter1", "--to", "name"), None, "push: TO='name' is not a repository name; write owner/name."),
+        (("models/rise/iter1", "--to", "owner/a--b"), None, "push: TO: Cannot have -- or .. in repo_id: 'owner/a--b';"),
         (("models/rise/iter9", "--to", "owner/name"), None, "models/rise/iter9 contains no model (config.json)"),
         (("results/rise/iter1", "--to", "owner/name"), None, "is not the folder of a trained row"),
         (("models/../../x", "--to", "owner/name"), None, "is not the folder of a trained row"),
