@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from selfimprove.core.errors import UserError, for_terminal
+from selfimprove.core.errors import UserError, fault, for_terminal
 from selfimprove.core.params import Section
 
 PROJECT = "selfimprove"
@@ -33,7 +33,8 @@ def check_package(params: TrackingParams) -> None:
     """Check before any work begins that the tracking package can be used.
 
     Raises:
-        UserError: the package is not installed, or W&B has no key (it would prompt on the terminal during the stage).
+        UserError: the package is not installed, or W&B has an impossible setting or no key (it would prompt on the
+            terminal during the stage).
     """
     package = params.report_to
     if package not in ("none", "tensorboard") and find_spec(package) is None:
@@ -49,6 +50,11 @@ def check_package(params: TrackingParams) -> None:
         known = wandb.login(prompt=False)
     except wandb.errors.Error:
         return  # unreachable or refused: reported with the first metrics
+    except ValidationError as error:
+        raise UserError(
+            f"tracking.report_to: wandb refuses a setting ({fault(error)}); correct or unset its environment variable, "
+            "such as WANDB_BASE_URL for base_url."
+        ) from None
     if not known:
         raise UserError(
             "tracking.report_to: wandb has no key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline."

@@ -82,6 +82,16 @@ def test_wandb_without_a_key_is_refused_before_anything_runs(tmp_path: Path, mon
         Tracker(TrackingParams(report_to="wandb"), STAGE, tmp_path)
 
 
+def test_an_impossible_setting_of_wandb_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    wandb.teardown()  # it reads the environment once in a process
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "wandb.example.org")
+    with pytest.raises(UserError, match=r"wandb refuses a setting \(field 'base_url': .* such as WANDB_BASE_URL"):
+        Tracker(TrackingParams(report_to="wandb"), STAGE, tmp_path)
+
+
 def logged(file: Path) -> tuple[str, Points]:
     """The group and the (step, loss) pairs of a run that was written offline."""
     from wandb.proto.wandb_internal_pb2 import Record
