@@ -211,6 +211,8 @@ class OpenAiEngine:
             raise Passing(f"cannot connect ({self._clean(str(error))})") from None
         except httpx.RequestError as error:  # broken connections and undecodable bodies
             raise Passing(f"the connection broke ({type(error).__name__})") from None
+        except httpx.InvalidURL:  # httpx also reads the address of a redirect that it does not follow
+            raise Passing("a redirect to something that is no address; if it stays, correct base_url") from None
         self._answered = True
         self._check_status(response)
         completions = self._read(response, request)

@@ -91,6 +91,7 @@ PASSING: dict[str, Step] = {
     "500": fail(500),
     "503 without a body": lambda _: Reply(503),
     "408": fail(408),
+    "a redirect to no address": fail(302, Location="gateway:8443/v1"),
     "not JSON": send(b"<html>bad gateway</html>"),
     "half a JSON": send(b'{"choices": [{"mess'),
     "nested beyond reason": send(b"[" * 100_000),

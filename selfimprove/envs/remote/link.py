@@ -133,6 +133,8 @@ class Link:
             raise _Fault("unreached", f"cannot connect: {in_short(str(error)) or type(error).__name__}") from None
         except httpx.RequestError as error:
             raise _Fault("lost", f"the connection broke: {type(error).__name__}") from None
+        except httpx.InvalidURL:  # httpx also reads the address of a redirect that it does not follow
+            raise _Fault("lost", "the answer is a redirect to something that is no address") from None
         self._answered = True
         if response.status_code >= 500:
             raise _Fault("answered", f"status {response.status_code}: {in_short(response.text)}")

@@ -46,11 +46,15 @@ def our_server(
 
 @dataclass
 class Reply:
-    """A response. ``body`` is sent as JSON unless it is bytes; ``cut`` closes the connection in the middle of it."""
+    """A response. ``body`` is sent as JSON unless it is bytes; ``cut`` closes the connection in the middle of it.
+
+    ``location``: where a redirect leads.
+    """
 
     body: Any = None
     status: int = 200
     cut: bool = False
+    location: str = ""
 
 
 @dataclass
@@ -87,6 +91,8 @@ def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[H
             body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_response(reply.status)
             self.send_header("Content-Length", str(len(body)))
+            if reply.location:
+                self.send_header("Location", reply.location)
             self.end_headers()
             self.wfile.write(body[: len(body) // 2] if reply.cut else body)
             self.close_connection = reply.cut

@@ -120,6 +120,7 @@ def test_a_server_that_is_always_slow_ends_the_episode() -> None:
         (Reply({"error": "list index\nout of range"}), "the server says: list index out of range"),
         (Reply("the inside of a server", status=500), 'status 500: "the inside of a server"'),
         (Reply({"detail": "nope"}, status=422), "status 422"),
+        (Reply(status=302, location="gateway:8443/step"), "a redirect to something that is no address"),
         (Reply(b"<html>"), "the answer is not JSON: <html>"),
         (Reply(b"[" * 100_000), "the answer is not JSON"),
         (Reply({"observation": "half"}), "not this environment's protocol: field 'reward': Field required"),
