@@ -143,7 +143,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class AnswersInParts(Protocol):
-    """An engine that splits a request into several calls, each of which may cost money."""
+    """An engine that splits a request into several calls, each of which may cost money.
+
+    ``answered_before``: whether an earlier run of the stage has answers from it; its journal says so.
+    """
+
+    answered_before: bool
 
     def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
         """Like ``Engine.generate``, but yields the completions of each call as soon as it returns."""

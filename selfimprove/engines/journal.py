@@ -28,6 +28,8 @@ class JournaledEngine(Around):
         done: list[Completion] = []
         while len(done) < request.n and (part := f"{key} {len(done)}") in self._journal:
             done += [_completion(row) for row in self._journal[part]]
+        if done and isinstance(self._inner, AnswersInParts):
+            self._inner.answered_before = True
         if len(done) == request.n:
             return done
         # A sample's noise depends on its own index, so the remaining samples can be requested alone.

@@ -65,6 +65,7 @@ class OpenAiEngine:
             UserError: ``base_url`` is not a plain http(s) address, or the key is not found.
         """
         self.stats = EngineStats()
+        self.answered_before = False
         self._cfg = cfg
         self._url, version = endpoint_of(cfg.base_url)
         self._version = cfg.api_version or version
@@ -250,7 +251,8 @@ class OpenAiEngine:
         if status == 200:
             return
         cfg = self._cfg
-        if status == 401 or (status == 403 and not self._served):  # later, 403 means a refused prompt
+        key_is_good = self._served or self.answered_before  # then 403 means a refused prompt
+        if status == 401 or (status == 403 and not key_is_good):
             if self._key is None:
                 raise UserError(
                     f"{self._url} requires a key (status {status}); set api_key_env to the name of a variable that "

@@ -156,6 +156,24 @@ def test_answered_calls_of_a_request_are_kept_when_a_later_call_fails(tmp_path: 
     assert [(seen.body["n"], seen.body["seed"]) for seen in well.seen] == [(2, server.seen[2].body["seed"])]
 
 
+def test_a_prompt_that_is_forbidden_fails_alone_in_a_resumed_run_that_asks_nothing_else(tmp_path: Path) -> None:
+    async def work(url: str) -> list[Any]:
+        with Journal(tmp_path / "j") as journal:
+            engine = JournaledEngine(OpenAiEngine(config(url, concurrency=1)), journal, "teacher")
+            requests = [engine.generate(ask(text, task=text)) for text in ("fine", "flagged")]
+            try:
+                return await asyncio.gather(*requests, return_exceptions=True)
+            finally:
+                await engine.close()
+
+    with endpoint(echo, then=fail(403, "your input was flagged")) as server:
+        first, again = asyncio.run(work(server.url)), asyncio.run(work(server.url))
+    assert first[0] == again[0]
+    assert [type(one) for one in (first[1], again[1])] == [EngineError, EngineError]
+    assert str(first[1]) == str(again[1])
+    assert len(server.seen) == 3
+
+
 def azure_api(seen: Seen) -> Reply:
     assert seen.path == "/v1/openai/deployments/gpt/chat/completions?api-version=2024-10-21"
     assert seen.headers["api-key"] == KEY
