@@ -171,22 +171,25 @@ def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    api = HfApi(token=token)
-    try:
-        api.create_repo(repository, private=not public, exist_ok=True)
-        done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained with selfimprove")
-    except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", "?")
-        raise UserError(
-            f"push: the hub refused {repository} (status {status}); check that HF_TOKEN can write to it."
-        ) from None
-    except (httpx2.HTTPError, OSError) as error:
-        raise UserError(f"push: the hub cannot be reached ({type(error).__name__}); check the network.") from None
-    except (RuntimeError, ValueError) as error:  # raised by huggingface_hub when a file of weights cannot be stored
-        raise UserError(
-            f"push: the upload to {repository} failed ({first_line(error).rstrip('.')}); run it again, or check the "
-            "repository's storage limit on the hub."
-        ) from None
+    from selfimprove.core.address import client_settings
+
+    with client_settings():
+        api = HfApi(token=token)
+        try:
+            api.create_repo(repository, private=not public, exist_ok=True)
+            done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained with selfimprove")
+        except HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", "?")
+            raise UserError(
+                f"push: the hub refused {repository} (status {status}); check that HF_TOKEN can write to it."
+            ) from None
+        except (httpx2.HTTPError, OSError) as error:
+            raise UserError(f"push: the hub cannot be reached ({type(error).__name__}); check the network.") from None
+        except (RuntimeError, ValueError) as error:  # raised by huggingface_hub when a file of weights cannot be stored
+            raise UserError(
+                f"push: the upload to {repository} failed ({first_line(error).rstrip('.')}); run it again, or check "
+                "the repository's storage limit on the hub."
+            ) from None
     return str(done.commit_url)
 
 

@@ -71,14 +71,22 @@ def resolve_model(params: BaseParams) -> Path:
     """The model's folder; a hub model is downloaded once, with safetensors weights only.
 
     Raises:
-        UserError: the hub is unreachable, has no such repository or requires accepting its licence, or the folder has
-            not been created yet.
+        UserError: the hub is unreachable, has no such repository or requires accepting its licence, the environment's
+            proxy cannot be used, or the folder has not been created yet.
     """
     assert params.model is not None
     if os.path.isdir(params.model):
         return Path(params.model)
     if params.model in MADE:
         raise UserError(f"base: {params.model} does not exist yet; {MADE[params.model]}.")
+    from selfimprove.core.address import client_settings
+
+    with client_settings():
+        return _download(params.model, params.revision)
+
+
+def _download(model: str, revision: str | None) -> Path:
+    """The folder of a hub model in the hub's cache. Raises: UserError: see ``resolve_model``."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -90,25 +98,25 @@ def resolve_model(params: BaseParams) -> Path:
 
     try:
         path = snapshot_download(
-            params.model,
-            revision=params.revision,
+            model,
+            revision=revision,
             allow_patterns=WANTED,
             token=os.environ.get("HF_TOKEN") or None,  # an empty one would be sent as a malformed header
         )
     except GatedRepoError:  # a subclass of RepositoryNotFoundError, so it comes first
         raise UserError(
-            f"base: {params.model!r} is gated: accept the licence at https://huggingface.co/{params.model}, then set "
-            "HF_TOKEN to a token of the account that accepted it."
+            f"base: {model!r} is gated: accept the licence at https://huggingface.co/{model}, then set HF_TOKEN to a "
+            "token of the account that accepted it."
         ) from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"base: the hub has no {params.model!r} that you can access; fix the name, or set HF_TOKEN if the "
-            "repository is private."
+            f"base: the hub has no {model!r} that you can access; fix the name, or set HF_TOKEN if the repository is "
+            "private."
         ) from None
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"base: {params.model!r} could not be downloaded ({type(error).__name__}); check the network and the "
-            "revision, or name a folder that contains the model."
+            f"base: {model!r} could not be downloaded ({type(error).__name__}); check the network and the revision, or "
+            "name a folder that contains the model."
         ) from None
     return Path(path)
 

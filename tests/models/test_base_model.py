@@ -100,6 +100,13 @@ def test_a_missing_or_private_repository_is_not_called_gated(tmp_path: Path) -> 
     assert said.startswith("refused: base: the hub has no 'org/model' that you can access")
 
 
+def test_a_socks_proxy_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with hub(None, None) as url:
+        said = resolved(url, tmp_path, ALL_PROXY="socks5://127.0.0.1:9", NO_PROXY="", no_proxy="")
+    assert said.startswith("refused: the environment's proxy or certificate settings can't be used (Using SOCKS proxy")
+    assert "unset ALL_PROXY" in said
+
+
 @pytest.mark.parametrize("token", [{}, {"HF_TOKEN": ""}], ids=["no token", "empty token"])
 def test_an_accessible_repository_is_fetched(tmp_path: Path, token: dict[str, str]) -> None:
     with hub(None, None) as url:

@@ -29,13 +29,20 @@ class DataMissingError(UserError):
 
 
 def go_offline_unless_the_hub_answers() -> None:
-    """Switch to offline mode without a network, so that cached data is found at once, not after minutes of retries."""
+    """Switch to offline mode without a network, so that cached data is found at once, not after minutes of retries.
+
+    Raises:
+        UserError: the environment's proxy or certificates cannot be used.
+    """
     import httpx
     from huggingface_hub import constants
 
+    from selfimprove.core.address import client_settings
+
     if not constants.HF_HUB_OFFLINE:
         try:
-            httpx.head(constants.ENDPOINT, timeout=PROBE_SECONDS)
+            with client_settings():
+                httpx.head(constants.ENDPOINT, timeout=PROBE_SECONDS)
         except httpx.HTTPError:
             constants.HF_HUB_OFFLINE = True
             os.environ["HF_HUB_OFFLINE"] = "1"
