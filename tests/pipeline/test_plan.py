@@ -151,6 +151,20 @@ def test_settings_that_do_not_fit_are_reported_with_their_key(
     assert any(said in problem for problem in plan.problems), plan.problems
 
 
+def test_training_on_more_machines_than_are_planned_for_does_not_fit(tmp_path: Path) -> None:
+    text = (
+        (PROFILES / "rise-llama2-7b.yaml")
+        .read_text()
+        .replace("deepspeed, processes: 4", "deepspeed, nodes: 2, processes: 4")
+    )
+    folder = overlay(tmp_path, text)
+    (plan,) = plans("mine", folder=folder)
+    said = "rise.rows.base.train.launcher.nodes is 2, but the plan is for 1 machine; set NODES=2, or lower it."
+    assert f"rise-finetune@base: {said}" in plan.problems
+    (plan,) = plans("mine", asked=Asked(nodes=2), folder=folder)
+    assert not plan.problems
+
+
 def test_the_opponent_s_weights_are_counted_in_full_on_each_gpu(tmp_path: Path) -> None:
     text = (
         (PROFILES / "spin-zephyr-7b.yaml").read_text().replace("micro_batch_tokens: 16384", "micro_batch_tokens: 256")

@@ -251,19 +251,23 @@ def _precision(params: FinetuneParams | RLParams) -> str:
 
 def _problems(work: Training, shape: f.Shape, machine: Hardware) -> list[str]:
     params, launcher, found = work.params, work.params.launcher, []
-    key = f"{work.place}.launcher.processes"
+    place = f"{work.place}.launcher"
     if shape.learned_positions and work.longest > shape.positions:
         found.append(
             f"{work.place}.max_length is {work.longest}, but the model has {shape.positions} positions; lower it."
         )
-    if params.device != "cuda":
-        return found
-    if launcher.processes > machine.count:
-        gpus = "1 GPU" if machine.count == 1 else f"{machine.count} GPUs"
-        found.append(f"{key} is {launcher.processes}, but a machine has only {gpus}; lower it.")
-    elif launcher.kind in ("torchrun", "deepspeed") and machine.count % launcher.processes:
+    if launcher.nodes > machine.nodes:
+        machines = "1 machine" if machine.nodes == 1 else f"{machine.nodes} machines"
         found.append(
-            f"{key} is {launcher.processes}, which does not divide {machine.count} GPUs; set {machine.count} or a "
-            "divisor."
+            f"{place}.nodes is {launcher.nodes}, but the plan is for {machines}; set NODES={launcher.nodes}, or lower "
+            "it."
+        )
+    if params.device == "cuda" and launcher.processes > machine.count:
+        gpus = "1 GPU" if machine.count == 1 else f"{machine.count} GPUs"
+        found.append(f"{place}.processes is {launcher.processes}, but a machine has only {gpus}; lower it.")
+    elif params.device == "cuda" and launcher.kind in ("torchrun", "deepspeed") and machine.count % launcher.processes:
+        found.append(
+            f"{place}.processes is {launcher.processes}, which does not divide {machine.count} GPUs; set "
+            f"{machine.count} or a divisor."
         )
     return found
