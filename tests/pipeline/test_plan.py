@@ -124,7 +124,7 @@ def test_a_small_model_trains_and_decodes_as_fast_as_its_kernels_are_launched() 
 @pytest.mark.parametrize(
     ("old", "new", "gpus", "said"),
     [
-        ("processes: 4", "processes: 3", "4x80GB", "launcher.processes is 3, which does not divide 4 GPUs"),
+        ("processes: 4", "processes: 5", "4x80GB", "launcher.processes is 5, but a machine has only 4 GPUs; lower it"),
         (
             "tensor_parallel: 1",
             "tensor_parallel: 3",
@@ -149,6 +149,12 @@ def test_settings_that_do_not_fit_are_reported_with_their_key(
     assert old in text
     (plan,) = plans("mine", asked=Asked(gpus=parse_gpus(gpus)), folder=overlay(tmp_path, text.replace(old, new)))
     assert any(said in problem for problem in plan.problems), plan.problems
+
+
+def test_training_may_leave_some_gpus_of_a_machine_idle() -> None:
+    (plan,) = plans("rise-llama2-7b", asked=Asked(gpus=parse_gpus("6x80GB")))  # four processes
+    assert not plan.problems
+    assert [line(plan, f"rise-{stage}@iter1").gpus for stage in ("evaluate", "finetune")] == [6, 4]
 
 
 def test_training_on_more_machines_than_are_planned_for_does_not_fit(tmp_path: Path) -> None:

@@ -265,9 +265,4 @@ def _problems(work: Training, shape: f.Shape, machine: Hardware) -> list[str]:
     if params.device == "cuda" and launcher.processes > machine.count:
         gpus = "1 GPU" if machine.count == 1 else f"{machine.count} GPUs"
         found.append(f"{place}.processes is {launcher.processes}, but a machine has only {gpus}; lower it.")
-    elif params.device == "cuda" and launcher.kind in ("torchrun", "deepspeed") and machine.count % launcher.processes:
-        found.append(
-            f"{place}.processes is {launcher.processes}, which does not divide {machine.count} GPUs; set "
-            f"{machine.count} or a divisor."
-        )
     return found
