@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,11 +177,31 @@ def test_a_control_trains_on_as_many_tokens_as_the_iterations_that_it_matches() 
     assert sum(tokens) * 0.6 < control < sum(tokens)
 
 
-def test_a_token_budget_limits_the_steps_of_reinforcement() -> None:
+def test_a_token_budget_limits_the_tokens_that_reinforcement_reads_and_not_the_number_of_rounds() -> None:
     params = profile("arena-textcraft")["reflect_rl"]
     whole = load_section({"reflect_rl": params}, "reflect_rl", ReflectRLParams, "params.yaml")
-    budget = whole.iterations["reflect_rl"].rl.max_train_tokens
-    assert budget is not None
-    _, training, tokens = _reinforcement(whole, "reflect_rl", whole.iterations["reflect_rl"])
-    assert 1 <= training.steps < whole.iterations["reflect_rl"].rl.max_steps
-    assert budget <= tokens < budget + tokens // training.steps + 1
+    rl = whole.iterations["reflect_rl"].rl
+    calls, training, tokens = _reinforcement(whole, "reflect_rl", whole.iterations["reflect_rl"])
+    decisions = rl.episodes * whole.env.max_turns
+    full = decisions * (whole.engines["policy"].context - 1)  # type: ignore[union-attr]
+    assert rl.max_train_tokens is not None
+    assert rl.max_train_tokens <= tokens < rl.max_train_tokens + 4 * full  # one round of full prompts more
+    assert sum(call.read for call in calls) < 10 * rl.max_train_tokens
+    # Prompts are much shorter: the published runs took up to 6 rounds here, and 20 on the encyclopedia, for the tokens
+    # of 2 and 3 rounds of full prompts.
+    assert training.steps == rl.max_steps
+    assert [call.requests for call in calls] == [rl.max_steps * decisions] * 2
+    assert [call.written for call in calls] == [rl.max_steps * decisions * new for new in (rl.max_tokens, 1)]
+
+
+@pytest.mark.parametrize("world", ["encyclopedia", "textcraft"])
+def test_the_published_arenas_generated_no_more_tokens_than_planned(world: str) -> None:
+    planned = {
+        plan.method: sum(one.written for one in plan.lines if "-evaluate@" not in one.stage)
+        for plan in plans(f"arena-{world}")
+    }
+    runs = sorted((ROOT / "results/published/arena").glob(f"{world}-*.json"))
+    assert runs
+    for run in runs:
+        methods = json.loads(run.read_text(encoding="utf-8"))["arena"]["methods"]
+        assert {method for method, told in methods.items() if told["generated"] > planned[method]} == set()

@@ -1,5 +1,6 @@
 """Counts Reflect-RL's requests and training tokens for ``make plan``."""
 
+from dataclasses import replace
 from math import ceil
 
 from selfimprove.engines.config import ScriptedEngineConfig
@@ -116,20 +117,25 @@ def _acting(
 
 
 def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
-    """Requests of the rollouts, the updates, and the training tokens of equal compute, which controls match."""
+    """Requests of the rollouts, the updates, and the training tokens of equal compute, which controls match.
+
+    A budget limits the tokens that are read, whatever the prompts' length. It does not limit the number of rounds, and
+    with it that of requests, below ``max_steps``: the shorter the prompts, the more rounds.
+    """
     rl, max_turns = run.rl, reflect_rl.env.max_turns
     advised = run.reflector != NONE
     full = room(reflect_rl.engines["policy"], 1)
     replayed = rl.replay_episodes if rl.replay_buffer else 0
     passes = rl.ppo_epochs if rl.algorithm == "ppo" else 1
-    trained = (rl.episodes + replayed) * max_turns * full * passes  # of an iteration
+    trained = (rl.episodes + replayed) * max_turns * full * passes  # of a round of full prompts
     played = rl.episodes * max_turns * full * (2 if advised else 1)
-    steps = rl.max_steps
+    rounds = rl.max_steps
     if rl.max_train_tokens is not None:
-        steps = min(steps, ceil(rl.max_train_tokens / (trained + played // 3)))
-    calls = _acting(reflect_rl, rl, steps * rl.episodes * max_turns, rl.episodes, advised=advised)
-    training = Training(f"reflect_rl.iterations.{key}.rl", rl, steps * trained, full, steps)
-    return calls, training, steps * trained + steps * played // 3
+        rounds = min(rounds, ceil(rl.max_train_tokens / (trained + played // 3)))
+    asked = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * max_turns, rl.episodes, advised=advised)
+    calls = tuple(replace(call, read=call.read // rl.max_steps * rounds) for call in asked)
+    training = Training(f"reflect_rl.iterations.{key}.rl", rl, rounds * trained, full, rl.max_steps)
+    return calls, training, rounds * trained + rounds * played // 3
 
 
 def _games(reflect_rl: ReflectRLParams, splits: dict[str, int], reps: int) -> int:
