@@ -26,9 +26,9 @@ from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.cluster.config import in_use, use
-from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
+from selfimprove.engines.config import POLICY, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.openai import endpoint_of
-from selfimprove.engines.vllm.checks import check_installed
+from selfimprove.engines.vllm.checks import check_installed, positions
 from selfimprove.envs.params import EnvParams, TextParams
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.serpapi import SerpApiSearch
@@ -39,9 +39,11 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
 from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
+from selfimprove.pipeline.plan.shapes import find_config
 from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
+from selfimprove.training.config import FinetuneParams
 
 SAY = "--say"
 """Option of ``make check``: report success as well; before a run, only faults are printed."""
@@ -97,7 +99,7 @@ def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str
         lacking = machine_faults(section, os.environ)
         faults += [f"{method}: {fault.removeprefix(f'{method}.')}" for fault in lacking]
         wrong_base = list(base_faults(method, getattr(base, method)))
-        faults += wrong_base
+        faults += wrong_base or context_faults(method, section, getattr(base, method))
         if not wrong_base and (warning := small_settings(values, method)):
             print(warning, file=sys.stderr)
     return faults, missing
@@ -202,6 +204,35 @@ def base_faults(method: str, base: BaseParams) -> Iterator[str]:
         yield f"{place}.model: folder {model} does not exist; name an existing folder, or a hub model as owner/name."
     if base.chat_template is not None:
         yield from _template_faults(f"{place}.chat_template", base.chat_template)
+
+
+def context_faults(method: str, section: Section, base: BaseParams) -> Iterator[str]:
+    """Engines with a context beyond their model's positions, which stages refuse only after the first training.
+
+    A model whose config is not available here is not checked.
+    """
+    trained = [one.max_length for _, one in every(section, "train") if isinstance(one, FinetuneParams)]
+    for name, engine in getattr(section, "engines", {}).items():
+        if name not in engines_in(section) or not isinstance(engine, TransformersEngineConfig | VllmEngineConfig):
+            continue
+        model, revision = (base.model, base.revision) if engine.model == POLICY else (engine.model, None)
+        limit = base.arch.positions if model is None else _positions(model, revision)
+        if limit is None or engine.context <= limit:
+            continue
+        if isinstance(engine, VllmEngineConfig) and engine.model == POLICY and max(trained) > limit:
+            continue  # training scales the rotary positions, and vLLM counts the scaled ones
+        remedy = f"lower it, or raise base.{method}.arch.positions" if model is None else "lower it"
+        yield (
+            f"{method}: engines.{name}.context is {engine.context}, but {model or 'the model'} has only {limit} "
+            f"positions; {remedy}."
+        )
+
+
+def _positions(model: str, revision: str | None) -> int | None:
+    with suppress(UserError):  # the stage that reads the file reports that it is damaged
+        found = find_config(model, revision)
+        return positions(found[0]) if found and isinstance(found[0], Mapping) else None
+    return None
 
 
 def _missing_files(place: str, section: BaseModel) -> Iterator[str]:

@@ -15,6 +15,7 @@ from selfimprove.apps.report.dag import needs
 from selfimprove.core.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rise.params import RiseParams
+from selfimprove.models.base import BaseSection
 from selfimprove.pipeline import check
 from selfimprove.pipeline.params import section_faults
 from selfimprove.pipeline.profiles import compose
@@ -316,6 +317,36 @@ def test_problems_that_would_fail_a_first_stage_are_reported_before_it_runs(
         monkeypatch.delenv(name, raising=False)
     set_key(path, value)
     assert any(line.startswith(said) for line in ends_with(capsys))
+
+
+def test_a_context_beyond_the_positions_of_the_model_is_reported_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_key("agent_r.engines.actor.context", 1537)
+    assert ends_with(capsys) == [
+        "agent_r: engines.actor.context is 1537, but the model has only 1536 positions; lower it, or raise "
+        "base.agent_r.arch.positions."
+    ]
+    set_key("agent_r.engines.actor.context", 1536)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/config.json").write_text('{"max_position_embeddings": 300}')
+    set_key("base.rise", {"model": "own"})
+    assert "rise: engines.student.context is 352, but own has only 300 positions; lower it." in ends_with(capsys)
+    (tmp_path / "own/config.json").write_text("damaged")
+    check.main()
+    set_key("base.rise", {"model": "owner/name", "revision": "abc"})  # its config is not available
+    check.main()
+
+
+@pytest.mark.parametrize(("max_length", "refused"), [(4096, True), (8192, False)])
+def test_vllm_s_context_may_reach_the_positions_that_training_scales(max_length: int, refused: bool) -> None:
+    values = profile("rise-llama2-7b")
+    values["rise"]["engines"]["student"]["context"] = 8192
+    for row in values["rise"]["rows"].values():
+        row["train"]["max_length"] = max_length
+    base = BaseSection.model_validate(values["base"]).rise
+    found = list(check.context_faults("rise", RiseParams.model_validate(values["rise"]), base))
+    assert len(found) == refused
 
 
 def test_learning_rates_cause_a_warning_only_if_the_base_model_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,21 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
     Raises:
         UserError: the model's config is not available, or its architecture is not supported.
     """
+    found = find_config(model, revision)
+    if found is None:
+        raise UserError(
+            f"plan: the size of {model!r} is unknown: it is no folder with a config.json, and in neither "
+            f"the hub's cache nor {TABLE.name}; download the model, or add its config to {TABLE}."
+        )
+    return read_shape(*found)
+
+
+def find_config(model: str, revision: str | None = None) -> tuple[Any, str] | None:
+    """The config.json of a model in a folder, the hub's cache or ``TABLE``, and its place; None: it is in none of them.
+
+    Raises:
+        UserError: the file is no JSON.
+    """
     file = Path(model) / "config.json"
     if not os.path.isfile(file):  # unlike pathlib's, False for a name that is too long
         from huggingface_hub import try_to_load_from_cache
@@ -45,14 +60,9 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
             cached = None if os.path.exists(model) else try_to_load_from_cache(model, "config.json", revision=revision)
         if not isinstance(cached, str):
             table = read_yaml(TABLE)
-            if model in table:
-                return read_shape(table[model], model)
-            raise UserError(
-                f"plan: the size of {model!r} is unknown: it is no folder with a config.json, and in neither "
-                f"the hub's cache nor {TABLE.name}; download the model, or add its config to {TABLE}."
-            )
+            return (table[model], model) if model in table else None
         file = Path(cached)
-    return read_shape(load_json(file), str(file))
+    return load_json(file), str(file)
 
 
 def read_shape(config: Any, where: str) -> Shape:
