@@ -26,9 +26,15 @@ from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.cluster.config import in_use, use
-from selfimprove.engines.config import POLICY, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
+from selfimprove.engines.config import (
+    POLICY,
+    EngineConfig,
+    OpenAiEngineConfig,
+    TransformersEngineConfig,
+    VllmEngineConfig,
+)
 from selfimprove.engines.openai import endpoint_of
-from selfimprove.engines.vllm.checks import check_installed, positions
+from selfimprove.engines.vllm.checks import check_installed, positions, replica_count
 from selfimprove.envs.params import EnvParams, TextParams
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.serpapi import SerpApiSearch
@@ -39,6 +45,7 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
 from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
+from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.plan.shapes import find_config
 from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
@@ -145,10 +152,8 @@ def _graph(file: Path, _changed: int) -> Mapping[str, Any]:
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:
     """What a method's section needs and this machine or environment lacks: keys, packages, files, levels, GPUs."""
-    used = engines_in(section)
-    for name, engine in getattr(section, "engines", {}).items():
-        if name not in used:
-            continue
+    engines = used_engines(section)
+    for name, engine in engines.items():
         place = f"engines.{name}: "
         if isinstance(engine, OpenAiEngineConfig):
             yield from _said(place, endpoint_of, engine.base_url)
@@ -177,10 +182,28 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
         yield f"{key} is cuda, but this machine has no NVIDIA GPU; `make rehearse` runs a GPU profile on a CPU."
     elif "cuda" in devices.values():
         yield from compiler_faults(Path(sysconfig.get_path("include")))
+    computes = "cuda" in devices.values() or any(isinstance(one, VllmEngineConfig) for one in engines.values())
+    if computes and in_use().kind == "none" and (gpus := visible_gpus()) is not None:
+        yield from gpu_faults(section, gpus[0])
     for key, value in every(section, "quantize"):
         if value != "none" and find_spec("bitsandbytes") is None:
             yield f"{key} is {value}, which needs the package bitsandbytes; run `make setup ACCELERATOR=cuda`."
             break
+
+
+def gpu_faults(section: Section, gpus: int) -> Iterator[str]:
+    """One training and each vLLM engine that need more GPUs than the ``gpus`` of this machine."""
+    for key, train in every(section, "train"):  # reinforcement learning uses one GPU
+        if not isinstance(train, FinetuneParams) or train.device != "cuda" or key == "train":
+            continue  # the shared settings alone start no training
+        untrained = train.epochs == 0 and train.max_train_tokens is None
+        if train.launcher.processes > gpus and not untrained:
+            have = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+            yield f"{key}.launcher.processes is {train.launcher.processes}, but this machine has only {have}; lower it."
+            break
+    for name, engine in used_engines(section).items():
+        if isinstance(engine, VllmEngineConfig):
+            yield from _said(f"engines.{name}: ", replica_count, engine, gpus)
 
 
 def compiler_faults(headers: Path) -> Iterator[str]:
@@ -212,8 +235,8 @@ def context_faults(method: str, section: Section, base: BaseParams) -> Iterator[
     A model whose config is not available here is not checked.
     """
     trained = [one.max_length for _, one in every(section, "train") if isinstance(one, FinetuneParams)]
-    for name, engine in getattr(section, "engines", {}).items():
-        if name not in engines_in(section) or not isinstance(engine, TransformersEngineConfig | VllmEngineConfig):
+    for name, engine in used_engines(section).items():
+        if not isinstance(engine, TransformersEngineConfig | VllmEngineConfig):
             continue
         model, revision = (base.model, base.revision) if engine.model == POLICY else (engine.model, None)
         limit = base.arch.positions if model is None else _positions(model, revision)
@@ -270,6 +293,12 @@ def _said(place: str, check: Callable[..., object], *arguments: object) -> Itera
         check(*arguments)
     except UserError as error:
         yield f"{place}{error}"
+
+
+def used_engines(section: Section) -> dict[str, EngineConfig]:
+    """The engines that the section uses, by name."""
+    used = engines_in(section)
+    return {name: engine for name, engine in getattr(section, "engines", {}).items() if name in used}
 
 
 def engines_in(section: Section) -> set[str]:
