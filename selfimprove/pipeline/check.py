@@ -64,6 +64,8 @@ FILE_KEYS = (
     "recipes", "repos", "snippets",
 )  # fmt: skip
 """Keys that name an input file or folder, or a mapping to several, where their value is text."""
+OWN_ENGINE = {"rise": "student", "agent_r": "actor", "spin": "policy"}
+"""The engine that plays with each row's own model. Reflect-RL's may not be an endpoint."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists if the NVIDIA driver is installed (the last under WSL)."""
 
@@ -93,7 +95,7 @@ def main() -> None:
 def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str], list[str]]:
     """All faults that a run of ``methods`` with these params would meet, and the methods that have no results of them.
 
-    If a method's settings look too small for its own model, a warning is printed.
+    If a method's settings look too small for its own model, or its rows cannot differ, a warning is printed.
     """
     faults = list(params_faults(values))
     if faults:
@@ -107,8 +109,9 @@ def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str
         faults += [f"{method}: {fault.removeprefix(f'{method}.')}" for fault in lacking]
         wrong_base = list(base_faults(method, getattr(base, method)))
         faults += wrong_base or context_faults(method, section, getattr(base, method))
-        if not wrong_base and (warning := small_settings(values, method)):
-            print(warning, file=sys.stderr)
+        for warning in () if wrong_base else (small_settings(values, method), endpoint_in_every_row(method, section)):
+            if warning:
+                print(warning, file=sys.stderr)
     return faults, missing
 
 
@@ -256,6 +259,19 @@ def _positions(model: str, revision: str | None) -> int | None:
         found = find_config(model, revision)
         return positions(found[0]) if found and isinstance(found[0], Mapping) else None
     return None
+
+
+def endpoint_in_every_row(method: str, section: Section) -> str | None:
+    """A warning if an endpoint plays in place of the rows' own models; None otherwise."""
+    name = OWN_ENGINE.get(method, "")
+    engine = getattr(section, "engines", {}).get(name)
+    if not isinstance(engine, OpenAiEngineConfig):
+        return None
+    return (
+        f"WARNING: {method}.engines.{name} is an endpoint: every row is evaluated with its model {engine.model}, and "
+        "none with the model that it trains, so the rows differ by chance only. To compare them, set engine: vllm or "
+        "transformers, with model: policy."
+    )
 
 
 def _missing_files(place: str, section: BaseModel) -> Iterator[str]:

@@ -377,6 +377,22 @@ def test_learning_rates_cause_a_warning_only_if_the_base_model_can_be_used(capsy
     ]
 
 
+@pytest.mark.parametrize(("method", "engine"), [("rise", "student"), ("agent_r", "actor"), ("spin", "policy")])
+def test_a_warning_says_that_an_endpoint_plays_in_every_row(
+    method: str, engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["check", method])
+    set_key("spin.prompt.format", "chat")
+    check.main()
+    assert capsys.readouterr().err == ""
+    set_key(
+        f"{method}.engines.{engine}", {"engine": "openai", "base_url": "http://h/v1", "model": "m", "api_key_env": None}
+    )
+    check.main()
+    said = f"WARNING: {method}.engines.{engine} is an endpoint: every row is evaluated with its model m, and none with"
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_scienceworld_has_to_be_installed_here_unless_a_server_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     section = AgentRParams.model_validate(profile("agent-r-sciworld")["agent_r"])
