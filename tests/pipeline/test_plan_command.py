@@ -302,6 +302,9 @@ def test_make_plan_passes_on_its_settings() -> None:
 def test_an_invalid_profile_is_refused_with_the_key_at_fault(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape("rise.evaluate.max_turn: unknown key; did you mean 'max_turns'?")):
         plans("mine", folder=overlay(tmp_path, "rise: {evaluate: {max_turn: 3}}"))
+    text = "run: {seed: -1}\nspin: {evaluate: {max_turns: 0}}"  # sections that the plan of RISE does not read
+    with pytest.raises(UserError, match=r"(?s)run\.seed: .*got -1.*\n.*spin\.evaluate\.max_turns: .*got 0"):
+        plans("mine", "rise", folder=overlay(tmp_path, text + "\nrise: {evaluate: {max_turns: 3}}"))
 
 
 def test_a_teacher_s_tokens_are_priced() -> None:
