@@ -307,6 +307,16 @@ def test_an_invalid_profile_is_refused_with_the_key_at_fault(tmp_path: Path) -> 
         plans("mine", "rise", folder=overlay(tmp_path, text + "\nrise: {evaluate: {max_turns: 3}}"))
 
 
+def test_the_cost_of_a_short_run_is_not_rounded_to_0_and_a_run_without_gpus_has_none() -> None:
+    (plan,) = plans("smollm2-gpu", "rise", Asked(gpus=(1, 80e9), hourly=2.0))
+    assert plan.cost is not None
+    assert 0.4 < plan.cost < 0.6
+    asked = ["smollm2-gpu", "--method", "rise", "--gpus", "1x80GB", "--gpu-price", "2"]
+    assert f"- Cost: {plan.cost:.2f}, of all GPUs" in command(*asked).stdout
+    assert "- Cost: 0, of all GPUs" in command(*asked[:-1], "0").stdout
+    assert "Cost" not in command("default", "--method", "rise", "--gpu-price", "2").stdout
+
+
 def test_a_teacher_s_tokens_are_priced() -> None:
     done = command("rise-llama2-7b", "--price", "0,2", "--gpus", "4x80GB")
     assert done.returncode == 0

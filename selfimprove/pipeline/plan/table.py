@@ -129,8 +129,9 @@ def _legend(plan: MethodPlan) -> list[str]:
             f"launcher.nodes specifies. The longest stage, {short(worst, plan)}, uses {worst.at_work} of "
             f"{plan.machine.gpus} GPUs."
         )
-    if plan.cost is not None:
-        notes.append(f"Cost: {plan.cost:,.0f}, of all GPUs for these hours and of the endpoints' tokens.")
+    if plan.cost is not None and (plan.hours is not None or plan.remote):
+        cost = digits(plan.cost) if plan.cost else "0"
+        notes.append(f"Cost: {cost}, of all GPUs for these hours and of the endpoints' tokens.")
     notes.append(
         "Disk: outputs with DVC's cache, and checkpoints while a stage runs; the total includes the largest of these."
     )
