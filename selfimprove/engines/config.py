@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from selfimprove.core.params import Section, VariableName
 
@@ -89,6 +89,10 @@ class VllmEngineConfig(Section):
     trust_remote_code: bool = False
 
 
+OWN_FIELDS = frozenset({"messages", "model", "n", "seed", "stream"})
+"""Fields of a chat completion's JSON that ``extra_body`` can't change: its samples and their order depend on them."""
+
+
 class OpenAiEngineConfig(Section):
     """Any OpenAI-compatible endpoint (``engines/openai.py``). The key comes only from the environment or a key file."""
 
@@ -118,12 +122,24 @@ class OpenAiEngineConfig(Section):
         default=None, ge=0, description="overrides the stage's temperature, for example for a teacher"
     )
     max_tokens: int | None = Field(default=None, ge=1, description="overrides the stage's max_tokens")
+    extra_body: dict[str, JsonValue] = Field(
+        default={},
+        description="fields added to each call's JSON, or replacing its own; null omits a field, such as one that the "
+        "model rejects",
+    )
     n_per_call: int = Field(
         default=16,
         ge=1,
         le=10_000,
         description="maximum number of samples requested per call; further samples need further calls",
     )
+
+    @field_validator("extra_body")
+    @classmethod
+    def _leaves_the_samples_to_the_engine(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted(OWN_FIELDS & extra.keys()):
+            raise ValueError(f"the field {taken[0]!r} belongs to the engine; omit it here")
+        return extra
 
 
 class ScriptedEngineConfig(Section):

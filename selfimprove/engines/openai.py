@@ -140,7 +140,7 @@ class OpenAiEngine:
         if self._cfg.send_seed:
             bits = request.seed.at(request.seed.sample + first).bits()
             body["seed"] = spaced_seed(bits, self._cfg.n_per_call)
-        return body
+        return {name: value for name, value in (body | self._cfg.extra_body).items() if value is not None}
 
     async def _insist(self, body: dict[str, Any], request: Request) -> list[Completion]:
         import tenacity

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
@@ -225,6 +226,22 @@ def test_seeds_differ_by_sample_fit_31_bits_and_are_spaced_for_the_servers_child
         run(server, ask("a", task="t1"), send_seed=False)
     assert server.seen[0].body["seed"] != server.seen[1].body["seed"]
     assert "seed" not in server.seen[2].body
+
+
+def test_extra_fields_are_sent_replace_the_engines_own_and_omit_those_that_are_null() -> None:
+    extra = {"max_tokens": None, "max_completion_tokens": 4000, "top_p": None, "stop": None, "options": {"deep": [1]}}
+    with endpoint(lambda _: answer("yes\nno")) as server:
+        [[completion]], _ = run(server, ask(stop=("\n",)), extra_body=extra)
+    sent = server.seen[0].body
+    assert completion.text == "yes"  # the stop string still applies
+    assert (sent["max_completion_tokens"], sent["options"]) == (4000, {"deep": [1]})
+    assert not {"max_tokens", "top_p", "stop"} & sent.keys()
+
+
+@pytest.mark.parametrize("name", ["messages", "model", "n", "seed", "stream"])
+def test_extra_fields_cannot_change_what_is_sampled(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"the field '{name}' belongs to the engine"):
+        config("http://127.0.0.1:1/v1", extra_body={name: None})
 
 
 def test_concurrent_calls_are_limited_and_results_match_their_requests() -> None:
