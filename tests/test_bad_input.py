@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from selfimprove.training.processes import free_port
 from tests.engines.http_endpoint import Reply, Seen, echo, endpoint
 from tests.pipeline.workbench import Workbench, published, write_params
 from tests.support.tiny import train_tokenizer
@@ -92,12 +92,6 @@ def test_a_tokenizer_of_another_model_is_refused(rise_bench: Workbench, tmp_path
     assert "models/rise/start" in rise_bench.refused(folder, "rise.finetune", "base")
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def remote(**more: Any) -> dict[str, Any]:
     engine = {"engine": "openai", "model": "m", "tries": 1, "backoff": 0.0, "timeout": 5.0, **more}
     return {"rise": {"engines": {"teacher": engine}}}
@@ -106,7 +100,7 @@ def remote(**more: Any) -> dict[str, Any]:
 def test_the_error_names_an_unreachable_endpoint_and_finished_work_is_kept(
     rise_bench: Workbench, tmp_path: Path
 ) -> None:
-    url = f"http://127.0.0.1:{closed_port()}/v1"
+    url = f"http://127.0.0.1:{free_port()}/v1"
     folder = rise_bench.copy(tmp_path / "bench", remote(base_url=url, api_key_env=None))
     sentence = rise_bench.refused(folder, "rise.generate", "iter1")
     assert url in sentence

@@ -9,10 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from selfimprove.models.base import BaseParams
 from selfimprove.models.card import escaped, fenced
 from tests.models.test_base_adapter import make_adapter
 from tests.pipeline.workbench import write_params
+from tests.support.http_server import Handler, serve
 from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,33 +77,21 @@ class Hub:
 def hub() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            allowed = (
-                hub.stores if self.command == "PUT" else self.headers.get("Authorization") == f"Bearer {hub.token}"
-            )
+            body = self.body()
+            put = self.command == "PUT"
+            allowed = hub.stores if put else self.headers.get("Authorization") == f"Bearer {hub.token}"
             try:
                 found = hub.answer(self.command, self.path.partition("?")[0], body) if allowed else {}
             except ConnectionAbortedError:
                 return
-            answer = json.dumps(found).encode()
-            self.send_response(200 if allowed else 403)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self.respond(200 if allowed else 403, json.dumps(found).encode())
 
         do_PUT = do_POST
 
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield hub
-    server.shutdown()
-    server.server_close()
+    with serve(Answers) as hub.url:
+        yield hub
 
 
 @pytest.fixture(scope="module")

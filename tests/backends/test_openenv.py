@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.openenv import session
 from selfimprove.envs.openenv.world import OpenEnvParams
 from selfimprove.envs.registry import text_env
+from selfimprove.training.processes import free_port
 from tests.envs.contract import check_acted
 from tests.support.openenv_server import walk
 
@@ -90,12 +90,6 @@ async def app(scope, receive, send):
 SESSIONS = 100
 KEYS = {"action": "word", "field": "text", "listed": "legal", "tasks": 60}
 FREE = {**KEYS, "listed": ""}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from selfimprove.training.processes import free_port
 
 KEY = "sk-key-of-the-test-server"
 
@@ -41,9 +42,7 @@ class Server:
 @contextmanager
 def starting(model_dir: Path, log: Path, context: int) -> Iterator[Server]:
     """A server of a model under the name ``tiny``; it may not respond yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
     command += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--block-size", "32"]

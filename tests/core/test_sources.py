@@ -1,7 +1,5 @@
 """Declared data sources: fetched from a mirror or by HTTP, verified, stored completely or not at all."""
 
-import http.server
-import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.sources import SOURCES, fetch, load_sources, mirror_folder
+from tests.support.http_server import Handler, Server
 from tests.support.real_data import real, real_sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,30 +27,23 @@ def declare(folder: Path, url: Any, *, content: Any = ROWS, path: str = "gsm8k/t
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    """A local HTTP server; ``replies`` is a list of (status, body, declared length); the last one is repeated."""
+    """A local HTTP server; ``replies`` is a list of (status, body, whether it is cut); the last one is repeated."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Replies(Handler):
         server: Any
 
         def do_GET(self) -> None:
             self.server.asked.append(self.path)
             replies = self.server.replies
-            status, body, length = replies.pop(0) if len(replies) > 1 else replies[0]
-            self.send_response(status)
-            self.send_header("Content-Length", str(length))
-            self.end_headers()
-            self.wfile.write(body)
+            status, body, cut = replies.pop(0) if len(replies) > 1 else replies[0]
+            self.respond(status, body, cut=cut)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    httpd: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.asked, httpd.replies = [], [(200, ROWS, len(ROWS))]
-    httpd.url = f"http://127.0.0.1:{httpd.server_address[1]}/train.jsonl"
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield httpd
-    httpd.shutdown()
-    httpd.server_close()
+    server: Any = Server(Replies)
+    server.asked, server.replies = [], [(200, ROWS, False)]
+    server.url += "/train.jsonl"
+    server.start()
+    yield server
+    server.stop()
 
 
 def left_in(folder: Path) -> Any:
@@ -71,7 +63,7 @@ def test_a_download_is_verified_and_reused_while_intact(server: Any, tmp_path: P
 
 
 def test_transient_failures_are_retried(server: Any, tmp_path: Path) -> None:
-    server.replies = [(503, b"", 0), (429, b"", 0), (200, ROWS[:5], len(ROWS)), (200, ROWS, len(ROWS))]
+    server.replies = [(503, b"", False), (429, b"", False), (200, ROWS, True), (200, ROWS, False)]
     (path,) = fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), backoff=0)
     assert path.read_bytes() == ROWS
     assert len(server.asked) == 4
@@ -81,7 +73,7 @@ def test_transient_failures_are_retried(server: Any, tmp_path: Path) -> None:
 def test_permanent_failures_are_reported_after_retries_of_server_errors_only(
     server: Any, tmp_path: Path, status: int, asked: int
 ) -> None:
-    server.replies = [(status, b"", 0)]
+    server.replies = [(status, b"", False)]
     with pytest.raises(
         UserError, match=rf"can't be fetched \(status {status}\); check the network, or set DATA_MIRROR"
     ):
@@ -107,7 +99,7 @@ def test_a_file_with_a_wrong_hash_is_refused_and_not_kept(server: Any, tmp_path:
 
 @pytest.mark.parametrize("rows", [ROWS + b'{"question": "q', ROWS + b"\xff\n"])
 def test_a_torn_or_undecodable_line_is_reported_with_its_url_and_number(server: Any, tmp_path: Path, rows: Any) -> None:
-    server.replies = [(200, rows, len(rows))]
+    server.replies = [(200, rows, False)]
     with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/train\.jsonl, line 2: not ") as caught:
         fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url, content=rows))
     assert ".part" not in str(caught.value)

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_server import Handler, Server
 
 
 @dataclass
@@ -61,12 +62,12 @@ class Endpoint:
         self._lock = threading.Lock()
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Scripted(Handler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers["Content-Length"]))
-                seen = Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, json.loads(raw))
+                headers = {k.lower(): v for k, v in self.headers.items()}
+                seen = Seen(self.path, headers, json.loads(self.body()))
                 with outer._lock:
                     outer.seen.append(seen)
                     outer._now += 1
@@ -77,36 +78,11 @@ class Endpoint:
                 finally:
                     with outer._lock:
                         outer._now -= 1
-                self.send_response(reply.status)
-                for name, value in reply.headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(reply.body)))
-                self.end_headers()
-                if reply.cut:
-                    self.wfile.write(reply.body[: len(reply.body) // 2])
-                    self.close_connection = True
-                else:
-                    self.wfile.write(reply.body)
+                self.respond(reply.status, reply.body, reply.headers, cut=reply.cut)
 
-            def log_message(self, *_: Any) -> None:
-                """Print nothing."""
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *_: Any) -> None:
-                """Ignore it: in some tests, a client stops waiting."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def start(self) -> None:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server = Server(Scripted)
+        self.start, self.stop = self._server.start, self._server.stop
+        self.url = f"{self._server.url}/v1"
 
 
 @contextmanager

@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.models.base import SHIPPED, WANTED, BaseParams, resolve_model, take_weights
+from tests.support.http_server import Handler, serve
 
 COMMIT = "0" * 39 + "1"
 CONFIG = b'{"model_type": "llama"}'
@@ -33,7 +32,7 @@ PROGRAM = (
 def hub(listing: str | None, download: str | None) -> Iterator[str]:
     """A server that lists and serves ``config.json``, or answers either request with an ``X-Error-Code``."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hub(Handler):
         def do_GET(self) -> None:
             refusal = listing if self.path.startswith("/api/") else download
             body = CONFIG
@@ -41,30 +40,14 @@ def hub(listing: str | None, download: str | None) -> Iterator[str]:
                 file = {"type": "file", "path": "config.json", "size": len(CONFIG), "oid": "c" * 40}
                 body = json.dumps([file]).encode()
             if refusal is not None:
-                self.send_response(401 if refusal == "RepoNotFound" else 403)
-                self.send_header("X-Error-Code", refusal)
-                body = b"{}"
+                self.respond(401 if refusal == "RepoNotFound" else 403, b"{}", {"X-Error-Code": refusal})
             else:
-                self.send_response(200)
-                self.send_header("ETag", '"' + "c" * 40 + '"')
-                self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+                self.respond(200, body, {"ETag": '"' + "c" * 40 + '"', "X-Repo-Commit": COMMIT})
 
         do_HEAD = do_GET
 
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve(Hub) as url:
+        yield url
 
 
 def resolved(url: str, cache: Path, **extra: str) -> str:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import uvicorn
@@ -17,6 +16,7 @@ from selfimprove.envs.interface import AgentEnv
 from selfimprove.envs.params import TextParams
 from selfimprove.envs.registry import named
 from selfimprove.envs.remote.server import listen, make_app, server_config
+from tests.support.http_server import Handler, serve
 
 
 @contextmanager
@@ -74,12 +74,12 @@ def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[H
     """Serve ``script`` in threads."""
     server = Hostile(script)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Scripted(Handler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # headers and body are sent separately
 
         def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._answer(json.loads(self.body()))
 
         def do_GET(self) -> None:
             self._answer({})
@@ -89,29 +89,8 @@ def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[H
             server.seen.append((call, fields))
             reply = script(call, fields)
             body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
-            self.send_response(reply.status)
-            self.send_header("Content-Length", str(len(body)))
-            if reply.location:
-                self.send_header("Location", reply.location)
-            self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if reply.cut else body)
-            self.close_connection = reply.cut
+            headers = {"Location": reply.location} if reply.location else {}
+            self.respond(reply.status, body, headers, cut=reply.cut)
 
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 64
-
-        def handle_error(self, *_: Any) -> None:
-            """Clients that stop waiting are part of the tests."""
-
-    listening = Server(("127.0.0.1", 0), Handler)
-    server.url = f"http://127.0.0.1:{listening.server_port}"
-    threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
+    with serve(Scripted) as server.url:
         yield server
-    finally:
-        listening.shutdown()
-        listening.server_close()

@@ -1,8 +1,6 @@
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,6 +14,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.tools.dispatch import make_tools
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.qa.tools.serpapi import SearchFailed, SerpApiParams, SerpApiSearch, pick
+from tests.support.http_server import Handler, serve
 
 KEY = "s3cret-key"
 
@@ -25,26 +24,14 @@ def service(*replies: Any) -> Iterator[Any]:
     """A local service that sends each (status, body) once and repeats the last; yields its address and the queries."""
     left, seen = list(replies), []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Replies(Handler):
         def do_GET(self) -> None:
             seen.append({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
             status, body = left.pop(0) if len(left) > 1 else left[0]
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.respond(status, body if isinstance(body, bytes) else json.dumps(body).encode())
 
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/search.json", seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve(Replies) as url:
+        yield f"{url}/search.json", seen
 
 
 def made(url: Any, **params: Any) -> SerpApiSearch:
