@@ -11,16 +11,8 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.records import Message
-from tests.support.tiny import train_tokenizer
 
 PLAIN = NAMED_TEMPLATES["plain"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(folder)
-    return folder
 
 
 def refused(tokenizer: Path, tmp_path: Path, template: str) -> str:

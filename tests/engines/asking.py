@@ -17,9 +17,11 @@ FEW_SHOT = [
 ]
 
 
-def make_engine(folder: Path, **changes: object) -> TransformersEngine:
+def make_engine(folder: Path, *, model: object = None, **changes: object) -> TransformersEngine:
+    """An engine over the folder's model, or over ``model``, a trainer's."""
     settings = {"engine": "transformers", "slots": 8, "context": 192, "prefill_rows": 4, "prefill_block": 16}
-    return TransformersEngine(TransformersEngineConfig.model_validate(settings | changes), folder, threads=1)
+    cfg = TransformersEngineConfig.model_validate(settings | changes)
+    return TransformersEngine(cfg, folder, threads=1, model=model)
 
 
 def ask(index: int, *, turns: int = 0, **changes: object) -> Request:

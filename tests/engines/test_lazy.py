@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
@@ -20,16 +18,8 @@ from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.lazy import LazyEngine
 from selfimprove.engines.scripted import ScriptedEngine
-from tests.support.tiny import train_tokenizer
 
 QUESTION = [Message(role="user", content="3 + 4?")]
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder = tmp_path_factory.mktemp("tiny")
-    train_tokenizer(folder)
-    return ChatFormat.load(folder)
 
 
 class Maker:

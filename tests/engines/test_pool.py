@@ -18,7 +18,6 @@ from selfimprove.engines.config import ScriptedEngineConfig, TransformersEngineC
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.pool import open_engines, usage
 from selfimprove.engines.scripted import ScriptedEngine
-from tests.support.tiny import make_tiny_model
 
 CONFIGS: dict[str, Any] = {
     "student": TransformersEngineConfig(engine="transformers", slots=2, context=64, prefill_rows=1),
@@ -26,11 +25,6 @@ CONFIGS: dict[str, Any] = {
     "unused": TransformersEngineConfig(engine="transformers", model="/nowhere"),
 }
 REQUEST = Request([Message(role="user", content="3 + 4?")], SeedKey(1, "task"), max_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
 
 
 def test_only_named_engines_are_created_each_once_and_the_answers_of_a_model_are_journaled(

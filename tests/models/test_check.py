@@ -14,21 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from selfimprove.core.errors import UserError
 from selfimprove.models.check import check_base, check_tokenizer
-from tests.support.tiny import make_tiny_model
 
 Weights = dict[str, torch.Tensor]
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("whole") / "m", hidden=32)
-
-
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "m"))
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "m"))
 
 
 def refused(folder: Path) -> str:
@@ -39,8 +33,8 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_complete_model_passes_and_so_does_one_with_tied_weights(whole: Path, folder: Path) -> None:
-    assert check_base(whole).get_input_embeddings().num_embeddings > 0
+def test_a_complete_model_passes_and_so_does_one_with_tied_weights(tiny: Path, folder: Path) -> None:
+    assert check_base(tiny).get_input_embeddings().num_embeddings > 0
     edit_config(folder, tie_word_embeddings=True)
     edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
     check_base(folder)
@@ -108,9 +102,9 @@ def test_missing_truncated_or_corrupt_files_are_reported(folder: Path) -> None:
     assert "contains no config.json" in refused(folder)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused(whole: Path) -> None:
-    model = check_base(whole)
+def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused(tiny: Path) -> None:
+    model = check_base(tiny)
     rows = model.get_input_embeddings().num_embeddings
-    check_tokenizer(whole, model, rows)
+    check_tokenizer(tiny, model, rows)
     with pytest.raises(UserError, match=f"the tokenizer has {rows + 1} ids, but the model only {rows}"):
-        check_tokenizer(whole, model, rows + 1)
+        check_tokenizer(tiny, model, rows + 1)

@@ -10,16 +10,8 @@ import pytest
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.models.scratch import ScratchArch, build_scratch_model
-from tests.support.tiny import train_tokenizer
 
 ARCH = ScratchArch(hidden=16, layers=1, heads=2, intermediate=32, positions=64)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(folder)
-    return folder
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tokenizer: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures: a tiny model folder, created once, and examples and pairs to train it on."""
+"""Fixtures: a tiny model folder, its tokenizer alone, both created once, and examples and pairs to train it on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Example, Message, Pair
 from selfimprove.core.seeds import rng
-from tests.support.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model, train_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random 2-layer model with its tokenizer."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tokenizer, without a model."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat(tokenizer: Path) -> ChatFormat:
+    """The tokenizer's format, with the template ``plain``."""
+    return ChatFormat.load(tokenizer)
 
 
 @pytest.fixture(scope="session")

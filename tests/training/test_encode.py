@@ -14,13 +14,6 @@ from selfimprove.training.encode import EncodeCounters, encode_example, encode_e
 from tests.support.tiny import train_tokenizer
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(folder)
-    return ChatFormat.load(folder)
-
-
 def user(text: str) -> Message:
     return Message(role="user", content=text)
 

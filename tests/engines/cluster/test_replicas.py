@@ -25,14 +25,8 @@ from selfimprove.engines.cluster.replicas import ReplicatedEngine, replicated_tr
 from selfimprove.engines.config import EngineConfig, TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.pipeline.params import load_section
-from tests.support.tiny import make_tiny_model
 
 SETTINGS = {"engine": "transformers", "context": 192, "prefill_rows": 4, "prefill_block": 16}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", heads=4, kv_heads=2)
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,6 @@ from selfimprove.engines.cluster.dispatch import Share
 from selfimprove.engines.cluster.replicas import ReplicatedEngine
 from selfimprove.engines.cluster.worker import WorkerSpec, start_worker
 from selfimprove.engines.scripted import ScriptedEngine
-from tests.support.tiny import train_tokenizer
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder = tmp_path_factory.mktemp("tiny")
-    train_tokenizer(folder)
-    return ChatFormat.load(folder)
 
 
 def replicated(specs: list[WorkerSpec], chat: ChatFormat) -> ReplicatedEngine:

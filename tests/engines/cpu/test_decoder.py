@@ -16,14 +16,8 @@ from selfimprove.engines.cpu.llama import Llama
 from selfimprove.engines.cpu.slots import Rows
 from selfimprove.models.loading import load_causal_lm
 from tests.engines.asking import ask, make_engine, run
-from tests.support.tiny import make_tiny_model
 
 SLOTS, CONTEXT, READING, BLOCK = 16, 256, 8, 16
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", heads=4, kv_heads=2)
 
 
 @pytest.fixture(autouse=True)

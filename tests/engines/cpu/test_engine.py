@@ -29,11 +29,6 @@ from tests.support.tiny import make_tiny_model, train_tokenizer
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", heads=4, kv_heads=2)
-
-
-@pytest.fixture(scope="module")
 def engine(folder: Path) -> TransformersEngine:
     return make_engine(folder)
 

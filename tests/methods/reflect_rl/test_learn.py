@@ -46,11 +46,6 @@ PARAMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32, spread=0.08)
-
-
 def make_job(model: Path, place: Path, params: RLParams, *, reflector: bool = False, **changes: Any) -> RLJob:
     place.mkdir(parents=True, exist_ok=True)
     cfg = TransformersEngineConfig(engine="transformers", slots=8, context=128, prefill_rows=4, prefill_block=16)

@@ -12,12 +12,6 @@ from selfimprove.envs.interface import CutState, EnvError, Played, State
 from selfimprove.methods.reflect_rl.learn import learn
 from tests.methods.reflect_rl.corridor import Corridor
 from tests.methods.reflect_rl.test_learn import make_job, params
-from tests.support.tiny import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32, spread=0.08)
 
 
 class Broken(Corridor):

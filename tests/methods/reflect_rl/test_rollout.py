@@ -21,7 +21,6 @@ from selfimprove.methods.reflect_rl.metrics import evaluate_metrics
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play, reflects
 from tests.methods.reflect_rl.corridor import Corridor, DeadEnd, nan_cost
-from tests.support.tiny import make_tiny_model
 
 KEY = SeedKey(7, "e0")
 
@@ -177,11 +176,6 @@ def test_prompt_ids_are_kept_for_updates_but_not_written() -> None:
     assert trajectory(episode, None, masked=False).decisions[0].allowed is None
     assert "prompt_ids" not in dump_line(episode)
     assert "logprob" in dump_line(episode)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32, spread=0.08)
 
 
 def make_engine(folder: Path) -> TransformersEngine:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_jsonl, write_jsonl
 from selfimprove.interop.rise import to_dataset
@@ -23,16 +22,8 @@ from selfimprove.methods.rise.objective import reward_baselines, unweighted, wei
 from selfimprove.methods.rise.params import ConvertParams
 from tests.methods.rise.episodes import attempt, episode, run
 from tests.pipeline.workbench import Workbench
-from tests.support.tiny import train_tokenizer
 
 CRITERIA = ["all", "better", "best", "success"]
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(folder)
-    return ChatFormat.load(folder)
 
 
 def config(**changes: Any) -> ConvertParams:

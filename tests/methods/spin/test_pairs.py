@@ -28,7 +28,6 @@ from selfimprove.training.encode import EncodeCounters, encode_example
 from selfimprove.training.report import PairCounters
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played
 from tests.methods.spin.test_react_template import sentencepiece_like
-from tests.support.tiny import train_tokenizer
 
 SPOKEN = [f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]]
 WRONG = [SPOKEN[0], " She was born in Kesby.\nAction: finish[Kesby]"]
@@ -132,7 +131,7 @@ def said(text: str, *, own_ids: bool) -> SpinEpisode:
     return episode.model_copy(update={"messages": [*episode.messages[:-1], last]})
 
 
-def test_the_end_token_of_a_failed_round_is_trained_only_if_the_policy_wrote_it(chat: ChatFormat) -> None:
+def test_the_end_token_of_a_failed_round_is_trained_only_if_the_policy_wrote_it(react: ChatFormat) -> None:
     stopped, ended = said(f" hm{STOP}", own_ids=False), said(" hm", own_ids=True)
     right = played(SPOKEN, run=1)
     for episode, finish in ((stopped, "length"), (ended, "stop")):
@@ -141,7 +140,7 @@ def test_the_end_token_of_a_failed_round_is_trained_only_if_the_policy_wrote_it(
         (outcome,) = outcome_pairs([episode, right], "iter0")
         assert pair.generated[-1].content == outcome.generated[-1].content == " hm"
         assert pair.generated[-1].finish == outcome.generated[-1].finish == finish
-        assert (masked_and_learnt(chat, pair, pair.generated)[1][-1] == chat.end_id) is (finish == "stop")
+        assert (masked_and_learnt(react, pair, pair.generated)[1][-1] == react.end_id) is (finish == "stop")
         assert outcome.real == right.messages
         assert episode.model_dump() == before  # the episode itself is not modified
 
@@ -199,13 +198,6 @@ def test_the_windows_order_depends_on_the_seed_and_is_the_originals_for_seed_42(
     assert order == [f"a-{n}" for n in (5, 6, 0, 7, 3, 2, 4, 9, 1, 8)]
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(folder)
-    return ChatFormat.load(folder, "react")
-
-
 def masked_and_learnt(chat: ChatFormat, pair: Pair, side: list[Message]) -> tuple[list[int], list[int]]:
     encoded = encode_example(Example(id="e", messages=[*pair.prompt, *side]), chat, 10**6, EncodeCounters())
     assert encoded is not None
@@ -214,7 +206,7 @@ def masked_and_learnt(chat: ChatFormat, pair: Pair, side: list[Message]) -> tupl
     return [token for token, weight in rows if not weight], [token for token, weight in rows if weight]
 
 
-def test_only_tokens_written_by_the_policy_differ_between_the_sides(chat: ChatFormat) -> None:
+def test_only_tokens_written_by_the_policy_differ_between_the_sides(react: ChatFormat) -> None:
     """A policy that writes the expert's thoughts but gets half of the answers wrong: the sides differ only in answers.
 
     Equal texts have equal ids and masks, rewarded or not. The masked tokens are the tools' answers to the same
@@ -228,18 +220,18 @@ def test_only_tokens_written_by_the_policy_differ_between_the_sides(chat: ChatFo
     hidden: dict[str, Any] = {"real": Counter(), "generated": Counter()}
     for number, pair in enumerate(pairs):
         (masked, learnt), (masked_too, learnt_too) = (
-            masked_and_learnt(chat, pair, side) for side in (pair.real, pair.generated)
+            masked_and_learnt(react, pair, side) for side in (pair.real, pair.generated)
         )
         hidden["real"].update(masked)
         hidden["generated"].update(masked_too)
         assert masked == masked_too
-        assert learnt[-1] == learnt_too[-1] == chat.end_id
+        assert learnt[-1] == learnt_too[-1] == react.end_id
         assert (learnt == learnt_too) is bool(number % 2)
-        assert chat.decode(learnt).replace("Tolma", "Kesby") == chat.decode(learnt_too).replace("Tolma", "Kesby")
+        assert react.decode(learnt).replace("Tolma", "Kesby") == react.decode(learnt_too).replace("Tolma", "Kesby")
     assert hidden["real"] == hidden["generated"]
     aside = unwritten(pairs)
     assert sorted(aside["real"]) == sorted(aside["generated"]) != []
-    assert chat.decode(list(masked)) == f" {BOOK['The Silver Gate']} {BOOK['Mara Venn']}"
+    assert react.decode(list(masked)) == f" {BOOK['The Silver Gate']} {BOOK['Mara Venn']}"
     for side in ("real", "generated"):
         whole = "".join(text_of(getattr(pair, side)) for pair in pairs)
         assert "reward" not in whole

@@ -21,13 +21,6 @@ from tests.support.tiny import train_tokenizer
 SAMPLE = json.loads(Path(__file__).with_name("readme_sample.json").read_text())["3687"]
 
 
-@pytest.fixture(scope="module")
-def react(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(folder)
-    return ChatFormat.load(folder, "react")
-
-
 def test_the_alpaca_wrapper_equals_the_readme_sample_byte_for_byte() -> None:
     question = SAMPLE["traj_by_line"][3]
     assert alpaca(question) == "\n".join(SAMPLE["traj_by_line"][:6]) + "\n"

@@ -1,0 +1,13 @@
+"""Fixtures for tests of engines."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random model whose keys and values are shared by two query heads each."""
+    return make_tiny_model(tmp_path_factory.mktemp("grouped") / "model", heads=4, kv_heads=2)
