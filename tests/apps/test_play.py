@@ -217,7 +217,7 @@ def test_questions_of_ones_own_are_played_from_a_file(tmp_path: Path, monkeypatc
     assert "How many?" in game.begin(game.tasks()[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_play_accepts_any_input(text: str) -> None:
     game = LabelledGame("taxi", listed_env().make())

@@ -31,13 +31,6 @@ def actors() -> list[psutil.Process]:
     return processes_of("ReplicaActor")
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def has_nodes(ray: Any, count: int) -> bool:
     return len(living_nodes(ray)) == count
 

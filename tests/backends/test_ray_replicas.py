@@ -23,7 +23,8 @@ from selfimprove.engines.cluster.ray_replicas import Need, RayEngine
 from selfimprove.engines.cluster.replicas import replicated_transformers, transformers_replica
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
-from tests.backends.ray_cluster import NODE, WAIT, actors, wait_until
+from tests.backends.ray_cluster import NODE, WAIT, actors
+from tests.support.processes import wait_until
 from tests.support.ray_gpus import OnlyFirst, SlowToLoad, gpu_of
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model

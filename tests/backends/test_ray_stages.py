@@ -30,9 +30,10 @@ from selfimprove.envs.sciworld.env import SciWorldWorld
 from selfimprove.pipeline.installed import installed
 from selfimprove.training import ray_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
-from tests.backends.ray_cluster import WAIT, actors, has_nodes, node_of_its_own, processes_of, wait_until
+from tests.backends.ray_cluster import WAIT, actors, has_nodes, node_of_its_own, processes_of
 from tests.pipeline.workbench import Workbench, kept_by, killed, published
 from tests.support.nodes_trainer import Training
+from tests.support.processes import wait_until
 from tests.support.repo_copy import ROOT, copy_repo, run
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model

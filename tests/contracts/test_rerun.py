@@ -9,14 +9,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.pipeline.workbench import Workbench, entry_key, published
+from tests.support.processes import gone, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -109,14 +109,6 @@ class Started:
         return self.said.read_text()
 
 
-def until(condition: Callable[[], object], seconds: float = 240) -> None:
-    """Wait until a condition holds; the time limit only ends a broken test."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_concurrent_run_is_refused_but_an_orphaned_run_is_awaited_and_its_outputs_are_used(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes]
@@ -124,7 +116,7 @@ def test_a_concurrent_run_is_refused_but_an_orphaned_run_is_awaited_and_its_outp
     folder = bench.copy(tmp_path / "bench")
     owner = folder / ".scratch/locks/rise-generate-iter1.owner.json"
     first = Started(folder, "first")
-    until(owner.exists)
+    wait_until(owner.exists)
     orphan = psutil.Process(json.loads(owner.read_text())["pid"])
     orphan.suspend()  # makes the rest independent of timing
     try:
@@ -138,12 +130,12 @@ def test_a_concurrent_run_is_refused_but_an_orphaned_run_is_awaited_and_its_outp
         first.shell.wait()
         assert orphan.is_running()
         third = Started(folder, "third")
-        until(lambda: "waiting for it" in third.text())
+        wait_until(lambda: "waiting for it" in third.text())
         assert third.shell.poll() is None
     finally:
         orphan.resume()
     assert third.shell.wait() == 0
-    until(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
+    assert gone(orphan.pid)
     assert published(folder) == unbroken
     # The third run computed nothing: its timing file, written last, lists no engine.
     timing = json.loads((folder / ".scratch/timing/rise-generate@iter1.json").read_text())

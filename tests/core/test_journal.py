@@ -34,7 +34,7 @@ def kept(journal: Journal, *keys: str) -> dict:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(entries=ENTRIES, data=st.data())
 def test_any_truncation_of_the_file_leaves_a_prefix_of_the_entries(
     tmp_path_factory: pytest.TempPathFactory, entries: dict, data: st.DataObject

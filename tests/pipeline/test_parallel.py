@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +24,7 @@ from selfimprove.pipeline import jobs, kernels, repro
 from selfimprove.pipeline.parallel import ways
 from selfimprove.pipeline.profiles import composed
 from selfimprove.pipeline.warm import PARALLEL
+from tests.support.processes import wait_until
 from tests.support.repo_copy import ROOT, environment, run
 
 pytestmark = pytest.mark.slow
@@ -143,7 +142,7 @@ def test_sigterm_and_ctrl_c_let_every_running_stage_stop_cleanly_and_end_the_run
     definition = folder / "dvc.yaml"
     definition.write_text(definition.read_text().replace("began-left", "never").replace("began-right", "never"))
     process = started(folder, "both")
-    until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
+    wait_until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
     if way == "Ctrl-C":
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -158,7 +157,7 @@ def test_the_stages_of_a_killed_run_finish_and_the_next_run_waits_for_them(folde
     definition = folder / "dvc.yaml"
     definition.write_text(definition.read_text().replace("began-left", "go").replace("began-right", "go"))
     process = started(folder, "both")
-    until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
+    wait_until(lambda: (folder / "began-left").exists() and (folder / "began-right").exists())
     for one in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
         one.kill()  # `selfimprove.pipeline.parallel` and its parent
     process.wait()
@@ -183,7 +182,7 @@ def test_running_stages_finish_and_are_recorded_if_the_reader_of_the_output_has_
     assert process.stdout is not None
     with process.stdout as lines:  # as `make repro | head -3`
         assert [next(lines).split("'")[1] for _ in range(3)] == ["inputs", "elsewhere", "left"]
-    until(lambda: (folder / "began-right").exists())  # its line could not be printed
+    wait_until(lambda: (folder / "began-right").exists())  # its line could not be printed
     (folder / "go").touch()
     process.wait(timeout=120)
     assert recorded(folder) == {"inputs", "left", "right", "elsewhere"}
@@ -224,14 +223,6 @@ def test_if_the_params_use_a_gpu_concurrent_stages_divide_the_gpus_or_share_the_
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert {(folder / f"began-{name}").read_text() for name in ("left", "right")} == shares
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("waited for two minutes")
 
 
 @given(st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 12)), min_size=1))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.repo_copy import ROOT
 
 STAND_INS = {
@@ -45,11 +45,8 @@ def submit(folder: Path, nodes: int = 1, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def until(file: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while not file.exists() or text not in file.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def wait_for(file: Path, text: str) -> None:
+    wait_until(lambda: file.exists() and text in file.read_text())
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 143)])
@@ -58,7 +55,7 @@ def test_before_the_time_limit_a_job_saves_and_is_requeued_but_when_cancelled_it
 ) -> None:
     folder = tmp_path / "job"
     script = submit(folder)
-    until(folder / "make.log", "METHOD=rise")
+    wait_for(folder / "make.log", "METHOD=rise")
     script.send_signal(number)
     assert script.wait(timeout=60) == code
     assert (folder / "make.log").read_text().splitlines() == [" --no-print-directory repro METHOD=rise", "saved"]
@@ -73,7 +70,7 @@ def test_several_nodes_require_ray_unless_cluster_is_slurm(tmp_path: Path) -> No
     assert refused.stderr.read().startswith("several nodes need Ray; run `make env-ray` in ")
     folder = tmp_path / "slurm"
     script = submit(folder, nodes=2, CLUSTER="slurm")
-    until(folder / "make.log", "slurm --no-print-directory repro METHOD=rise")
+    wait_for(folder / "make.log", "slurm --no-print-directory repro METHOD=rise")
     (folder / "finish").touch()
     script.terminate()
     script.wait(timeout=60)

@@ -6,11 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 240.0) -> None:
+    """Wait until a condition holds; the time limit only ends a broken test."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
 
 
 def gone(pid: int, seconds: float = 30.0) -> bool:

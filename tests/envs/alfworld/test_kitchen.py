@@ -201,7 +201,7 @@ def test_max_turns_truncates_the_episode_and_invalid_actions_count_as_turns() ->
     assert env.expert() == []  # one turn too few
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 6599), st.lists(st.one_of(st.text(), st.integers(0, 10**6)), max_size=18))
 def test_any_text_gets_an_answer_and_inadmissible_text_changes_nothing(task: int, actions: list[str | int]) -> None:
     """An integer selects one of the admissible commands."""

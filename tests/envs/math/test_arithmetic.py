@@ -69,7 +69,7 @@ def test_annotations_have_gsm8ks_form_and_omitting_them_changes_nothing_else() -
         assert solution(with_notes) == solution(without)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 60), split=st.sampled_from(SPLITS))
 def test_a_split_contains_only_questions_whose_content_belongs_to_it(seed: Any, count: Any, split: Any) -> None:
     problems = generate(count, seed=seed, split=split, difficulty=Difficulty())

@@ -335,7 +335,7 @@ def test_only_labels_and_action_names_are_read_as_actions(text: str, action: int
     assert read_action(text) == action
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["pickup", "dropoff", "full", "none"]),
     st.integers(0, 299),

@@ -254,7 +254,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, len(SMALL.goals) - 1), st.lists(ACTIONS | st.tuples(ACTIONS, ACTIONS).map("\n".join), max_size=8))
 def test_no_action_text_breaks_the_environment(task: int, actions: Any) -> None:
     env = TextCraft(SMALL)

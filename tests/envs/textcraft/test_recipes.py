@@ -251,7 +251,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from([LADDER, DOUGH]), st.dictionaries(st.sampled_from([*LADDER, "ingredients"]), JSON, max_size=2))
 def test_any_recipe_is_read_or_refused(row: Any, changes: Any) -> None:
     try:

@@ -176,7 +176,7 @@ def test_search_stems_words_and_breaks_ties_by_the_catalogues_order(shop: Any) -
     assert index.search("hat") == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_any_text_can_be_searched(words: str) -> None:
     found = open_shop(1000, 233).index.search(words)

@@ -67,7 +67,7 @@ def test_failed_by_expert_detects_the_tasks_that_an_expert_fails(
     assert failed_by_expert(shop, range(40)) != []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 4000), st.lists(st.integers(0, 10**6), max_size=8), st.sampled_from(["", "tea", "red boots"]))
 def test_the_expert_scores_1_from_any_state(task: int, choices: list[int], words: str) -> None:
     env = WebShop()
@@ -182,7 +182,7 @@ def test_actions_that_are_not_listed_do_nothing(shop: WebShop, action: str) -> N
     assert shop.snapshot() == state
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.text("[]aB \n\r", max_size=12))
 def test_an_action_is_parsed_as_by_the_originals_regular_expression(action: str) -> None:
     found = re.match(r"(.+)\[(.+)\]", action.strip())
@@ -193,7 +193,7 @@ def test_a_million_opening_brackets_are_parsed_quickly() -> None:
     assert parse_action("search" + "[" * 1_000_000) == ("", "")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.text(max_size=40)

@@ -105,7 +105,7 @@ def test_puct_value_is_the_node_s_uct_score() -> None:
 
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_trees_round_trip_through_the_original_s_format(task: int, seed: int, dives: int, n_gen: int) -> None:
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen), seed=seed)
     assert Tree.model_validate_json(dump_line(tree)) == tree  # our own format keeps everything

@@ -100,7 +100,7 @@ def test_terminal_children_are_never_selected_and_exhausted_nodes_become_termina
 
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_tree_has_consistent_statistics_and_reproducible_nodes(
     task: int, seed: int, dives: int, n_gen: int, max_depth: int
 ) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from selfimprove.pipeline.rehearsal.folder import HOME, LOCAL_CONFIG
 from selfimprove.pipeline.rehearsal.rule import Replacement
 from selfimprove.pipeline.rehearsal.run import _composed, _environment, minutes_of, repro, run_make
 from selfimprove.pipeline.rehearsal.tell import replacements
-from tests.support.processes import gone
+from tests.support.processes import gone, wait_until
 from tests.support.repo_copy import ROOT, environment
 from tests.support.sentences import refused_with
 
@@ -65,10 +64,7 @@ def test_a_sigterm_to_the_rehearsal_also_ends_its_stage(folder: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program, str(folder)], cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
     ) as process:
-        deadline = time.monotonic() + 60
-        while not (folder / "pid").is_file() or not (folder / "pid").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: (folder / "pid").is_file() and (folder / "pid").read_text())
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) != 0
     assert gone(int((folder / "pid").read_text()))

@@ -192,7 +192,7 @@ def weighted_examples(draw: st.DrawFn) -> list[EncodedExample]:
     return examples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     weighted_examples(),
     st.integers(1, 5),
