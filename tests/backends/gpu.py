@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from selfimprove.core.records import Example
 from selfimprove.core.seeds import SeedKey
@@ -27,6 +26,7 @@ from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 from selfimprove.training.report import TrainReport
 from tests.engines.asking import ask
+from tests.support.tiny import weights
 
 DEVICE = "cuda"
 ENGINE = {"engine": "transformers", "slots": 8, "context": 192, "prefill_rows": 4, "prefill_block": 16}
@@ -116,11 +116,6 @@ def sft(model: Path, examples: Sequence[Example], folder: Path, params: Finetune
 
 def losses(report: TrainReport) -> list[float]:
     return [loss for _, loss in report.loss]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a model folder, in its own precision."""
-    return load_file(folder / "model.safetensors")
 
 
 def identical(one: Path, other: Path) -> bool:

@@ -33,6 +33,7 @@ from selfimprove.training.trainer import WeightedTrainer
 from selfimprove.training.xtuner import backend
 from selfimprove.training.xtuner.backend import environment_python
 from tests.support.tiny import make_tiny_model
+from tests.training.test_zero import MakesAFolder
 
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
@@ -283,16 +284,6 @@ def test_a_killed_run_resumes_from_xtuners_checkpoint_and_gives_the_same_bytes(
 
 
 ZERO_2 = {"kind": "deepspeed", "zero_stage": 2}
-
-
-class MakesAFolder:
-    """An object that creates a folder when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self._folder),)
 
 
 @pytest.mark.parametrize("launcher", [{}, ZERO_2], ids=["single", "zero2"])

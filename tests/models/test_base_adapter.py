@@ -14,7 +14,7 @@ from selfimprove.models.base import BaseParams
 from selfimprove.models.base_adapter import named_base, with_full_weights
 from tests.pipeline.workbench import Workbench
 from tests.support.sentences import refused_with
-from tests.support.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model, weights
 
 COMMIT = "1" * 40
 
@@ -38,12 +38,6 @@ def make_adapter(base: Path, folder: Path) -> Path:
 def change(adapter: Path, **values: Any) -> None:
     file = adapter / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-
-
-def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
 
 
 @pytest.fixture(scope="module")

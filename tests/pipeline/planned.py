@@ -1,10 +1,13 @@
-"""Helpers of the tests of ``make plan``: a folder with an additional profile, and the lines of a plan."""
+"""Helpers of the tests of ``make plan``: no GPU, a folder with an additional profile, and the lines of a plan."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import pytest
+
+from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.estimate import Estimate
 from selfimprove.pipeline.plan.plan import MethodPlan
 
@@ -23,6 +26,14 @@ reflect_rl:
     reflect_rl: {rl: {max_steps: 100, dtype: bfloat16, attention: sdpa, device: cuda, gradient_checkpointing: true,
       lora: {rank: 64, alpha: 16, dropout: 0.0, quantize: 8bit}, launcher: {kind: single, processes: 1}}}
 """
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the machine's GPUs, so that plans are the same everywhere."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(planning, "visible_gpus", lambda: None)
 
 
 def overlay(tmp_path: Path, text: str) -> Path:

@@ -9,7 +9,6 @@ import pytest
 
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.methods.reflect_rl.rl_config import RLParams
-from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.hardware import GB, GPUS, Asked, Hardware, parse_gpus
 from selfimprove.pipeline.plan.inference import GRAPH_LAYER, engine_seconds, loaded_engine
 from selfimprove.pipeline.plan.plan import plans
@@ -18,15 +17,7 @@ from selfimprove.pipeline.plan.training import LAUNCH_LAYER, training_seconds
 from selfimprove.pipeline.plan.work import Calls, Training
 from selfimprove.pipeline.profiles import names
 from selfimprove.training.config import FinetuneParams, LoraConfig
-from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the machine's GPUs, so that plans are the same everywhere."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(planning, "visible_gpus", lambda: None)
+from tests.pipeline.planned import PROFILES, SIXTY_FOUR_SLOTS, line, no_gpu, overlay  # noqa: F401
 
 
 @pytest.mark.parametrize("profile", names(PROFILES))

@@ -15,20 +15,11 @@ from ruamel.yaml import YAML
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.jobs import gpu_shares
-from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.__main__ import app
 from selfimprove.pipeline.plan.hardware import GPUS, Asked, visible_gpus
 from selfimprove.pipeline.plan.plan import methods_of, plans
 from selfimprove.pipeline.profiles import compose, composed
-from tests.pipeline.planned import PROFILES, ROOT, overlay
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the machine's GPUs, so that plans are the same everywhere."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(planning, "visible_gpus", lambda: None)
+from tests.pipeline.planned import PROFILES, ROOT, no_gpu, overlay  # noqa: F401
 
 
 class Ended(NamedTuple):

@@ -14,22 +14,13 @@ from ruamel.yaml import YAML
 
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.pipeline.params import METHODS, load_section
-from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.hardware import Asked, parse_gpus
 from selfimprove.pipeline.plan.plan import make_plan, plans, stored_copies
 from selfimprove.pipeline.plan.reflect_rl import _reinforcement
-from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
+from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, no_gpu, overlay  # noqa: F401
 from tests.support.profiles import NAMES, profile
 
 GRAPH = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the machine's GPUs, so that plans are the same everywhere."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(planning, "visible_gpus", lambda: None)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from selfimprove.core.named_templates import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS
+
+if TYPE_CHECKING:
+    import torch
 
 LINES = (
     "Mia has 3 apples and buys 4 more. How many apples does she have now?",
@@ -86,3 +90,10 @@ def make_tiny_model(
         model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
     return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a model folder, in its own precision."""
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")

@@ -42,6 +42,7 @@ from selfimprove.training.trainer import WeightedTrainer
 from selfimprove.training.zero import zero_config
 from tests.support.repo_copy import ROOT
 from tests.support.sentences import refused_with
+from tests.support.tiny import weights
 
 Maker = Callable[..., list[Example]]
 
@@ -64,12 +65,6 @@ def params(**launcher: Any) -> FinetuneParams:
 def run(tiny: Path, examples: list[Example], folder: Path, cfg: FinetuneParams, **more: Any) -> TrainReport:
     options = {"scratch": folder / "scratch", "seed": 3, "threads": 1, **more}
     return finetune(tiny, examples, folder / "model", cfg, **options)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan
 from selfimprove.training.report import PairReport
 from tests.support.sentences import refused_with
-from tests.support.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model, weights
 
 Maker = Callable[..., list[Pair]]
 
@@ -47,12 +47,6 @@ def params(**changes: Any) -> PairParams:
 def run(tiny: Path, pairs: list[Pair], folder: Path, cfg: PairParams, **more: Any) -> PairReport:
     options = {"scratch": folder / "scratch", "seed": 3, "threads": 1, **more}
     return finetune_pairs(tiny, tiny, pairs, folder / "model", cfg, **options)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
 def trainer_for(model_dir: Path, start: Path, pairs: list[EncodedPair], folder: Path, cfg: PairParams) -> PairTrainer:
