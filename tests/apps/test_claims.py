@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.apps.claims import runs
 from selfimprove.apps.claims.claims import CLAIMS, Claim, by_side, difference, verdicts
 from selfimprove.apps.claims.pages import BEGIN, END, PAGES, with_results, written
 from selfimprove.apps.claims.published import (
@@ -19,9 +17,7 @@ from selfimprove.apps.claims.published import (
     collected,
     folder_of,
     identity,
-    kernels_here,
     kernels_of,
-    kinds_here,
     output_hashes,
     params_digest,
     pooled,
@@ -29,14 +25,13 @@ from selfimprove.apps.claims.published import (
     read_all_published,
     read_published,
 )
-from selfimprove.apps.claims.runs import run_all
 from selfimprove.apps.claims.verify import told
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.verify import md5_of
 from tests.support.profiles import profile
-from tests.support.repo_copy import ROOT, copy_tiny, environment
+from tests.support.repo_copy import ROOT
 from tests.support.sentences import refused_with
 
 CLAIM = Claim("spin", "em", "more_sft")
@@ -324,70 +319,6 @@ def test_the_first_page_lists_each_method_s_claims_made_and_not_made() -> None:
     text = with_results(page, None, runs, {"spin": "p", "rise": "p"})
     assert "| RISE | m1@t5 above base, more_sft | none |" in text
     assert "3 claims are tested with the default; 3 are made" in text
-
-
-def test_kernels_that_this_machine_lacks_are_refused(tmp_path: Path) -> None:
-    assert kernels_here() in kinds_here()
-    with pytest.raises(UserError, match="this machine has no neon kernels; choose among default"):
-        run_all(tmp_path, ["neon"], [17])
-
-
-@pytest.mark.slow
-def test_portable_kernels_are_set_in_the_params_and_others_in_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, asked = copy_tiny(tmp_path / "repo"), []
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-
-    def repro(folder: Path, _: list[str], environ: dict[str, str], jobs: int) -> int:
-        asked.append((kernels_of(folder), environ.get("ATEN_CPU_CAPABILITY")))
-        return 1
-
-    monkeypatch.setattr(runs, "repro", repro)
-    for kind in ("default", "portable"):
-        assert run_all(root, [kind], [1]) == 1
-    assert asked == [(kernels_here(), "default"), ("portable", None)]
-
-
-def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(copy_tiny(tmp_path / "repo"))
-    Path(".rehearsal").symlink_to("/proc/self/fdinfo")  # nobody can create files there
-    monkeypatch.setattr("sys.argv", ["make claims", "--seeds", "1", "--kernels", "default"])
-    with pytest.raises(SystemExit) as ended:
-        runs.main()
-    assert ended.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_claims_run_the_pipeline_in_separate_folders_and_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    root = copy_tiny(tmp_path / "repo")
-    before, lock = ((root / name).read_bytes() for name in ("params.yaml", "dvc.lock"))
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    arguments: dict[str, Any] = {"methods": ["reflect_rl"], "profile": "tiny"}
-    assert run_all(root, ["default"], [1], **arguments, jobs=2) == 0
-    file = root / "results/published/profiles/tiny/reflect_rl/default-1.json"
-    assert not (root / "results/published/reflect_rl").exists(), "that is the default's"
-    first = json.loads(file.read_text())
-    assert (first["kernels"], first["seed"]) == ("default", 1)
-    assert "results/reflect_rl/reflect_rl/metrics.json" in first["outputs"]
-    assert (root / "params.yaml").read_bytes() == before
-    assert (root / "dvc.lock").read_bytes() == lock
-    mine = collected(root / ".rehearsal/claims-default-1-tiny", "default")
-    assert told(mine, [first])[0].startswith(
-        f"Reflect-RL: {len(first['outputs'])} of {len(first['outputs'])} outputs equal"
-    )
-
-    capfd.readouterr()
-    assert run_all(root, ["default"], [1], **arguments) == 0
-    again = capfd.readouterr().out
-    assert "reflect_rl-finetune" not in again
-    assert json.loads(file.read_text()) == first
 
 
 def test_a_claim_is_not_made_if_a_run_of_its_method_lacks_the_row() -> None:

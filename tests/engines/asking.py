@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import torch
+
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.models.loading import load_causal_lm
 
 FEW_SHOT = [
     Message(role="user", content="Tom reads 12 pages a day for 5 days. How many pages does he read?"),
@@ -42,3 +45,15 @@ def run(engine: TransformersEngine, requests: list[Request], at_once: int = 1000
         return await asyncio.gather(*(one(request) for request in requests))
 
     return asyncio.run(everything())
+
+
+def full_forward(folder: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
+    """Log-probabilities [len(drawn), vocabulary] of a plain forward pass without a cache."""
+    model = load_causal_lm(folder)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + drawn])).logits[0]
+    return torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+
+
+def prompt_ids(engine: TransformersEngine, request: Request) -> list[int]:
+    return engine.chat.encode(request.messages, add_generation_prompt=True).ids

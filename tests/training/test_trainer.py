@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +16,18 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
 from selfimprove.models.merging import full_weights
-from selfimprove.training.config import FinetuneParams, LoraConfig
+from selfimprove.training.config import LoraConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.job import join
-from selfimprove.training.launch import drawn_out, finetune
+from selfimprove.training.launch import finetune
 from selfimprove.training.loading import rope_factor
-from selfimprove.training.objective import example_scales, weighted_nll
+from selfimprove.training.objective import example_scales
 from selfimprove.training.packing import pack_rows
 from selfimprove.training.rows import render
 from selfimprove.training.segments import attend
 from selfimprove.training.trainer import SftJob, WeightedTrainer
 from tests.support.sentences import refused_with
-
-PARAMS = FinetuneParams(
-    epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=300, lr=1e-3, logging_steps=1
-)
-Maker = Callable[..., list[Example]]
-
-
-def tuned(**changes: Any) -> FinetuneParams:
-    return FinetuneParams.model_validate({**PARAMS.model_dump(), **changes})
-
-
-def run(tiny: Path, examples: list[Example], folder: Path, params: FinetuneParams, **more: Any) -> Any:
-    options = {"scratch": folder / "scratch", "seed": 3, "threads": 1, **more}
-    return finetune(tiny, examples, folder / "model", params, **options)
-
-
-def load(folder: Path, attention: str = "sdpa") -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
-
-
-def loss_and_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> tuple[float, list[torch.Tensor]]:
-    model.zero_grad()
-    total = 0.0
-    for inputs in batches:
-        given = {key: value for key, value in inputs.items() if key != "coefficients"}
-        loss = weighted_nll(model(**given, use_cache=False).logits, inputs["input_ids"], inputs["coefficients"])
-        loss.backward()
-        total += float(loss.detach())
-    return total, [parameter.grad.clone() for parameter in model.parameters()]
+from tests.training.small_runs import PARAMS, Maker, load, loss_and_gradients, run, tuned
 
 
 def padded(examples: list[EncodedExample], scales: dict[int, float], pad: int) -> dict[str, torch.Tensor]:
@@ -381,54 +350,6 @@ def test_a_model_whose_weights_overflow_in_the_last_step_is_not_written(
     with refused_with(r"^after the last step, model\..* holds numbers that are not finite"):
         run(tiny, dialogues(20), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
-
-
-def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
-    tiny: Path, dialogues: Maker, tmp_path: Path
-) -> None:
-    examples = dialogues(20)
-    cfg = tuned(epochs=3, batch_size=4, validation=0.2, lr=1e-3, logging_steps=5)
-    points: dict[int, dict[str, float]] = {}
-    report = run(tiny, examples, tmp_path / "measured", cfg, progress=lambda *told: points.update({told[0]: told[3]}))
-    assert (report.held_out, report.examples, report.steps) == (4, 3 * 16, 12)
-    assert [row["step"] for row in report.evaluations] == [4, 8, 12]
-    # The curves contain every measurement, also between the steps whose metrics are logged.
-    assert [step for step, told in points.items() if "loss" in told] == [5, 10, 12]
-    curve = [{"step": step, "eval_loss": told["eval_loss"]} for step, told in points.items() if "eval_loss" in told]
-    assert curve == report.evaluations
-    chat = ChatFormat.load(tiny)
-    encoded, _ = encode_examples(examples, chat, cfg.max_length)
-    keys = [json.dumps([one.ids, one.token_weights]) for one in encoded]
-    held = sorted(drawn_out(keys, 0.2, seed=3))
-    apart = [one for index, one in enumerate(examples) if index not in held]
-    # The measured loss is the objective on those examples; the model is that of the other examples alone.
-    batch = [encoded[index] for index in held]
-    scales = dict(enumerate(example_scales(batch, "example_mean", "none")))
-    inputs = render(tuple((index,) for index in range(len(batch))), batch, scales, chat.pad_id)
-    loss, _ = loss_and_gradients(load(tmp_path / "measured" / "model"), [inputs])
-    assert report.evaluations[-1]["eval_loss"] == pytest.approx(loss, rel=1e-4)
-    run(tiny, apart, tmp_path / "apart", cfg.model_copy(update={"validation": 0.0}))
-    one, two = (load(tmp_path / name / "model").state_dict() for name in ("measured", "apart"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_which_examples_are_held_out_depends_only_on_seed_and_content() -> None:
-    keys = [f"example {number}" for number in range(40)]
-    chosen = {keys[index] for index in drawn_out(keys, 0.25, seed=1)}
-    assert len(chosen) == 10
-    assert {keys[::-1][index] for index in drawn_out(keys[::-1], 0.25, seed=1)} == chosen
-    assert {keys[index] for index in drawn_out(keys, 0.25, seed=2)} != chosen
-    assert drawn_out(keys, 0.0, seed=1) == set()
-
-
-def test_holding_out_all_examples_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
-    with refused_with(r"train\.validation: 0\.9 holds out all 2 examples; lower it"):
-        run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
-
-
-def test_a_share_of_an_epoch_without_an_example_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
-    with refused_with(r"^train\.epochs: 0\.02 of 20 examples is none; raise it, or set 0"):
-        run(tiny, dialogues(20), tmp_path, tuned(epochs=0.02))
 
 
 def test_warm_up_is_a_share_of_the_steps_or_a_number_of_steps(tiny: Path, tmp_path: Path) -> None:

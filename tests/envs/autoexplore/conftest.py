@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.envs.autoexplore.env import AutoExplore
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path
+from selfimprove.envs.interface import Step
 
 HUB = '''"""Where events meet."""
 
@@ -70,3 +72,15 @@ def make_task() -> Callable[..., Task]:
 def make_folder(tmp_path: Path) -> Callable[[str, dict[str, str]], Path]:
     """(name, path -> text) -> a new folder with these files."""
     return lambda name, files: plant(tmp_path / name, files)
+
+
+@pytest.fixture
+def make_env(repo: Repo) -> Callable[..., AutoExplore]:
+    """(options) -> an environment of three tasks."""
+    tasks = [task_for("core/hub.py", "Where is the hub?"), task_for("core/deep/wire format.py"), task_for("README.md")]
+    return lambda **options: AutoExplore(tasks, {"eventlib": repo}, **options)
+
+
+def play(env: AutoExplore, *actions: str) -> list[Step]:
+    """Act in turn."""
+    return [env.step(action) for action in actions]

@@ -1,24 +1,20 @@
 """Episodes of AutoExplore: states, labels, ends, costs, left-out entries and the expert."""
 
-import re
-import string
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import selfimprove.envs.autoexplore.env as module
 from selfimprove.core.errors import UserError
-from selfimprove.envs.autoexplore.actions import LABELS, Action, choose, label
+from selfimprove.envs.autoexplore.actions import LABELS, Action
 from selfimprove.envs.autoexplore.env import ACTION_HEADING, NO_COMMAND, AutoExplore
-from selfimprove.envs.autoexplore.expert import plan, shared_word
 from selfimprove.envs.autoexplore.listed import EnumeratedAutoExplore
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.tree import View
+from tests.envs.autoexplore.conftest import play
 
 HUB, WIRE = "core/hub.py", "core/deep/wire format.py"
 
@@ -76,17 +72,6 @@ Success: The content of "wire format.py" is:
 0. cd ..
 1. id "wire format.py"
 """
-
-
-@pytest.fixture
-def make_env(repo: Repo, make_task: Any) -> Any:
-    """(options) -> an environment of three tasks."""
-    tasks = [make_task(HUB, "Where is the hub?"), make_task(WIRE), make_task("README.md")]
-    return lambda **options: AutoExplore(tasks, {"eventlib": repo}, **options)
-
-
-def play(env: Any, *actions: Any) -> Any:
-    return [env.step(action) for action in actions]
 
 
 def test_state_has_its_sections_in_order_and_lists_actions(make_env: Any) -> None:
@@ -197,71 +182,6 @@ def test_an_invalid_label_costs_a_step_and_changes_nothing_else(make_env: Any) -
     assert NO_COMMAND.startswith("Warning: You didn't give me any command.")
     assert (step.info["cost"], step.info["valid"], step.info["command"], step.done) == (1.0, False, None, False)
     assert env.snapshot().steps == 1
-
-
-def test_labels_are_numbers_then_letters() -> None:
-    assert list(LABELS) == [str(i) for i in range(200)] + list(string.ascii_lowercase + string.ascii_uppercase)
-    assert len(set(LABELS)) == 252
-    choices = label([Action("cat", str(i)) for i in range(252)])
-    assert [choice.label for choice in choices] == list(LABELS)
-
-
-LISTED = (
-    "2",
-    " 2 ",
-    "2.",
-    "\t2",
-    "2\t",
-    "\r\n2\xa0",
-    "2. cd core",
-    "2.5",
-    "2..",
-    ".2",
-    'cat "a b.py"',
-    '\tcat "a b.py"\n',
-)
-NOT_LISTED = (
-    *("02", "Choice 2", "", " ", ".", "2 .", "2 . cd", ". 2"),
-    *("2 cd core", "2,", "(2)", "\uff12", "3", "cat a b.py"),
-)
-
-
-@pytest.mark.parametrize(
-    ("response", "chosen"), [*((text, 2) for text in LISTED), *((text, None) for text in NOT_LISTED)]
-)
-def test_accepted_labels(response: Any, chosen: Any) -> None:
-    actions = [Action("cd", ".."), Action("cd", "core"), Action("cat", "a b.py")]
-    assert choose(label(actions), response) == (None if chosen is None else actions[chosen])
-
-
-@given(st.text(max_size=20))
-def test_any_response_selects_one_of_the_actions_or_none(response: str) -> None:
-    actions = [Action("cd", ".."), Action("cat", "2"), Action("id", "0")]
-    assert choose(label(actions), response) in (*actions, None)
-
-
-def test_shuffled_labels_are_drawn_from_all_labels_and_actions_keep_their_order(make_env: Any) -> None:
-    env, plain = make_env(shuffle_action=True), make_env()
-    plain.reset(0)
-    drawn = []
-    for episode in range(30):
-        env.reset(0, episode)
-        assert [choice.action for choice in env.choices()] == [choice.action for choice in plain.choices()]
-        labels = [choice.label for choice in env.choices()]
-        assert len(set(labels)) == len(labels)
-        assert env.choices() == env.choices()
-        drawn.append(tuple(labels))
-    assert len(set(drawn)) == 30
-    seen = {name for labels in drawn for name in labels}
-    assert seen <= set(LABELS)
-    assert len(seen) > 120  # drawn from all 252, not from the first eight
-    env.reset(0)
-    before = [choice.label for choice in env.choices()]
-    assert env.step(next(c.label for c in env.choices() if c.action.text == "cd core")).info["command"] == "cd core"
-    env.reset(0)
-    env.step("nonsense")  # the next step has the same actions, but new labels
-    assert [choice.label for choice in env.choices()] != before
-    assert [c.label for c in make_env(shuffle_action=True, seed=1).choices()] != before
 
 
 def test_left_out_entries_depend_only_on_seed_task_and_episode(make_env: Any) -> None:
@@ -393,53 +313,6 @@ def test_restoring_a_snapshot_reproduces_the_state_in_any_copy(make_env: Any) ->
         assert place.snapshot() == moment
         assert [place.step(move.action) for move in place.expert()] == ahead
     assert ahead[-1].reward == 1.0
-
-
-def test_the_expert_succeeds_from_every_state_with_enough_steps_left(make_env: Any, repo: Repo) -> None:
-    env = make_env(leaveout_prob=0.5, shuffle_action=True)
-    for task in env.task_ids():
-        for detour in ([], ["cd core"], ["cd core", "cat hub.py", "cd .."], ["nonsense"] * 11):
-            env.reset(task)
-            play(env, *detour)
-            moves = env.expert()
-            steps = [env.step(move.action) for move in moves]
-            assert steps[-1].reward == 1.0, (task, detour)
-            assert all(move.thought.endswith(".") and "\n" not in move.thought for move in moves)
-    env.reset(1)
-    assert [move.action for move in env.expert()] == env._tasks[1].optimal_path
-    play(env, *["nonsense"] * 12)
-    assert [move.action for move in env.expert()] == ["cd core", "cd deep", 'id "wire format.py"']  # no step for cat
-    env.step("nonsense")
-    assert env.expert() == []  # two steps don't suffice
-
-
-def test_the_plan_leads_up_and_down_to_the_nearest_target() -> None:
-    assert [a.text for a in plan("a/b", ["a/c/x y.py"], ["a/c/x y.py"], 15)] == ["cd ..", "cd c", 'id "x y.py"']
-    assert [a.text for a in plan("a", ["z.py", "a/q.py"], [], 15)] == ["cat q.py", "id q.py"]
-    assert plan("", [], [], 15) == []
-
-
-def test_thoughts_use_the_word_that_question_and_name_share(
-    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
-) -> None:
-    repo = Repo.open(make_folder("r", {"core/subscribe/event_hub.py": "class Hub:\n    pass\n"}))
-    question = "Which class forwards events to subscribers?"
-    tasks = [make_task("core/subscribe/event_hub.py", question, root="r")] * 10
-    env, thoughts = AutoExplore(tasks, {"r": repo}), set()
-    for task in env.task_ids():
-        env.reset(task)
-        told = [move.thought for move in env.expert()]
-        assert [re.findall(r"\b(events|subscribers)\b", thought) for thought in told] == [
-            [], ["subscribers"], ["events"], [],
-        ]  # fmt: skip
-        thoughts.update(told)
-    assert len(thoughts) > 8  # in several wordings
-
-
-def test_the_shared_word_is_the_first_word_of_the_question_that_also_occurs_in_the_name() -> None:
-    assert shared_word("Which class forwards events to subscribers?", "event_hub.py") == "events"
-    assert shared_word("Where is OverridesParser?", "override_parser") == "Overrides"
-    assert shared_word("Where is it?", "hub.py") == ""
 
 
 def test_missing_targets_repositories_and_tasks_are_user_errors(repo: Repo, make_task: Any) -> None:

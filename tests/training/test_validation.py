@@ -1,0 +1,65 @@
+"""Validation in training: the examples that are held out, and when they are measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.training.encode import encode_examples
+from selfimprove.training.launch import drawn_out
+from selfimprove.training.objective import example_scales
+from selfimprove.training.rows import render
+from tests.support.sentences import refused_with
+from tests.training.small_runs import Maker, load, loss_and_gradients, run, tuned
+
+
+def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    examples = dialogues(20)
+    cfg = tuned(epochs=3, batch_size=4, validation=0.2, lr=1e-3, logging_steps=5)
+    points: dict[int, dict[str, float]] = {}
+    report = run(tiny, examples, tmp_path / "measured", cfg, progress=lambda *told: points.update({told[0]: told[3]}))
+    assert (report.held_out, report.examples, report.steps) == (4, 3 * 16, 12)
+    assert [row["step"] for row in report.evaluations] == [4, 8, 12]
+    # The curves contain every measurement, also between the steps whose metrics are logged.
+    assert [step for step, told in points.items() if "loss" in told] == [5, 10, 12]
+    curve = [{"step": step, "eval_loss": told["eval_loss"]} for step, told in points.items() if "eval_loss" in told]
+    assert curve == report.evaluations
+    chat = ChatFormat.load(tiny)
+    encoded, _ = encode_examples(examples, chat, cfg.max_length)
+    keys = [json.dumps([one.ids, one.token_weights]) for one in encoded]
+    held = sorted(drawn_out(keys, 0.2, seed=3))
+    apart = [one for index, one in enumerate(examples) if index not in held]
+    # The measured loss is the objective on those examples; the model is that of the other examples alone.
+    batch = [encoded[index] for index in held]
+    scales = dict(enumerate(example_scales(batch, "example_mean", "none")))
+    inputs = render(tuple((index,) for index in range(len(batch))), batch, scales, chat.pad_id)
+    loss, _ = loss_and_gradients(load(tmp_path / "measured" / "model"), [inputs])
+    assert report.evaluations[-1]["eval_loss"] == pytest.approx(loss, rel=1e-4)
+    run(tiny, apart, tmp_path / "apart", cfg.model_copy(update={"validation": 0.0}))
+    one, two = (load(tmp_path / name / "model").state_dict() for name in ("measured", "apart"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_which_examples_are_held_out_depends_only_on_seed_and_content() -> None:
+    keys = [f"example {number}" for number in range(40)]
+    chosen = {keys[index] for index in drawn_out(keys, 0.25, seed=1)}
+    assert len(chosen) == 10
+    assert {keys[::-1][index] for index in drawn_out(keys[::-1], 0.25, seed=1)} == chosen
+    assert {keys[index] for index in drawn_out(keys, 0.25, seed=2)} != chosen
+    assert drawn_out(keys, 0.0, seed=1) == set()
+
+
+def test_holding_out_all_examples_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    with refused_with(r"train\.validation: 0\.9 holds out all 2 examples; lower it"):
+        run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
+
+
+def test_a_share_of_an_epoch_without_an_example_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    with refused_with(r"^train\.epochs: 0\.02 of 20 examples is none; raise it, or set 0"):
+        run(tiny, dialogues(20), tmp_path, tuned(epochs=0.02))
