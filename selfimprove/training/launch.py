@@ -31,7 +31,9 @@ from selfimprove.training.dropped import warn_of_dropped
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.processes import Report, run_workers
 from selfimprove.training.progress import Progress
-from selfimprove.training.report import Timing, TrainReport
+from selfimprove.training.report import TrainReport
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from selfimprove.training.job import RunJob
@@ -79,21 +81,18 @@ def finetune(
     limit = max_train_tokens if max_train_tokens is not None else cfg.max_train_tokens
     if (cfg.epochs if limit is None else limit) == 0:
         copy_untrained(model_dir, part, out_dir)
-        return _nothing_trained().model_copy(update={"counters": counters})
+        return TrainReport(counters=counters)
     if not encoded:
         raise UserError(
             f"no examples remain to train on ({counters.dropped_empty} without weight, {counters.dropped_long} longer "
             f"than max_length {cfg.max_length}); check convert's output or raise train.max_length."
         )
-    keys = [json.dumps([one.ids, one.token_weights]) for one in encoded] if cfg.validation else []
-    held_out = drawn_out(keys, cfg.validation, seed)
-    if len(held_out) == len(encoded):
+    trained, measured = hold_out(encoded, lambda one: json.dumps([one.ids, one.token_weights]), cfg.validation, seed)
+    if not trained:
         raise UserError(
             f"train.validation: {cfg.validation} holds out all {len(encoded)} examples; lower it, or add data."
         )
-    encoded = [one for index, one in enumerate(encoded) if index not in held_out] + [
-        encoded[index] for index in sorted(held_out)
-    ]
+    encoded = [*trained, *measured]
     # Imported late, because it imports torch and transformers.
     from selfimprove.training.trainer import SftJob, train
 
@@ -106,7 +105,7 @@ def finetune(
         threads=threads_each(cfg, threads),
         weight_normalization=weight_normalization,
         max_train_tokens=limit,
-        validation=len(held_out),
+        validation=len(measured),
     )
     if cfg.backend == "xtuner":
         from selfimprove.training.xtuner.backend import train_with_xtuner
@@ -119,10 +118,16 @@ def finetune(
     return report.model_copy(update={"counters": counters})
 
 
-def drawn_out(keys: Sequence[str], share: float, seed: int) -> set[int]:
-    """Indices of validation items: a share drawn by the seed and the items' content, independent of their order."""
-    draw = [blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in keys]
-    return set(sorted(range(len(keys)), key=lambda index: (draw[index], index))[: round(share * len(keys))])
+def hold_out(items: Sequence[T], key: Callable[[T], str], share: float, seed: int) -> tuple[list[T], list[T]]:
+    """(items to train on, items for validation), each in the given order.
+
+    A ``share`` is held out, drawn by the seed and the items' content (``key``), independent of their order.
+    """
+    if not share:
+        return list(items), []
+    draw = [blake2b(f"{seed}/{key(item)}".encode(), digest_size=8).digest() for item in items]
+    held = set(sorted(range(len(items)), key=lambda index: (draw[index], index))[: round(share * len(items))])
+    return [items[i] for i in range(len(items)) if i not in held], [items[i] for i in sorted(held)]
 
 
 def prepare(model_dir: Path, out_dir: Path) -> Path:
@@ -220,10 +225,3 @@ def _identity(job: RunJob, encoded: Sequence[EncodedExample]) -> str:
         if file.is_file():
             add_file(digest, file)
     return digest.hexdigest()
-
-
-def _nothing_trained() -> TrainReport:
-    return TrainReport(
-        steps=0, examples=0, tokens=0, real_tokens=0, trained_tokens=0, padding=0.0, mean_weight=0.0,
-        raw_mean_weight=0.0, loss=[], timing=Timing(seconds=0.0, tokens_per_second=0.0),
-    )  # fmt: skip

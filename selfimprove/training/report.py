@@ -10,22 +10,25 @@ from selfimprove.training.encode import EncodeCounters
 class Timing(BaseModel):
     """Duration of this call. An earlier call had completed ``resumed_at`` steps."""
 
-    seconds: float
-    tokens_per_second: float
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
     resumed_at: int = 0
 
 
 class RunReport(BaseModel):
-    """Results of any fine-tuning run. Counts are over the whole run, including repetitions of examples or pairs."""
+    """Results of any fine-tuning run. Counts are over the whole run, including repetitions of examples or pairs.
 
-    steps: int
-    tokens: int
+    The defaults are the results of a run that trained nothing.
+    """
+
+    steps: int = 0
+    tokens: int = 0
     """positions computed, padding included"""
-    real_tokens: int
+    real_tokens: int = 0
     """tokens read, context included"""
-    trained_tokens: int
+    trained_tokens: int = 0
     """tokens with weight; for pairs, the scored tokens of both sides"""
-    padding: float
+    padding: float = 0.0
     """share of ``tokens`` that is padding, 0 to 1"""
     held_out: int = 0
     """examples or pairs used only for validation"""
@@ -40,16 +43,16 @@ class RunReport(BaseModel):
 class TrainReport(RunReport):
     """Report of weighted SFT."""
 
-    examples: int
+    examples: int = 0
     """examples read"""
-    mean_weight: float
+    mean_weight: float = 0.0
     """mean factor by which weights scale a step, after normalization"""
-    raw_mean_weight: float
+    raw_mean_weight: float = 0.0
     """mean weight of the examples before normalization"""
-    loss: list[tuple[int, float]]
+    loss: list[tuple[int, float]] = []
     """(step, mean loss since the previous entry)"""
     counters: EncodeCounters = EncodeCounters()
-    timing: Timing
+    timing: Timing = Timing()
 
 
 class PairCounters(BaseModel):
@@ -79,24 +82,16 @@ class PairTiming(Timing):
 class PairReport(RunReport):
     """Report of training on pairs."""
 
-    pairs: int
+    pairs: int = 0
     """pairs read"""
     first: dict[str, float] = {}
     """the first step's metrics: loss ln 2 (hinge: 1) and rewards 0, which ``check_first`` enforces"""
     curve: list[dict[str, int | float]] = []
     """the step, and ``methods.spin.objective.METRICS`` by name: means over the steps since the previous row"""
     counters: PairCounters = PairCounters()
-    timing: PairTiming
+    timing: PairTiming = PairTiming()
 
     @property
     def loss(self) -> list[tuple[int, float]]:
         """(step, mean loss since the previous entry)"""
         return [(int(row["step"]), row["loss"]) for row in self.curve]
-
-    @classmethod
-    def nothing(cls, counters: PairCounters) -> PairReport:
-        """The report of a run without epochs."""
-        timing = PairTiming(seconds=0.0, tokens_per_second=0.0)
-        return cls(
-            steps=0, pairs=0, tokens=0, real_tokens=0, trained_tokens=0, padding=0.0, counters=counters, timing=timing
-        )

@@ -10,7 +10,7 @@ import torch
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.training.encode import encode_examples
-from selfimprove.training.launch import drawn_out
+from selfimprove.training.launch import hold_out
 from selfimprove.training.objective import example_scales
 from selfimprove.training.rows import render
 from tests.support.sentences import refused_with
@@ -33,8 +33,8 @@ def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
     chat = ChatFormat.load(tiny)
     encoded, _ = encode_examples(examples, chat, cfg.max_length)
     keys = [json.dumps([one.ids, one.token_weights]) for one in encoded]
-    held = sorted(drawn_out(keys, 0.2, seed=3))
-    apart = [one for index, one in enumerate(examples) if index not in held]
+    kept, held = hold_out(range(20), keys.__getitem__, 0.2, seed=3)
+    apart = [examples[index] for index in kept]
     # The measured loss is the objective on those examples; the model is that of the other examples alone.
     batch = [encoded[index] for index in held]
     scales = dict(enumerate(example_scales(batch, "example_mean", "none")))
@@ -48,11 +48,12 @@ def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
 
 def test_which_examples_are_held_out_depends_only_on_seed_and_content() -> None:
     keys = [f"example {number}" for number in range(40)]
-    chosen = {keys[index] for index in drawn_out(keys, 0.25, seed=1)}
-    assert len(chosen) == 10
-    assert {keys[::-1][index] for index in drawn_out(keys[::-1], 0.25, seed=1)} == chosen
-    assert {keys[index] for index in drawn_out(keys, 0.25, seed=2)} != chosen
-    assert drawn_out(keys, 0.0, seed=1) == set()
+    kept, held = hold_out(keys, str, 0.25, seed=1)
+    assert (len(kept), len(held)) == (30, 10)
+    assert sorted([*kept, *held]) == sorted(keys)
+    assert hold_out(keys[::-1], str, 0.25, seed=1) == (kept[::-1], held[::-1])
+    assert set(hold_out(keys, str, 0.25, seed=2)[1]) != set(held)
+    assert hold_out(keys, str, 0.0, seed=1) == (keys, [])
 
 
 def test_holding_out_all_examples_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.models.adapters import weights_key
 from selfimprove.models.merging import full_weights
 from selfimprove.training.dropped import warn_of_dropped
-from selfimprove.training.launch import copy_untrained, drawn_out, finish, launch, prepare, threads_each
+from selfimprove.training.launch import copy_untrained, finish, hold_out, launch, prepare, threads_each
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import PairReport
 
@@ -55,19 +55,17 @@ def finetune_pairs(
     warn_of_dropped("pairs", counters.dropped_long, len(encoded), cfg.max_length)
     if (cfg.epochs if cfg.max_train_tokens is None else cfg.max_train_tokens) == 0:
         copy_untrained(model_dir, part, out_dir)
-        return PairReport.nothing(counters)
-    held_out = drawn_out([pair.key for pair in encoded], cfg.validation, seed)
-    if len(encoded) == len(held_out):
+        return PairReport(counters=counters)
+    trained, measured = hold_out(encoded, lambda pair: pair.key, cfg.validation, seed)
+    if not trained:
         raise UserError(
             f"no pairs remain to train on ({counters.dropped_long} longer than max_length {cfg.max_length}, "
-            f"{counters.dropped_empty} with nothing to score, {len(held_out)} held out); check convert's output or "
+            f"{counters.dropped_empty} with nothing to score, {len(measured)} held out); check convert's output or "
             "raise train.max_length."
         )
     # Imported late, because it imports torch and transformers.
     from selfimprove.methods.spin.pair_trainer import PairJob, train_pairs
 
-    trained = [pair for index, pair in enumerate(encoded) if index not in held_out]
-    measured = [encoded[index] for index in sorted(held_out)]
     job = PairJob(
         model_dir=full_weights(model_dir, trust_remote_code=cfg.trust_remote_code),
         opponent_dir=full_weights(opponent_dir, trust_remote_code=cfg.trust_remote_code),
