@@ -38,12 +38,14 @@ def main(stage: Stage[BaseSection]) -> None:
         build_scratch_model(cfg.arch, tokenizer, folder, stage.run.seed)
     else:
         model = with_full_weights(resolve_model(cfg), cfg, stage.scratch / "merged")
-        from selfimprove.models.check import check_base, check_tokenizer
+        from selfimprove.models.check import check_base
+        from selfimprove.models.loading import check_vocabulary
 
         meta = check_base(model)
         take_weights(model, folder, own=model == Path(cfg.model))
         copy_tokenizer(model, folder, cfg.chat_template)
-        check_tokenizer(model, meta, ChatFormat.load(folder).vocab_size)
+        if meta is not None:
+            check_vocabulary(model, meta, ChatFormat.load(folder).vocab_size)
     for name in (START, NONE):
         write_json(stage.output(f"results/{stage.item}/{name}/train.json"), {"lineage_tokens": 0})
 

@@ -15,6 +15,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
+from selfimprove.envs.labels import oracle_label
 from selfimprove.envs.params import ListedParams, TextParams
 from selfimprove.envs.registry import DEFAULTS, MIXTURE, answer_env, listed_env, named, text_env
 from selfimprove.pipeline.params import load_section
@@ -111,11 +112,8 @@ class LabelledGame:
         return self._mishap
 
     def expert(self) -> Move | None:
-        way = self._env.oracle()
-        for label, command in self._env.commands().items():
-            if way and command == way[0]:
-                return Move(self._env.explain(None, "play", label), label)
-        return None
+        label = oracle_label(self._env)
+        return None if label is None else Move(self._env.explain(None, "play", label), label)
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
         """See ``Game``: one token among the labels, after the reflection if there is a reflector."""
@@ -176,12 +174,13 @@ class TextGame:
         return next(iter(self._env.expert()), None)
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
+        from selfimprove.methods.agent_r.acting import generated_ids
         from selfimprove.methods.agent_r.prompts import trim
         from selfimprove.methods.agent_r.reply import parse_action, stored_reply
 
         reply = await _reply(engine, trim(self._dialogue, engine, REPLY_TOKENS), key, temperature)
         text = stored_reply(reply.text)
-        ids = reply.token_ids if text == reply.text else None
+        ids = generated_ids(reply, text)
         self._dialogue.append(Message(role="assistant", content=text, token_ids=ids, finish=reply.finish))
         return parse_action(text)
 

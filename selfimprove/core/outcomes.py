@@ -22,11 +22,15 @@ def _summable(value: float) -> float:
     return value
 
 
+Number = Annotated[float, AfterValidator(_summable)]
+"""A number in a file of results whose square is finite."""
+
+
 class Outcome(Record):
     """One task's value of every averaged metric. Runs over the same split are compared by these, in pairs."""
 
     id: str
-    values: dict[str, Annotated[float, AfterValidator(_summable)]]
+    values: dict[str, Number]
 
 
 def average(results: Sequence[Outcome]) -> dict[str, Estimate]:

@@ -16,8 +16,8 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
-from selfimprove.core.publish import write_text
-from selfimprove.core.records import LARGEST, Message, Pair, mean_and_error, read_jsonl
+from selfimprove.core.publish import aside, write_text
+from selfimprove.core.records import LARGEST, Message, Pair, mean_and_error, read_jsonl, write_rows
 from selfimprove.methods.spin.convert import Mode, alpaca_row
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, alpaca
@@ -183,8 +183,9 @@ def export_pairs(
     target: Annotated[Path, typer.Argument(help="output file (JSONL): rows {real, generated}")],
 ) -> None:
     """Pairs to the original's message lists."""
-    lines = [json.dumps(pair_row(pair), ensure_ascii=False) + "\n" for pair in read_jsonl(source, Pair)]
-    write_text(target, "".join(lines))
+    rows = [pair_row(pair) for pair in read_jsonl(source, Pair)]
+    with aside(target) as part:
+        write_rows(part, rows)
 
 
 @app.command("score")

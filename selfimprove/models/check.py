@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from selfimprove.core.errors import UserError
-from selfimprove.models.loading import RESTORE, check_folder, check_vocabulary, load_whole
+from selfimprove.models.loading import RESTORE, check_folder, load_whole
 
 CHUNK = 1 << 24
 """Values that are read at a time."""
@@ -40,12 +40,6 @@ def check_base(folder: Path) -> Any:
     _check_types(tensors, quantised="quantization_config" in config)
     _check_values(tensors)
     return model
-
-
-def check_tokenizer(folder: Path, model: Any, size: int) -> None:
-    """``check_vocabulary``, if ``check_base`` returned a model. Raises: as ``check_vocabulary``."""
-    if model is not None:
-        check_vocabulary(folder, model, size)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Path]]:

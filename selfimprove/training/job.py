@@ -138,7 +138,7 @@ def check_hardware(params: FinetuneParams) -> None:
         )
 
 
-def check_vocabulary(config: Any, examples: Sequence[EncodedExample], where: Path) -> None:
+def check_ids(config: Any, examples: Sequence[EncodedExample], where: Path) -> None:
     """Raise a ``UserError`` for ids outside the vocabulary of a model with this config."""
     known = int(config.get_text_config().vocab_size)
     highest = max((max(example.ids) for example in examples), default=0)

@@ -9,7 +9,7 @@ from transformers.training_args import TrainingArguments
 from selfimprove.core.sums import float_sum
 from selfimprove.training.config import Normalization
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads, plan_of
+from selfimprove.training.job import RunJob, check_ids, join, own_threads, plan_of
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
@@ -39,7 +39,7 @@ def train(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | 
         arguments = join(job)
         plan = plan_of(job, [len(example.ids) for example in examples], world_size=arguments.world_size)
         model, rope_factor = load_model(job.model_dir, params, job.seed)
-        check_vocabulary(model.config, examples, job.model_dir)
+        check_ids(model.config, examples, job.model_dir)
         trainer = WeightedTrainer(model, arguments, job, examples, plan, progress)
         seconds = trainer.run()
         trainer.write_model(job.out_dir)

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from selfimprove.core.errors import UserError
-from selfimprove.models.check import check_base, check_tokenizer
+from selfimprove.models.check import check_base
+from selfimprove.models.loading import check_vocabulary
 
 Weights = dict[str, torch.Tensor]
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -105,6 +106,6 @@ def test_missing_truncated_or_corrupt_files_are_reported(folder: Path) -> None:
 def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused(tiny: Path) -> None:
     model = check_base(tiny)
     rows = model.get_input_embeddings().num_embeddings
-    check_tokenizer(tiny, model, rows)
+    check_vocabulary(tiny, model, rows)
     with pytest.raises(UserError, match=f"the tokenizer has {rows + 1} ids, but the model only {rows}"):
-        check_tokenizer(tiny, model, rows + 1)
+        check_vocabulary(tiny, model, rows + 1)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -19,16 +18,8 @@ from pydantic import (
 )
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Number
 from selfimprove.core.records import LARGEST, read_object
-
-
-def _not_too_large(value: float) -> float:
-    if abs(value) > LARGEST:
-        raise ValueError(f"numbers must not exceed {LARGEST:g}")
-    return value
-
-
-Number = Annotated[float, AfterValidator(_not_too_large)]
 
 
 class Part(BaseModel):

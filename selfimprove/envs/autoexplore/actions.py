@@ -9,7 +9,6 @@ Labels are the numbers 0 to 199, then a-z and A-Z: 252, each a single token for 
 Of a folder with more actions, the first 252 are listed.
 """
 
-import string
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -17,8 +16,9 @@ from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.sandbox import quoted, shown
 from selfimprove.envs.autoexplore.tree import Entry, View, join
 from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
+from selfimprove.envs.labels import LABELS as LABEL_SETS
 
-LABELS = (*map(str, range(200)), *string.ascii_letters)
+LABELS = LABEL_SETS["full"]
 
 
 class Action(NamedTuple):

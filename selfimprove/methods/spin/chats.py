@@ -8,7 +8,6 @@ A row, before generation::
 Files are parquet, like the original's, or JSONL.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from selfimprove.core.errors import UserError, first_line
-from selfimprove.core.records import Record, read_records
+from selfimprove.core.records import Record, read_records, write_rows
 from selfimprove.core.seeds import datasets_order
 from selfimprove.envs.qa.base import Question, content_id
 from selfimprove.envs.qa.datasets import own_ids
@@ -229,9 +228,7 @@ def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
         columns = pyarrow.schema([(side, pyarrow.list_(turn)) for side in ("real", "generated")])  # if empty, too
         parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=columns), path)
         return
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    write_rows(path, rows)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from selfimprove.core.journal import Journal
 from selfimprove.methods.spin.encode import EncodedPair, lengths_of, sequences_of, side_rows
 from selfimprove.methods.spin.objective import over_sequences, token_log_probs
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.job import RunJob, check_vocabulary
+from selfimprove.training.job import RunJob, check_ids
 from selfimprove.training.loading import load_base
 from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch, lay_out
@@ -63,7 +63,7 @@ def score(
         if not missing:
             return 0
         model = _load(job, opponent_dir)
-        check_vocabulary(model.config, sequences_of(list(missing.values())), opponent_dir)
+        check_ids(model.config, sequences_of(list(missing.values())), opponent_dir)
         done = told = 0
         for batch, rows in _micro_batches(list(missing.values()), job.params):
             if asked():

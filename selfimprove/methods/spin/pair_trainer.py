@@ -25,7 +25,7 @@ from selfimprove.methods.spin.objective import (
 )
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads, plan_of
+from selfimprove.training.job import RunJob, check_ids, join, own_threads, plan_of
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import trained_positions
@@ -72,7 +72,7 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
         arguments = join(job, **settings)
         plan = plan_of(job, lengths_of(pairs), world_size=arguments.world_size, whole_epochs=True)
         model, rope_factor = load_model(job.model_dir, params, job.seed, dropout=False)
-        check_vocabulary(model.config, sequences, job.model_dir)
+        check_ids(model.config, sequences, job.model_dir)
         trainer = PairTrainer(model, arguments, job, pairs, plan, progress)
         trainer.read_opponent(folder)
         seconds = trainer.run()

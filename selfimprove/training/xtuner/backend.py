@@ -19,7 +19,7 @@ from selfimprove.core.sums import float_sum
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import check_vocabulary, plan_of
+from selfimprove.training.job import check_ids, plan_of
 from selfimprove.training.loading import load_config
 from selfimprove.training.objective import example_scales
 from selfimprove.training.packing import PackingPlan
@@ -63,7 +63,7 @@ def train_with_xtuner(job: SftJob, examples: Sequence[EncodedExample], progress:
     python = environment_python()
     params, folder = job.params, job.checkpoints.absolute()
     config, rope_factor = load_config(job.model_dir, params)
-    check_vocabulary(config, examples, job.model_dir)
+    check_ids(config, examples, job.model_dir)
     plan = plan_of(job, [len(example.ids) for example in examples])
     layout = lay_out(plan, examples, job)
     run = XtunerRun(
