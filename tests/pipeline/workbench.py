@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from selfimprove.core.overlay import merge
 from selfimprove.pipeline.closure import KNOWN
 from tests.support.profiles import profile
-from tests.support.repo_copy import analyse
+from tests.support.repo_copy import copy_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("selfimprove", "stages", "requirements/runtime.lock", "data/sources.yaml")
@@ -192,14 +192,7 @@ class Workbench:
 
 def copy_code(folder: Path) -> Path:
     """Copy the files that stages import and read."""
-    for part in CODE:
-        source, target = ROOT / part, folder / part
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(source, target)
-    analyse(folder)
+    copy_parts(CODE, folder)
     return folder
 
 

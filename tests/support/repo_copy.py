@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -25,15 +26,7 @@ def copy_repo(folder: Path, profile: str = "smoke") -> Path:
     As in a clone, the headline metrics and (for ``LOCKED``) ``dvc.lock`` are those of the default's run, without its
     other outputs. In an existing copy, the code is replaced and the stages' outputs are kept.
     """
-    for part in PARTS:
-        source, target = ROOT / part, folder / part
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(source, target)
-    analyse(folder)
+    copy_parts(PARTS, folder)
     if not (folder / "dvc.lock").exists():
         lock = YAML(typ="safe", pure=True).load(ROOT / "dvc.lock")
         YAML().dump({**lock, "stages": {name: lock["stages"][name] for name in LOCKED}}, folder / "dvc.lock")
@@ -44,6 +37,19 @@ def copy_repo(folder: Path, profile: str = "smoke") -> Path:
     author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
     run(folder, "git", *author, "commit", "--quiet", "--allow-empty", "-m", "start")
     return folder
+
+
+def copy_parts(parts: Iterable[str], folder: Path) -> None:
+    """Copy files and folders of this repository, replacing those in ``folder``."""
+    for part in parts:
+        source, target = ROOT / part, folder / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, target)
+    analyse(folder)
 
 
 _ANALYSIS: list[bytes] = []

@@ -25,7 +25,7 @@ from selfimprove.methods.agent_r.judge_prompt import VERDICTS, Judgement
 from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, spliced_actions, whole
-from selfimprove.methods.agent_r.selection import Counts, LeafPair, is_good, nothing_kept, select_all
+from selfimprove.methods.agent_r.selection import Counts, LeafPair, Selection, is_good, nothing_kept, select_all
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.agent_r.validate import replay
 
@@ -89,18 +89,10 @@ async def convert(
     """
     selections, counts = select_all(trees, cfg, seed)
     good = [(tree, leaf) for tree, selection in zip(trees, selections, strict=True) for leaf in selection.good]
-    revisions: list[Revision] = []
     asked = _Asked(judge)
+    revisions: list[Revision] = []
     if cfg.data_type == "centric":
-        pairs = [(i, pair) for i, selection in enumerate(selections) for pair in selection.pairs]
-
-        async def one(job: tuple[int, LeafPair]) -> Revision:
-            return await _revise(trees[job[0]], job[0], job[1], asked, world, cfg, seed)
-
-        if progress:
-            progress.reach(0, len(pairs))
-        revisions = list(await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress))
-
+        revisions = await _revise_all(trees, selections, asked, world, cfg, seed, progress)
     kept = [revision for revision in revisions if revision.messages]
     kinds = mixed(
         [_example(revision.messages, revision.source) for revision in kept],
@@ -171,6 +163,26 @@ class _Asked:
         """All distinct judgements, by tree and node."""
         done = [self.heard[key] for key in sorted(self.heard)]
         return [future.result() for future in done if not future.cancelled() and future.exception() is None]
+
+
+async def _revise_all(
+    trees: Sequence[Tree],
+    selections: Sequence[Selection],
+    asked: _Asked,
+    world: World | Mapping[str, World] | None,
+    cfg: ConvertParams,
+    seed: int,
+    progress: StageProgress | None,
+) -> list[Revision]:
+    """The revision trajectory of every pair, in order."""
+    pairs = [(i, pair) for i, selection in enumerate(selections) for pair in selection.pairs]
+
+    async def one(job: tuple[int, LeafPair]) -> Revision:
+        return await _revise(trees[job[0]], job[0], job[1], asked, world, cfg, seed)
+
+    if progress:
+        progress.reach(0, len(pairs))
+    return list(await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress))
 
 
 async def _revise(

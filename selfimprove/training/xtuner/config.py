@@ -20,12 +20,13 @@ XTuner provides the loop, model, optimiser, schedule, mixed precision, ZeRO-2 an
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from selfimprove.training.config import FinetuneParams
+from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.zero import zero_config
 
 START_FACTOR = 1e-5
@@ -101,20 +102,6 @@ def config_text(run: XtunerRun) -> str:
     if params.dtype != "float32":
         scale = "dynamic" if params.dtype == "float16" else 1.0
         wrapper, precision = "AmpOptimWrapper", f"dtype={params.dtype!r}, loss_scale={scale!r}, "
-    lora = "None"
-    if params.lora is not None:
-        targets = None if params.lora.targets == "all-linear" else params.lora.targets
-        lora = (
-            f"dict(type=LoraConfig, r={params.lora.rank}, lora_alpha={params.lora.alpha}, "
-            f"lora_dropout={params.lora.dropout!r}, target_modules={targets!r}, bias='none', task_type='CAUSAL_LM')"
-        )
-    rates = schedulers(params, run.iterations)
-    listed = "".join(
-        f"    dict(type={rate['type']}, "
-        + ", ".join(f"{key}={value!r}" for key, value in rate.items() if key != "type")
-        + "),\n"
-        for rate in rates
-    )
     every = max(1, params.logging_steps * run.accumulation)
     return f"""\
 # Written by selfimprove.training.xtuner.config from the finetune params; run by selfimprove.training.xtuner.launch.
@@ -141,7 +128,7 @@ model = dict(
         use_safetensors=True,
         local_files_only=True,
     ),
-    lora={lora},
+    lora={_lora_text(params.lora)},
 )
 train_dataloader = dict(
     batch_size=1,
@@ -158,7 +145,7 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm={params.grad_clip!r}, error_if_nonfinite=False),
 )
 param_scheduler = [
-{listed}]
+{_schedulers_text(schedulers(params, run.iterations))}]
 default_hooks = dict(
     timer=dict(type=IterTimerHook),
     logger=dict(type=LoggerHook, log_metric_by_epoch=False, interval={every}),
@@ -189,3 +176,18 @@ visualizer = None
 load_from = None
 resume = False
 """
+
+
+def _lora_text(lora: LoraConfig | None) -> str:
+    if lora is None:
+        return "None"
+    targets = None if lora.targets == "all-linear" else lora.targets
+    return (
+        f"dict(type=LoraConfig, r={lora.rank}, lora_alpha={lora.alpha}, lora_dropout={lora.dropout!r}, "
+        f"target_modules={targets!r}, bias='none', task_type='CAUSAL_LM')"
+    )
+
+
+def _schedulers_text(rates: Sequence[Mapping[str, Any]]) -> str:
+    settings = [", ".join(f"{key}={value!r}" for key, value in rate.items() if key != "type") for rate in rates]
+    return "".join(f"    dict(type={rate['type']}, {said}),\n" for rate, said in zip(rates, settings, strict=True))

@@ -208,15 +208,6 @@ def test_labels_that_are_not_single_tokens_are_listed_and_the_smaller_set_is_sug
         assert f"set reflect_rl.env.labels: single (the {len(LABELS['single'])} one-character labels)" in sentence
 
 
-def test_a_policy_trained_on_reflections_is_refused_without_a_reflector(
-    reflect_bench: Workbench, tmp_path: Path
-) -> None:
-    overlay = with_(iterations={"reflect_rl": {"reflector": "none"}}, rows={"reflect_rl": {"reflector": "none"}})
-    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
-    assert "'policy' was trained to act on reflections, but the run has no reflection model" in sentence
-    assert "set reflector, or start" in sentence
-
-
 def test_a_curriculum_that_leaves_a_level_without_iterations_is_refused(
     reflect_bench: Workbench, tmp_path: Path
 ) -> None:

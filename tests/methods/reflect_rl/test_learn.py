@@ -20,7 +20,6 @@ from selfimprove.core.errors import UserError
 from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
-from selfimprove.envs.labels import label_ids
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import learn
 from selfimprove.methods.reflect_rl.logs import log_curve
@@ -303,15 +302,6 @@ def test_the_log_contains_the_levels_and_too_few_iterations_are_refused(folder: 
         learn(make_job(folder, tmp_path / "short", params(curriculum=True, max_steps=1)))
     assert not (tmp_path / "short" / "checkpoints").exists()
     assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is skipped
-
-
-def test_labels_that_are_not_single_tokens_are_listed_and_the_smaller_set_is_suggested(
-    folder: Path, tmp_path: Path
-) -> None:
-    env = Corridor(labels=("0", "1", "12", "137"))
-    with pytest.raises(UserError, match=r"\(12, 137\).*labels: single \(the 62 one-character labels\)"):
-        learn(make_job(folder, tmp_path, params(), env=env))
-    assert label_ids(("0", "1"), lambda label: [int(label)]) == [0, 1]
 
 
 def test_a_cost_that_is_not_a_number_ends_the_run_with_one_sentence(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 import time
 from typing import Any
 
@@ -165,31 +164,6 @@ def test_episodes_do_not_depend_on_order_concurrency_or_slow_tools() -> None:
     mixed = asyncio.run(run(list(reversed(range(24))), 24, slow))
     assert straight == mixed
     assert len(set(straight.values())) == 24
-
-
-def test_tool_calls_run_concurrently_up_to_their_limit() -> None:
-    running, most, lock = 0, 0, threading.Lock()
-
-    def search(query: str) -> str | None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.02)
-        with lock:
-            running -= 1
-        return "found"
-
-    async def run() -> None:
-        calls = tools(search)
-        one = lambda at: play(  # noqa: E731
-            QUESTION.model_copy(update={"id": f"q{at}"}), at, calls, policy([LOOK] * 2), PlayParams(max_turns=2), 7,
-            form="alpaca",
-        )  # fmt: skip
-        await play_all(range(12), one, concurrency=12)
-
-    asyncio.run(run())
-    assert most == 4
 
 
 def test_an_episode_with_the_experts_replies_has_the_experts_messages() -> None:
