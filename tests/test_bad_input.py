@@ -20,16 +20,12 @@ import pytest
 
 from selfimprove.training.processes import free_port
 from tests.engines.http_endpoint import Reply, Seen, echo, endpoint
-from tests.pipeline.workbench import Workbench, published, write_params
+from tests.pipeline.workbench import Workbench, lines_of, published, write_params
 from tests.support.tiny import train_tokenizer
 
 pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = "data/rise/base/train/examples.jsonl"
-
-
-def lines_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
 
 
 def engine(**options: Any) -> dict[str, Any]:

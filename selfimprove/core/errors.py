@@ -91,6 +91,11 @@ def _shown(line: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
+def printable_line(text: str) -> str:
+    """The text on one line: white space and non-printable characters, which a terminal may interpret, become spaces."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type if it has none; 300 characters at most."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, printable_line
 from selfimprove.core.records import Message
 from selfimprove.engines.api_key import DEFAULT_NAME, find_key
 from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request
@@ -336,8 +336,7 @@ class OpenAiEngine:
 
     def _clean(self, text: str) -> str:
         text = text.replace(self._secret, "[key]") if self._secret else text
-        shown = "".join(one if one.isprintable() else " " for one in text)  # terminals interpret control characters
-        return " ".join(shown.split())[:_SAY]
+        return printable_line(text)[:_SAY]
 
 
 def spaced_seed(bits: int, spacing: int) -> int:

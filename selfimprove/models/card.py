@@ -14,6 +14,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from ruamel.yaml import YAML
 
+from selfimprove.core.errors import printable_line
 from selfimprove.core.git import git
 from selfimprove.core.records import read_object
 from selfimprove.core.sources import load_sources
@@ -77,8 +78,7 @@ def card(row: Row, repository: str, results: Path) -> str:
 
 def escaped(text: str) -> str:
     """One line of text that Markdown and HTML render literally."""
-    one_line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", one_line)
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", printable_line(text))
 
 
 def fenced(text: str, language: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workbench import Place, Workbench
+from tests.pipeline.workbench import Place, Workbench, lines_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -47,10 +47,6 @@ def copied(bench: Workbench, target: Path) -> Path:
     if (folder / "models/agent_r/base").exists():
         shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter1")
     return folder
-
-
-def lines_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
 
 
 @pytest.mark.parametrize(

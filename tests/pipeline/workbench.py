@@ -196,6 +196,11 @@ def copy_code(folder: Path) -> Path:
     return folder
 
 
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of a file, each with its line break."""
+    return path.read_bytes().splitlines(keepends=True)
+
+
 def write_params(folder: Path, *overlays: Mapping[str, Any]) -> None:
     """Write a reduced smoke profile, with everything that determines step counts pinned, and the overlays merged in."""
     yaml = YAML(typ="safe", pure=True)  # otherwise, a changed mapping's comments would be written inside it

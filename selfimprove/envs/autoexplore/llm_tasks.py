@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, printable_line
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, EngineError, Request
@@ -151,7 +151,7 @@ def _plain(text: str) -> str:
     For example, ``'host' is set to 'local'`` is unchanged.
     """
     paragraph, *_ = _BLANK_LINE.split(_FENCE.sub("", text.strip()).strip(), 1)  # without remarks after the pairs
-    line = " ".join("".join(char if char.isprintable() else " " for char in paragraph).split())
+    line = printable_line(paragraph)
     quoted = len(line) > 1 and line[0] in "'\"" and line[0] == line[-1] and line[0] not in line[1:-1]
     return line[1:-1].strip() if quoted else line
 

@@ -16,7 +16,7 @@ import tenacity
 from pydantic import TypeAdapter, ValidationError
 
 from selfimprove.core.address import checked_address, client_settings, reads_environment
-from selfimprove.core.errors import UserError, fault
+from selfimprove.core.errors import UserError, fault, printable_line
 from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError
 
@@ -169,5 +169,4 @@ class Link:
 
 def in_short(text: str) -> str:
     """A server's text for a message: one line, without terminal control characters."""
-    shown = "".join(one if one.isprintable() else " " for one in plain_text(text[: 10 * _SAY]))
-    return " ".join(shown.split())[:_SAY]
+    return printable_line(plain_text(text[: 10 * _SAY]))[:_SAY]

@@ -25,7 +25,7 @@ from selfimprove.methods.agent_r.tree import Tree
 from tests.engines.http_endpoint import Reply as Said
 from tests.engines.http_endpoint import Seen, answer, endpoint
 from tests.methods.agent_r.refusals import TREES, done, refused, with_env
-from tests.pipeline.workbench import Workbench
+from tests.pipeline.workbench import Workbench, lines_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,10 +40,6 @@ def with_search(generate: dict[str, Any], **section: Any) -> dict[str, Any]:
 
 def with_convert(**convert: Any) -> dict[str, Any]:
     return {"agent_r": {"iterations": {"iter2": {"convert": convert}}}}
-
-
-def lines_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
 
 
 # Requirements of the environment
