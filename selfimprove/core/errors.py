@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,12 @@ def meant(name: object, known: Iterable[str], otherwise: str) -> str:
     """The end of a message about an unknown name: the closest known name, or ``otherwise`` if none is close."""
     near = get_close_matches(str(name), known, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def some(names: Sequence[object], most: int = 5) -> str:
+    """The first ``most`` of the names, and how many more there are: ``a, b and 3 more``."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def sentence(text: str) -> str:

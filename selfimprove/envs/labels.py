@@ -27,7 +27,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, some
 from selfimprove.envs.interface import EnumeratedEnv
 
 LabelSet = Literal["full", "single"]
@@ -54,9 +54,8 @@ def label_ids(labels: Sequence[str], encode: Callable[[str], Sequence[int]], off
     shared = {tuple(i) for i in ids if ids.count(i) > 1}
     wrong = [label for label, i in zip(labels, ids, strict=True) if len(i) != 1 or tuple(i) in shared]
     if wrong:
-        shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise UserError(
-            f"reflect_rl: the tokenizer does not encode every label as a distinct single token ({shown}); set "
+            f"reflect_rl: the tokenizer does not encode every label as a distinct single token ({some(wrong)}); set "
             f"reflect_rl.env.labels: {offer} (the {len(LABELS[offer])} one-character labels), or use another base "
             "model."
         )

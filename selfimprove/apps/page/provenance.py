@@ -9,7 +9,7 @@ from typing import Any
 
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, some
 from selfimprove.core.git import git as ask_git
 from selfimprove.pipeline.params import PARAMS_FILE
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed, named
@@ -34,11 +34,10 @@ def facts(run: Run) -> list[tuple[str, str]]:
     changed = git(run, "status", "--porcelain", "--untracked-files=no").splitlines()
     commit = git(run, "log", "-1", "--format=%h %cs %s")
     names = [line[2:].strip() for line in changed]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     packages = _packages(run)
     return [
         ("commit", commit or "not a Git repository"),
-        ("uncommitted changes", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
+        ("uncommitted changes", f"{len(names)}: {some(names, NAMED)}" if names else "none"),
         ("profile", profile(run)),
         ("seed", _set(run.run_param("seed"))),
         ("threads", _set(run.run_param("threads"))),

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, some
 from selfimprove.engines.cluster.config import ClusterParams, sent
 from selfimprove.engines.cluster.ray_actor import node_report
 
@@ -180,8 +180,7 @@ def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: P
         if mine.get(name) != other.get(name)
     ]
     if differ:
-        shown = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
-        return f"node {node.host} has different package versions: {shown}; install the same locks on all nodes"
+        return f"node {node.host} has different package versions: {some(differ)}; install the same locks on all nodes"
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.errors import UserError, first_line, some
 from selfimprove.core.records import Example, Message, load_json
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, ListsGames
@@ -61,7 +61,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[Sequence[int], tuple[
         unknown = [i for i in ids if i not in known]
         if unknown:
             raise UserError(
-                f"agent_r.tasks.files.{name}: {env.name} has no task {_some(unknown)}; remove it from "
+                f"agent_r.tasks.files.{name}: {env.name} has no task {some(unknown)}; remove it from "
                 f"{tasks.files[name]}."
             )
     given = {i for ids in lists.values() for i in ids}
@@ -90,7 +90,7 @@ def check_disjoint(splits: Mapping[str, Sequence[int]]) -> None:
             shared = sorted(set(splits[one]) & set(splits[other]))
             if shared:
                 raise UserError(
-                    f"agent_r.tasks: task {_some(shared)} is in both {one} and {other}; remove it from one of the two."
+                    f"agent_r.tasks: task {some(shared)} is in both {one} and {other}; remove it from one of the two."
                 )
 
 
@@ -242,8 +242,3 @@ def texts(examples: Sequence[Example]) -> list[dict[str, str]]:
         rows += [{"text": message.content} for message in example.messages]
         rows.append({"text": revision_reply(REVISION_THOUGHTS[index % len(REVISION_THOUGHTS)])})
     return rows
-
-
-def _some(ids: Sequence[int], most: int = 5) -> str:
-    shown = ", ".join(map(str, ids[:most]))
-    return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"
