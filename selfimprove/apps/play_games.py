@@ -163,9 +163,11 @@ class TextGame:
         return self._env.valid_actions() or []
 
     def act(self, action: str) -> Told:
+        from selfimprove.methods.agent_r.reply import clean_observation
+
         step = self._env.step(action)
         if self._dialogue[-1].role == "assistant":
-            self._dialogue.append(Message(role="user", content=" ".join(step.observation.split())))
+            self._dialogue.append(Message(role="user", content=clean_observation(step.observation)))
         score = f"score {step.reward:.2f}"
         success = step.reward == 1.0 and not step.info["disaster"]
         return Told(step.observation, score, step.done, success, bool(step.info["valid"]))

@@ -245,16 +245,20 @@ def test_play_models_get_the_prompts_of_their_methods(taxi: Any) -> None:
     assert policy.messages[0].content.endswith(" # Action:\n")
     assert " # Analyze:\nGo on.\n" in policy.messages[0].content
     assert policy.allowed == tuple("012345")
-    craft = make_game("textcraft", PARAMS)
-    replies = []
+    craft: Any = make_game("textcraft", PARAMS)
+    step, replies = craft._env.step, []
+    craft._env.step = lambda action: step(action)._replace(observation="two  blanks,\n\ttwo lines")
+    observed = []
 
     def reply(request: Any, index: Any) -> str:
         assert request.temperature == 0.5
         replies.append([message.role for message in request.messages])
+        observed.append(request.messages[-1].content)
         return "Thought: I look.\nAction: 1. inventory"
 
     outcome = play(craft, craft.tasks()[0], Model(ScriptedEngine(reply), 0, 0.5), console, steps=2)
     assert replies == [["system", "user", "assistant", "user"], ["system", *["user", "assistant"] * 2, "user"]]
+    assert observed[1] == "two  blanks,  two lines"  # as in Agent-R's evaluation
     assert outcome == PlayOutcome(False, False, 2)
 
 
