@@ -66,7 +66,7 @@ def test_custom_problems_become_the_splits_and_the_demonstrations(forks: Forks, 
 
 def test_a_custom_model_becomes_the_base_without_the_small_model_s_settings(forks: Forks, root: Path) -> None:
     _, own, *_ = blocks("yaml")
-    make_tiny_model(root / "my-model", hidden=32)
+    make_tiny_model(root / "my-model", hidden=32, context=2048)
     params = use(root, own.replace("my/model", "my-model"))
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
     (root / "data/rise").mkdir(parents=True, exist_ok=True)
