@@ -10,6 +10,11 @@ from selfimprove.core.errors import UserError
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Hosts that mean this machine. No proxy can reach a server there, so its clients use none."""
 
+DIRECT: dict[str, httpx.AsyncBaseTransport | None] = {
+    f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOCAL
+}
+"""``mounts`` of an httpx client that reads the environment's settings, but calls ``LOCAL`` without its proxies."""
+
 
 def checked_address(key: str, address: str, example: str, options: Collection[str] = ()) -> httpx.URL:
     """The address at a key of params.yaml, parsed.
@@ -42,7 +47,7 @@ def checked_address(key: str, address: str, example: str, options: Collection[st
 def reads_environment(url: httpx.URL) -> bool:
     """Whether an httpx client of this address reads the environment's settings (``trust_env``).
 
-    With https they include certificates, so a client of a local server reads them too.
+    With https they include certificates, so a client of a local server reads them too; ``DIRECT`` excludes proxies.
     """
     return url.scheme == "https" or url.host not in LOCAL
 

@@ -174,7 +174,7 @@ class OpenAiEngine:
     async def _call(self, body: dict[str, Any], request: Request) -> list[Completion]:
         import httpx
 
-        from selfimprove.core.address import client_settings, reads_environment
+        from selfimprove.core.address import DIRECT, client_settings, reads_environment
 
         if self._client is None:
             headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -193,6 +193,7 @@ class OpenAiEngine:
                     timeout=None,
                     limits=limits,
                     trust_env=reads_environment(httpx.URL(self._url)),
+                    mounts=DIRECT,
                 )
         # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
         call = asyncio.create_task(self._post(json.dumps(body, ensure_ascii=True).encode("ascii")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,22 @@ from tests.engines.test_openai import KEY, ask, config, fail, run
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_a_local_endpoint_with_https_is_called_without_the_environment_s_proxy(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        engine = OpenAiEngine(config(f"https://{host}:9/v1", tries=1, timeout=2.0))  # nothing listens there
+        with pytest.raises((EngineError, UserError)):
+            asyncio.run(engine.generate(ask("one")))
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])

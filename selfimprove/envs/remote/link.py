@@ -15,7 +15,7 @@ import httpx
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
-from selfimprove.core.address import checked_address, client_settings, reads_environment
+from selfimprove.core.address import DIRECT, checked_address, client_settings, reads_environment
 from selfimprove.core.errors import UserError, fault, printable_line
 from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError
@@ -118,6 +118,7 @@ class Link:
                     headers={"Content-Type": "application/json"},
                     verify=self.server.startswith("https"),  # loading certificates takes 0.3 s
                     trust_env=reads_environment(httpx.URL(self.server)),
+                    mounts=DIRECT,
                 )
         try:
             async with asyncio.timeout(timeout):
