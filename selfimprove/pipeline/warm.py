@@ -12,7 +12,7 @@ The helper has imported third-party packages and, of ours, only what reads ``run
 ``pipeline.forks``, ``pipeline.params``, ``params``, ``errors``). It has computed nothing, which makes forking safe, and
 ends with the command. A child is killed when its stage's process is.
 
-Which stages can be forked on a machine with a GPU: ``pipeline.forks``.
+Which stages can be forked on a machine with a GPU: ``pipeline.forks``. On macOS no stage is (``core.forking``).
 """
 
 import gc
@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.forking import START
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.forks import (
     NVML_CHECK,
@@ -86,7 +87,7 @@ def main() -> None:
     """Run the command given as arguments, with a helper process alongside, and exit with the command's code."""
     os.environ.update(environment(wanted()))  # for the helper; a stage restarts itself to set them
     alone = {name: value for name, value in os.environ.items() if name != ADDRESS}
-    if uses_vllm(_params()):
+    if START == "spawn" or uses_vllm(_params()):
         sys.exit(_run(alone))
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -16,13 +16,17 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch.distributed
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.forking import START
 from selfimprove.training.processes import ORPHANED
 from selfimprove.training.progress import Progress
 from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts
@@ -47,7 +51,7 @@ class _Place:
 @dataclass
 class _Process:
     rank: int
-    pid: int
+    process: BaseProcess
     line: Connection
     """receives its progress, result or error"""
 
@@ -60,7 +64,8 @@ def run_forked(
     The processes form one torch.distributed group (gloo).
 
     Args:
-        work: called in each process with a function that forwards progress; its result must be picklable.
+        work: called in each process with a function that forwards progress; its result must be picklable, and on macOS
+            ``work`` too.
         threads: CPU threads per process.
         folder: for the rendezvous file and the log.
 
@@ -69,29 +74,35 @@ def run_forked(
     """
     meeting, log_file = folder / "meeting", folder / "worker.log"
     meeting.unlink(missing_ok=True)  # left by a killed run
-    alive, held = os.pipe()
+    log_file.write_bytes(b"")
+    context: Any = get_context(START)
     started: list[_Process] = []
     try:
-        with sigterm_interrupts(), log_file.open("wb") as log:
+        with sigterm_interrupts():
             for rank in range(processes):
-                receiver, sender = Pipe(duplex=False)
-                pid = os.fork()
-                if pid == 0:
-                    os.close(held)
-                    _become(work, _Place(rank, processes, threads, meeting), sender, alive, log.fileno())
+                receiver, sender = context.Pipe(duplex=False)
+                place = _Place(rank, processes, threads, meeting)
+                process = context.Process(target=_become, args=(work, place, sender, log_file))
+                try:
+                    process.start()
+                except (AttributeError, PicklingError, TypeError) as error:
+                    if START == "fork":
+                        raise
+                    raise UserError(
+                        f"launcher kind 'fork' sends the environment to new processes on this system, which this one "
+                        f"does not allow ({first_line(error)}); set launcher: {{kind: single}}."
+                    ) from error
                 sender.close()
-                started.append(_Process(rank, pid, receiver))
+                started.append(_Process(rank, process, receiver))
             return cast(T, _follow(started, progress, log_file))
     except KeyboardInterrupt:
         _let_save(started)
         raise
     finally:
-        for process in started:
-            os.kill(process.pid, signal.SIGKILL)  # not reaped yet, so the pid is still this process's
-            os.waitpid(process.pid, 0)
-            process.line.close()
-        os.close(alive)
-        os.close(held)
+        for one in started:
+            one.process.kill()
+            one.process.join()
+            one.line.close()
 
 
 def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: Path) -> Any:
@@ -130,7 +141,7 @@ def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: 
 def _let_save(processes: Sequence[_Process]) -> None:
     """Ask the processes to stop and wait until they have saved their progress; another Ctrl-C ends the wait."""
     for process in processes:
-        os.kill(process.pid, signal.SIGTERM)
+        process.process.terminate()
     deadline = time.monotonic() + SAVING_SECONDS
     at_work = [process.line for process in processes]
     while at_work and (ready := wait(at_work, timeout=max(0.0, deadline - time.monotonic()))):
@@ -144,28 +155,30 @@ def _let_save(processes: Sequence[_Process]) -> None:
 
 def _killed(process: _Process, log_file: Path) -> UserError:
     """The error for a process that ended without reporting one."""
-    status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert status is not None
-    code = status.si_status
-    how = f"with code {code}" if status.si_code == os.CLD_EXITED else f"by {signal.Signals(code).name}"
+    process.process.join()
+    code = process.process.exitcode
+    how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with code {code}"
     return UserError(
         f"fork: training process {process.rank} was ended {how}; check {log_file} and the machine's free memory, then "
         "run again: training resumes from the newest checkpoint."
     )
 
 
-def _become(work: Callable[[Progress], Any], place: _Place, line: Connection, alive: int, log: int) -> NoReturn:
-    """In the forked process: work in a new thread and wait in this one. Never returns to the caller's code."""
+def _become(work: Callable[[Progress], Any], place: _Place, line: Connection, log_file: Path) -> NoReturn:
+    """In the new process: work in a new thread and wait in this one. Never returns to the caller's code."""
     try:
         gc.freeze()  # keep collections from touching imported objects, which would copy their memory pages
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller also gets it, and then asks us to stop
         signal.signal(signal.SIGTERM, ask)
+        log = os.open(log_file, os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         # Replaced, because another thread of the caller may have held the inherited streams' lock.
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
         threading.Thread(target=_work, args=(work, place, line), daemon=True).start()
-        os.read(alive, 1)  # returns when the caller has exited, for any reason
+        caller = parent_process()
+        assert caller is not None
+        caller.join()  # returns when it has exited, for any reason
     finally:
         os._exit(ORPHANED)
 

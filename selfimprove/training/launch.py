@@ -193,7 +193,7 @@ def launch(
         from selfimprove.training.fork import run_forked
 
         return run_forked(
-            lambda tell: train(job, sequences, tell),
+            partial(train, job, sequences),
             processes=launcher.processes,
             threads=job.threads,
             folder=job.checkpoints,

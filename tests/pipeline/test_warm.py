@@ -71,6 +71,17 @@ def test_without_disk_space_for_the_helper_s_folder_the_command_runs_without_a_h
     assert end.value.code == 0
 
 
+def test_where_forks_are_not_possible_the_command_runs_without_a_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS (``core.forking``)."""
+    monkeypatch.setattr(warm, "START", "spawn")
+    run = f"import os, sys; sys.exit('{forward.ADDRESS}' in os.environ)"
+    monkeypatch.setattr(sys, "argv", ["warm", sys.executable, "-c", run])
+    monkeypatch.setenv("ACCELERATOR", "cpu")
+    with pytest.raises(SystemExit) as end:
+        warm.main()
+    assert end.value.code == 0
+
+
 def test_if_the_helper_fails_to_import_a_waiting_stage_runs_in_its_own_process(tmp_path: Path) -> None:
     fails = (
         "import time\nfrom selfimprove.pipeline import warm\n"

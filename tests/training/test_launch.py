@@ -25,6 +25,7 @@ from transformers import TrainingArguments
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
 from selfimprove.pipeline.params import load_section
+from selfimprove.training import fork
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, _arguments, check_hardware
@@ -180,6 +181,21 @@ def test_an_error_in_a_forked_process_is_raised_in_the_caller_and_the_others_end
         assert not (tmp_path / "model").exists()
     monkeypatch.undo()
     assert run(tiny, dialogues(25), tmp_path, params(**FORK)).steps == 4
+
+
+@pytest.mark.slow
+def test_where_forks_are_not_possible_new_interpreters_train_to_the_same_bytes(
+    tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS (``core.forking``)."""
+    forked = run(tiny, dialogues(25), tmp_path / "forked", params(**FORK))
+    monkeypatch.setattr(fork, "START", "spawn")
+    spawned = run(tiny, dialogues(25), tmp_path / "spawned", params(**FORK))
+    assert spawned.loss == forked.loss
+    model = "model/model.safetensors"
+    assert (tmp_path / "spawned" / model).read_bytes() == (tmp_path / "forked" / model).read_bytes()
+    with pytest.raises(UserError, match=r"launcher kind 'fork' sends the environment .*; set launcher: {kind: single}"):
+        fork.run_forked(lambda _: None, processes=2, threads=1, folder=tmp_path)
 
 
 def test_a_process_with_running_torch_threads_can_fork_processes_with_threads(

@@ -9,7 +9,7 @@ engines can. Each worker has its share of the slots and threads. Guarantee: that
 slots and threads. Which worker answers changes no bit, so r replicas with r x s slots and r x t threads give exactly
 the completions of one engine with s slots and t threads. (A different s or t may change the low-order bits of
 log-probabilities, as it may there.) Workers are forked if torch has not started threads here, so that torch is
-imported only once; otherwise they are new interpreters.
+imported only once; otherwise, and on macOS (``core.forking``), they are new interpreters.
 
 *vllm*: each worker has its own GPUs, or its share of the CPU threads. Workers are new interpreters (CUDA does not
 survive a fork) and load in parallel. Guarantee: that of a single vLLM engine.
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
+from selfimprove.core.forking import START
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.cluster.dispatch import Dispatcher, Replica, Share
 from selfimprove.engines.cluster.worker import ORPHAN_SECONDS, WorkerSpec, start_worker
@@ -246,6 +247,8 @@ def _vllm(cfg: VllmEngineConfig, model_dir: Path) -> Engine:
 
 def _start_method() -> str:
     """Fork only while torch has no threads here: a fork would copy its thread pool's state without the threads."""
+    if START == "spawn":
+        return START
     if "torch" not in sys.modules:
         # Import what the workers need once for all of them. (A thread that numpy starts here survives forks.)
         from transformers import AutoModelForCausalLM  # noqa: F401

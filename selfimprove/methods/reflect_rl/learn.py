@@ -11,6 +11,7 @@ trained parameters, and computes its share of the update. Gradients are summed, 
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.memory import gpu_memory
@@ -54,12 +55,12 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
     threads = max(1, job.threads // processes)
     if job.params.launcher.kind == "single":
         with gpu_memory("rl", _less_memory(job.params)):
-            report = Run(job, threads, progress).go()
+            report = _run(job, threads, progress)
     else:
         from selfimprove.training.fork import run_forked
 
         report = run_forked(
-            lambda tell: Run(job, threads, tell).go(),
+            partial(_run, job, threads),
             processes=processes,
             threads=threads,
             folder=job.checkpoints,
@@ -67,6 +68,10 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
         )
     complete(start, job.out_dir, job.params.dtype)
     return report
+
+
+def _run(job: RLJob, threads: int, progress: Progress | None) -> RLReport:
+    return Run(job, threads, progress).go()
 
 
 def _less_memory(params: RLParams) -> str:

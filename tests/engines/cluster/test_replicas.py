@@ -21,6 +21,7 @@ from selfimprove.core.params import Section
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError, Request
+from selfimprove.engines.cluster import replicas
 from selfimprove.engines.cluster.replicas import ReplicatedEngine, replicated_transformers
 from selfimprove.engines.config import EngineConfig, TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
@@ -94,6 +95,13 @@ def test_a_spawned_worker_gives_the_bits_of_forked_workers(folder: Path, engine:
             await fresh.close()
 
     assert asyncio.run(once()) == asyncio.run(all_of(engine, requests))
+
+
+def test_where_forks_are_not_possible_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS (``core.forking``)."""
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(replicas, "START", "spawn")
+    assert replicas._start_method() == "spawn"
 
 
 # --- callers see one engine -------------------------------------------------------------------------------------------

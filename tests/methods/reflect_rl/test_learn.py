@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import pickle
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import learn
 from selfimprove.methods.reflect_rl.logs import log_curve
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_job import RLJob
@@ -34,8 +36,12 @@ from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
+from selfimprove.pipeline.params import load_section
+from selfimprove.pipeline.profiles import composed
+from selfimprove.training import fork
 from tests.engines.http_endpoint import answer, endpoint
 from tests.methods.reflect_rl.corridor import Corridor, nan_cost
+from tests.support.repo_copy import ROOT
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
@@ -430,6 +436,25 @@ def test_sigterm_saves_a_checkpoint_and_training_does_not_resume_from_a_damaged_
     assert f"rl: resuming at round {steps[0]} of 12\n" in said
     assert files(tmp_path / "asked") == files(tmp_path / "unbroken")
     assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines were restored from the checkpoint
+
+
+@pytest.mark.slow
+def test_where_forks_are_not_possible_new_interpreters_learn_to_the_same_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS (``core.forking``)."""
+    cfg = params(launcher={"kind": "fork", "processes": 2}, max_steps=2)
+    for start in ("fork", "spawn"):
+        monkeypatch.setattr(fork, "START", start)
+        learn(make_job(folder, tmp_path / start, cfg))
+    assert files(tmp_path / "spawn") == files(tmp_path / "fork")
+
+
+@pytest.mark.parametrize("profile", ["default", "arena-textcraft", "arena-encyclopedia", "reflect-rl-alfworld"])
+def test_the_environments_of_the_profiles_can_be_sent_to_new_interpreters(profile: str) -> None:
+    section = load_section(composed(profile, ROOT / "profiles"), "reflect_rl", ReflectRLParams, "params.yaml")
+    env = section.env.make()
+    assert pickle.loads(pickle.dumps(env)).reset(0) == env.reset(0)
 
 
 def test_two_processes_give_the_same_episodes_losses_and_model_as_one(folder: Path, tmp_path: Path) -> None:

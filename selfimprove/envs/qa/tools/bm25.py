@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from selfimprove.core.records import read_jsonl
 from selfimprove.envs import bm25
@@ -99,6 +99,14 @@ class LocalSearch:
         self.paragraphs = paragraphs
         self._index = Bm25([p.text if plain else f"{p.title} . {p.text}" for p in paragraphs], k1=k1, b=b, okapi=plain)
         self._cut = cut
+        self._found = lru_cache(maxsize=REMEMBERED)(self._search)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is remembered, which cannot be pickled."""
+        return {name: value for name, value in vars(self).items() if name != "_found"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self._found = lru_cache(maxsize=REMEMBERED)(self._search)
 
     def __call__(self, query: str) -> str | None:
