@@ -50,10 +50,15 @@ def jobs_here(params: dict[str, Any]) -> int:
         return 1
     if any(uses_gpu(params.get(method)) or _asks_server(params.get(method)) for method in METHODS):
         return 1
-    logical = len(os.sched_getaffinity(0))
+    logical = _cores()
     cores = min(logical, psutil.cpu_count(logical=False) or logical, _container_cores())
     memory = min(psutil.virtual_memory().available, _container_bytes())
     return int(max(1, min(cores // run.threads, memory // STAGE_BYTES)))
+
+
+def _cores() -> int:
+    """The logical cores that this process may use; on macOS, which limits no process to some of them, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _container_cores() -> float:
@@ -110,7 +115,7 @@ def gpu_shares(jobs: int, params: Any) -> list[dict[str, str]]:
     """
     found = visible_gpus()
     if found is None:
-        cores = len(os.sched_getaffinity(0))
+        cores = _cores()
         points = params if isinstance(params, list) else [params]
         threads = max((load_section(one, "run", RunParams, str(PARAMS_FILE)).threads for one in points), default=1)
         if jobs > 1 and jobs * threads > cores:

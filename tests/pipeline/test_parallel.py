@@ -243,7 +243,7 @@ def test_a_stage_s_critical_path_is_its_duration_plus_the_longest_path_of_its_de
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The default profile's params, on a machine with eight cores of two threads each."""
     monkeypatch.delenv("CLUSTER", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16 if logical else 8)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
     monkeypatch.setattr(jobs, "CGROUP", Path("no container"))
@@ -270,6 +270,11 @@ def test_default_jobs_fit_cores_and_memory_and_are_one_if_stages_share_more_than
     with monkeypatch.context() as other:
         other.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * 10**9))
         assert jobs.jobs_here(eight_cores) == 2
+    with monkeypatch.context() as other:  # macOS
+        other.delattr(os, "sched_getaffinity")
+        other.setattr(os, "cpu_count", lambda: 4)
+        assert jobs.jobs_here(eight_cores) == 2
+        assert jobs.gpu_shares(1, eight_cores) == [{}]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})  # the cores that this process may use
     assert jobs.jobs_here(eight_cores) == 1
 
