@@ -2,7 +2,8 @@
 
 The sandbox keeps a template from reading files or running commands, but not from looping forever or exhausting memory.
 A template that is not one of ours is therefore rendered once in a separate process, limited to ``CPU_SECONDS`` of CPU
-time and ``MEMORY`` bytes of address space. A template that passes and misbehaves on other texts is not caught.
+time and (not on macOS) ``MEMORY`` bytes of address space. A template that passes and misbehaves on other texts is not
+caught.
 """
 
 import json
@@ -10,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -73,7 +75,8 @@ def is_bounded(source: str, special: tuple[tuple[str, str], ...]) -> bool:
 def _try_out() -> None:
     """Entry point of the limited process: render dialogues of 1, 3 and 41 messages."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with suppress(ValueError):  # macOS does not limit it, and elsewhere a lower limit may be in force
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     source, special = json.load(sys.stdin)
     for length in (1, 3, 41):
         roles: list[Any] = [("user", "assistant")[index % 2] for index in range(length)]

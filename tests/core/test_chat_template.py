@@ -11,6 +11,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.records import Message
+from tests.support.macos import without_address_space_limits
 
 PLAIN = NAMED_TEMPLATES["plain"]
 
@@ -58,6 +59,14 @@ def test_a_template_that_never_ends_or_takes_all_memory_is_refused(
 
 def test_a_working_template_file_is_accepted(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(PLAIN + "\n")
+    assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"
+
+
+def test_a_template_is_tried_out_also_where_address_space_cannot_be_limited(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_address_space_limits(tmp_path, monkeypatch)
+    (tmp_path / "own.jinja").write_text(PLAIN + "\n\n")
     assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"
 
 

@@ -20,12 +20,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 MEMORY = 4 << 30
-"""A worker's address space limit in bytes; exceeding it counts as an error, which means "not equivalent"."""
+"""A worker's address space limit in bytes; exceeding it counts as an error, which means "not equivalent".
+On macOS, which refuses to set one, only the CPU time is limited."""
 
 _START_SECONDS = 120.0
 
@@ -149,7 +151,8 @@ def _serve() -> None:
     import os
 
     logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with suppress(ValueError):  # macOS does not limit it, and elsewhere a lower limit may be in force
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # a library's output must not be mistaken for a reply

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import math_verify.parser
 import pytest
 import sympy.parsing.sympy_parser
 import sympy.physics.units  # creates its symbols with the same parser
 
-from selfimprove.envs.math.symbolic import _compare
+from selfimprove.envs.math.symbolic import SymbolicChecker, _compare
+from tests.support.macos import without_address_space_limits
 
 HOSTILE = [
     '__import__("os").system("touch hacked")', r'\text{__import__("os")} + 2', r"\operatorname{exit}(3)", "x.__class__",
@@ -35,3 +37,14 @@ def test_only_numbers_and_arithmetic_of_an_answer_reach_the_parser_of_sympy(monk
             continue
     assert "2+3" in " ".join(parsed)
     assert not [text for text in parsed if not re.fullmatch(r"[\d\s.+*/()eE-]*", text)]
+
+
+def test_answers_are_compared_also_where_address_space_cannot_be_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_address_space_limits(tmp_path, monkeypatch)
+    checker = SymbolicChecker(timeout=5)
+    try:
+        assert checker.equivalent(r"\frac{1}{2}", "0.5")
+    finally:
+        checker.close()
