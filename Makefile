@@ -2,6 +2,7 @@
 # make demo       set up, then run a small demo with a plot, in a minute
 # make repro      set up, then run every method end to end and print the results tables
 # make test       set up, then run the light tests
+# GNU make 3.81 and bash 3.2, which macOS has, suffice. This make ignores .SHELLFLAGS; no recipe relies on them.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -65,7 +66,7 @@ no_profile = $(if $(or $(filter command,$(origin PROFILE)),$(and $(filter enviro
 
 help: ## list all targets
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
-	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9/-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | while read -r line; do printf '  make %-14s %s\n' "$${line%%:*}" "$${line##*## }"; done
 
 setup: $(READY) ## create .venv and install the pinned packages (on a machine with NVIDIA GPUs, once with ACCELERATOR=cuda)
 

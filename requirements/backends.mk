@@ -251,7 +251,7 @@ env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner for XTuner, Agent-R's traine
 BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot portable
 BACKENDS := $(BACKEND_GROUPS)
 test-backends: ## test the optional heavy components, each in its own environment, two groups at a time (BACKENDS="vllm trl": only these)
-	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one) is unknown; choose among: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
+	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one) is unknown; choose among: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -262,3 +263,35 @@ def test_an_invalid_option_of_make_soak_gives_a_one_line_error_and_exit_code_2(
     assert ended.value.code == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"{option.upper()}=x'y: input should be a valid ")
+
+
+NEWER = re.compile(
+    r"^\.(ONESHELL|RECIPEPREFIX)\b|^(undefine|private|load)\b|^define \S+ *[:?+]?=|"
+    r"^\w[\w-]* *(!=|:{2,3}=)|\S+ &:|\$\((file|let|intcmp|guile) ",
+    re.MULTILINE,
+)
+"""What GNU make 3.81, which macOS has, does not know."""
+
+
+def test_the_makefiles_use_only_what_the_make_of_macos_knows() -> None:
+    for text in ("define a =\n", "A != b\n", "a b &: c\n", "A ::= b\n", "\t$(file >a,b)\n"):
+        assert NEWER.search(text)
+    for file in ("Makefile", "requirements/backends.mk"):
+        assert not NEWER.search((ROOT / file).read_text(encoding="utf-8"))
+    words = ["make", "-n", "test-backends", "BACKENDS=trl", ".FEATURES="]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "test-backends-trl" in done.stdout
+    assert "--output-sync" not in done.stdout
+
+
+def test_make_help_is_the_same_with_the_sed_of_macos(tmp_path: Path) -> None:
+    sed = tmp_path / "sed"
+    sed.write_text('#!/bin/bash\nexec /bin/sed "${@//\\\\t/t}"\n')  # writes a letter t for \t
+    sed.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    helped = [
+        subprocess.run(["make", "help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+        for environment in (dict(os.environ), {**os.environ, "PATH": path})
+    ]
+    assert helped[0] == helped[1]
+    assert "\n  make setup          create .venv and install the pinned packages (" in helped[0]
