@@ -9,7 +9,6 @@ thread waits for the caller to exit, so a killed stage leaves no processes behin
 import gc
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ import torch.distributed
 
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.forking import START
-from selfimprove.training.processes import ORPHANED
+from selfimprove.training.processes import ORPHANED, loopback
 from selfimprove.training.progress import Progress
 from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts
 
@@ -199,9 +198,8 @@ def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connectio
     os.environ.update(
         RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, OMP_NUM_THREADS=str(place.threads)
     )
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    if loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # no other machine can connect
+    for name, value in loopback().items():
+        os.environ.setdefault(name, value)
     store = torch.distributed.FileStore(str(place.meeting), place.world)
     torch.distributed.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world)
 

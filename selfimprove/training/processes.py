@@ -109,7 +109,14 @@ def run_workers(
 def worker_environment(job: RunJob) -> dict[str, str]:
     """The environment of training processes. DeepSpeed's device is theirs, whatever this process has set for itself."""
     own = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **own, "DS_ACCELERATOR": job.params.device}
+    alone = job.params.launcher.nodes == 1
+    return {**(loopback() if alone else {}), **os.environ, **own, "DS_ACCELERATOR": job.params.device}
+
+
+def loopback() -> dict[str, str]:
+    """The variable with which the processes of one machine connect so that no other machine can."""
+    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name}
 
 
 def worker_command(
@@ -123,7 +130,14 @@ def worker_command(
     """
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
     if launcher.nodes == 1:
-        command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+        # By default the processes meet at this machine's name, which does not resolve on many laptops.
+        here = "127.0.0.1"
+        command += [
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={here}:{free_port()}",
+            f"--local-addr={here}",
+        ]
     else:
         command += [
             f"--nnodes={launcher.nodes}",

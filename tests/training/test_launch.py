@@ -288,6 +288,7 @@ def test_several_nodes_use_the_rendezvous_and_a_single_node_a_local_address() ->
     one = worker_command(Path("/s/c/job.json"), LauncherConfig(kind="torchrun", processes=2))
     assert "--nnodes=1" in one
     assert any(part.startswith("--rdzv-endpoint=127.0.0.1:") for part in one)
+    assert "--local-addr=127.0.0.1" in one  # the machine's own name need not resolve
 
 
 def test_a_process_trains_on_one_gpu_however_many_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
