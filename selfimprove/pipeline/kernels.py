@@ -73,5 +73,19 @@ def check(kernels: Kernels) -> None:
 
 def is_portable_here() -> bool:
     """Whether this is an x86-64 processor with AVX2 (any x86-64 if ``CPU`` does not exist)."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    return x86 and (not CPU.is_file() or " avx2 " in CPU.read_text(encoding="utf-8"))
+    return _is_x86() and (not CPU.is_file() or " avx2 " in CPU.read_text(encoding="utf-8"))
+
+
+def name_of(capability: str) -> str:
+    """The name of native kernels, by torch's CPU capability: ``default``, ``avx2`` or ``avx512``.
+
+    Those of another processor than x86-64, which torch calls default too, are named after it: ``arm64`` (macOS),
+    ``aarch64`` (Linux), and ``aarch64-sve256`` with vector instructions that not all have.
+    """
+    if _is_x86():
+        return capability.lower()
+    return "-".join([platform.machine(), *([capability.lower()] if "SVE" in capability.upper() else [])])
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from selfimprove.apps.claims.published import (
 )
 from selfimprove.apps.claims.runs import run_all
 from selfimprove.apps.claims.verify import told
+from selfimprove.apps.page.provenance import facts
+from selfimprove.apps.page.run import Run
 from selfimprove.core.errors import UserError
 from tests.support.repo_copy import copy_tiny, environment
 
@@ -25,6 +28,27 @@ def test_kernels_that_this_machine_lacks_are_refused(tmp_path: Path) -> None:
     assert kernels_here() in kinds_here()
     with pytest.raises(UserError, match="this machine has no neon kernels; choose among default"):
         run_all(tmp_path, ["neon"], [17])
+
+
+def test_kernels_of_an_arm_processor_have_its_name_and_are_never_run_as_those_of_x86(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch calls both ``default``."""
+    root, asked = copy_tiny(tmp_path / "repo"), []
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+
+    def repro(folder: Path, _: list[str], environ: dict[str, str], jobs: int) -> int:
+        asked.append((kernels_of(folder), environ.get("ATEN_CPU_CAPABILITY")))
+        return 1
+
+    monkeypatch.setattr(runs, "repro", repro)
+    assert run_all(root, kinds_here(), [1]) == 1
+    assert asked == [("arm64", None)]
+    assert dict(facts(Run(root)))["CPU kernels that built this page"] == "arm64"
+    for kind in ("default", "portable"):
+        with pytest.raises(UserError, match=rf"this machine has no {kind} kernels; choose among arm64\."):
+            run_all(root, [kind], [1])
 
 
 @pytest.mark.slow

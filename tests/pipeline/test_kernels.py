@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -73,5 +74,9 @@ def test_a_processor_without_avx2_is_refused_for_portable_kernels_in_one_sentenc
     (tmp_path / "cpuinfo").write_text("flags\t: fpu sse2 avx\n")
     monkeypatch.setattr(kernels, "CPU", tmp_path / "cpuinfo")
     kernels.check("native")
+    with refused_with(r"run\.kernels: portable needs an x86-64 processor with AVX2.*; set native"):
+        kernels.check("portable")
+    monkeypatch.setattr(kernels, "CPU", tmp_path / "none")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")  # a Mac
     with refused_with(r"run\.kernels: portable needs an x86-64 processor with AVX2.*; set native"):
         kernels.check("portable")

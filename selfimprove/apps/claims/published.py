@@ -24,6 +24,7 @@ from selfimprove.core.publish import write_text
 from selfimprove.core.records import read_object
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.summary import headline
+from selfimprove.pipeline.kernels import name_of
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
 from selfimprove.pipeline.profiles import DEFAULT
 from selfimprove.pipeline.sections import schema_faults
@@ -51,10 +52,10 @@ def folder_of(profile: str, folder: Path = FOLDER) -> Path:
 
 
 def kernels_here() -> str:
-    """The CPU kernels that torch uses in this process: ``default``, ``avx2`` or ``avx512``."""
+    """The CPU kernels that torch uses in this process, see ``kernels.name_of``."""
     import torch
 
-    return str(torch.backends.cpu.get_cpu_capability()).lower()
+    return name_of(str(torch.backends.cpu.get_cpu_capability()))
 
 
 def kinds_here() -> list[str]:

@@ -29,6 +29,7 @@ from selfimprove.apps.claims.published import (
 from selfimprove.core.cli import INTERRUPTED, one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.jobs import asked, jobs_here
+from selfimprove.pipeline.kernels import is_portable_here
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import DEFAULT, compose, composed
@@ -59,7 +60,7 @@ def run_all(
     Raises:
         UserError: this machine does not have the kernels, or another ``make claims`` is running here.
     """
-    there = [*kinds_here(), PORTABLE]
+    there = [*kinds_here(), *([PORTABLE] if is_portable_here() else [])]
     unknown = [kind for kind in kinds if kind not in there]
     if unknown:
         raise UserError(f"this machine has no {unknown[0]} kernels; choose among {', '.join(there)}.")
@@ -90,7 +91,7 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str,
     write_if_changed(folder / "params.yaml", text)
     print(f"claims: seed {seed} on {kind} kernels, in {folder}", flush=True)
     goals = ["report"] if tuple(methods) == tuple(METHODS) else [f"{method}-report" for method in methods]
-    limits = {} if kind == PORTABLE else {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind]}
+    limits = {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind]} if kind in LIMITS else {}
     chosen = {**limits, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
     code = repro(folder, goals, {**os.environ, **chosen}, jobs)
     if code == 0:
@@ -112,7 +113,7 @@ def main() -> None:
         "--kernels",
         nargs="+",
         default=None,
-        help="default, avx2, avx512 or portable; if omitted, all of this machine except portable",
+        help="default, avx2, avx512 or portable; arm64 on a Mac; if omitted, all of this machine except portable",
     )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--profile", default=DEFAULT)

@@ -11,6 +11,7 @@ from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
 from selfimprove.core.errors import UserError, some
 from selfimprove.core.git import git as ask_git
+from selfimprove.pipeline.kernels import name_of
 from selfimprove.pipeline.params import PARAMS_FILE
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed, named
 
@@ -99,7 +100,7 @@ def _kernels() -> str:
     """The kernels that torch would choose (its environment variable, or the widest), without the slow import."""
     flags = set(" ".join(_cpuinfo("flags")[:1]).split())
     wide = "avx512" if flags >= AVX512 else "avx2" if flags >= AVX2 else "default"
-    return os.environ.get("ATEN_CPU_CAPABILITY", wide)
+    return name_of(os.environ.get("ATEN_CPU_CAPABILITY", wide))
 
 
 def _cpuinfo(key: str) -> list[str]:
