@@ -19,6 +19,9 @@ from selfimprove.core.errors import FULL, UserError, fixed
 REPLACED = ".replaced-"
 """Name prefix of a replaced folder that is about to be removed."""
 
+FINDER = ".DS_Store"
+"""A file that macOS adds to a folder that is opened in the Finder; it never belongs to an output."""
+
 
 def publish(source: Path, target: Path) -> None:
     """Move a finished file or folder to ``target``, across file systems if necessary, replacing what was there.

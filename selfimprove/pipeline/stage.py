@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from selfimprove.core.errors import FULL, UserError, for_terminal, refusal, refused_file
 from selfimprove.core.journal import Journal
-from selfimprove.core.publish import link_copy, make_durable, publish, remove, write_json
+from selfimprove.core.publish import FINDER, link_copy, make_durable, publish, remove, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.cluster.config import use
@@ -347,7 +347,8 @@ def _full_disk(error: Exception) -> str | None:
 def content_digest(path: Path) -> str:
     """Hash of a file's content, or of the names and contents of all files below a folder."""
     digest = blake2b(digest_size=16)
-    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != FINDER] if path.is_dir() else [path]
+    for file in sorted(files):
         digest.update(str(file.relative_to(path)).encode() + b"\0")
         with file.open("rb") as content:
             while chunk := content.read(1 << 20):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.publish import FINDER
 from selfimprove.core.yaml import read_yaml
 
 LOCK = Path("dvc.lock")
@@ -136,7 +137,7 @@ def _listed(out: Out) -> list[dict[str, Any]]:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()]
+    return [file for file in folder.rglob("*") if file.is_file() and file.name != FINDER]
 
 
 def _in_cache(md5: str) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.pipeline.stage import content_digest
 from tests.support.repo_copy import ROOT
 
 STAGES = """
@@ -69,6 +70,16 @@ def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_a_remed
     assert verify(repo)[0] == 0
     (repo / "m.json").write_text("2\n")
     assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
+
+
+def test_what_the_finder_of_macos_adds_to_an_output_changes_nothing(repo: Path) -> None:
+    shutil.copy2(ROOT / ".dvcignore", repo)
+    assert dvc(repo, "status") == "Data and pipelines are up to date.\n"
+    before = content_digest(repo / "f")
+    (repo / "f/.DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    assert dvc(repo, "status") == "Data and pipelines are up to date.\n"
+    assert content_digest(repo / "f") == before
+    assert verify(repo) == (0, ["3 files and DVC's cache match dvc.lock."])
 
 
 def test_a_file_that_does_not_belong_to_an_output_folder_is_reported_and_the_suggested_command_deletes_it(
