@@ -44,6 +44,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_USE_PEP517 := 1
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
+# DVC and torch ask for the user's name, which a container's user may lack (`docker run --user 12345`).
+$(if $(LOGNAME)$(USER),,$(eval export USER := $(firstword $(shell id -un 2>/dev/null || id -u))))
 METHODS := rise agent_r reflect_rl spin
 $(if $(and $(filter 1,$(words $(METHOD))),$(filter all $(METHODS),$(METHOD))),,$(error METHOD=$(METHOD) is unknown; choose one of: all $(METHODS)))
 # Names are case-sensitive to make: `make repro method=rise` would run all methods.

@@ -132,6 +132,22 @@ def test_an_environment_without_pip_is_completed(machine: Machine) -> None:
     assert machine.make("setup") == CPU
 
 
+@pytest.mark.parametrize(
+    ("known", "want"),
+    [({}, "4242"), ({"USER": ""}, "4242"), ({"USER": "ann"}, "ann"), ({"LOGNAME": "ann"}, "")],
+)
+def test_a_user_without_a_name_has_its_number_as_name(tmp_path: Path, known: dict[str, str], want: str) -> None:
+    (tmp_path / "id").write_text('#!/bin/bash\necho 4242; [ "$1" = -u ]\n')  # as in `docker run --user 4242`
+    (tmp_path / "id").chmod(0o755)
+    outer = {name: value for name, value in os.environ.items() if name not in OUTER | {"USER", "LOGNAME"}}
+    environment = {**outer, "PATH": f"{tmp_path}:{outer['PATH']}", **known}
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "--eval=shown: ; @echo \"<$${USER-}>\"", "shown"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert shown.stdout == f"<{want}>\n"
+
+
 def test_an_unknown_accelerator_is_refused_with_the_valid_choices(tmp_path: Path) -> None:
     done = subprocess.run(["make", "setup", "ACCELERATOR=tpu"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
