@@ -1,7 +1,8 @@
-"""Behaviour when git is not installed."""
+"""Git: its settings that must have no effect, and behaviour when it is not installed."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ from selfimprove.core.git import ABSENT, git
 from selfimprove.models.card import _commit
 from selfimprove.pipeline import profiles, sweep
 from tests.support.sentences import refused_with
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_clone_has_the_committed_bytes_whatever_git_s_settings_for_line_ends_are(tmp_path: Path) -> None:
+    (tmp_path / ".gitattributes").write_bytes((ROOT / ".gitattributes").read_bytes())
+    (tmp_path / "main.lock").write_bytes(b"one\ntwo\n")
+    for words in (["init", "--quiet"], ["add", "--all"], ["checkout-index", "--all", "--prefix=clone/"]):
+        subprocess.run(["git", "-c", "core.autocrlf=true", *words], cwd=tmp_path, check=True)
+    assert (tmp_path / "clone/main.lock").read_bytes() == b"one\ntwo\n"
 
 
 @pytest.fixture
