@@ -6,6 +6,11 @@ from pathlib import Path
 
 from selfimprove.core.errors import UserError
 
+NO_REPOSITORY = (
+    "this folder is not a git repository, and DVC needs one; clone it, or run "
+    "`git init && git add --all && git commit -m start` here"
+)
+"""Of a folder that was unpacked from an archive or copied without .git."""
 ABSENT = 127
 """Exit code if git is not installed, by shell convention."""
 
@@ -19,6 +24,12 @@ def git(*words: str, folder: Path = Path()) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 
+def has_repository() -> bool:
+    """Whether this folder or one around it is a git repository, as DVC finds it: git need not be installed."""
+    here = Path.cwd()
+    return any((folder / ".git").exists() for folder in (here, *here.parents))
+
+
 def check_commit() -> None:
     """Raises: UserError: this folder has no commit to which a DVC experiment could belong, or git refuses it."""
     code, _ = git("rev-parse", "--verify", "--quiet", "HEAD")
@@ -26,10 +37,14 @@ def check_commit() -> None:
         raise UserError("git is not installed, and DVC experiments need it; install it.")
     if not code:
         return
+    if not has_repository():
+        raise UserError(f"{NO_REPOSITORY}.")
     found = subprocess.run(["git", "rev-parse", "--git-dir"], capture_output=True, check=False)
     if found.returncode:
-        said = " ".join(found.stderr.decode("utf-8", "replace").strip().partition("\n")[0].split())
-        raise UserError(f"git refuses this folder ({said}), and DVC experiments need it; correct that first.")
+        said, *others = found.stderr.decode("utf-8", "replace").strip().splitlines() or [""]
+        allow = next((line.strip() for line in others if "safe.directory" in line), None)
+        remedy = f"run `{allow}`" if allow else "correct that first"
+        raise UserError(f"git refuses this folder ({' '.join(said.split())}), and DVC experiments need it; {remedy}.")
     raise UserError("the repository has no commit yet, and DVC experiments need one; run `git commit` first.")
 
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
+from selfimprove.core.git import NO_REPOSITORY, has_repository
 from selfimprove.core.named_templates import NAMED_TEMPLATES
 from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams, check_package
@@ -83,6 +84,7 @@ def main() -> None:
         if word not in METHODS and word != PARAMS_ONLY:
             raise UserError(f"there is no method {word!r}; choose {', '.join(METHODS)}, or {PARAMS_ONLY}.")
     faults, missing = run_faults(read_yaml(PARAMS_FILE), methods)
+    faults += folder_faults(Path.cwd())
     if faults:
         raise UserError("\n".join(dict.fromkeys(faults)))
     if SAY in sys.argv:
@@ -113,6 +115,15 @@ def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str
             if warning:
                 print(warning, file=sys.stderr)
     return faults, missing
+
+
+def folder_faults(folder: Path) -> Iterator[str]:
+    """Where DVC cannot work: outside git repositories (unless its settings say so), and below some names."""
+    settings = [one for one in (folder / ".dvc/config", folder / ".dvc/config.local") if one.is_file()]
+    if settings and not has_repository() and not any("no_scm" in one.read_text("utf-8") for one in settings):
+        yield f"{NO_REPOSITORY}."
+    if {*str(folder)} & {*"{}"}:
+        yield f"the folder's path {folder} contains a curly bracket, which DVC cannot read; rename or move the folder."
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:

@@ -63,6 +63,28 @@ def write_results(method: str) -> None:
     Path(f"results/summary/{method}.json").write_text("{}")
 
 
+def test_a_folder_without_git_is_refused_before_dvc_fails_in_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Repo.init(no_scm=True).close()
+    check.main()
+    Path(".dvc/config").write_text("[core]\n    analytics = false\n")  # as unpacked from an archive
+    (said,) = ends_with(capsys)
+    assert said.startswith("this folder is not a git repository, and DVC needs one; clone it, or run `git init && ")
+    Path(".git").write_text("gitdir: elsewhere\n")  # as in a worktree or a submodule
+    check.main()
+
+
+def test_a_path_that_dvc_cannot_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "{x}").mkdir()
+    shutil.move("params.yaml", "{x}")
+    monkeypatch.chdir(folder / "{x}")
+    (said,) = ends_with(capsys)
+    assert said.startswith(f"the folder's path {folder}/{{x}} contains a curly bracket")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

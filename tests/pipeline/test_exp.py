@@ -122,7 +122,7 @@ def test_numeric_keys_stay_numbers(params: Path) -> None:
 def test_without_a_git_commit_nothing_is_written(params: Path) -> None:
     shutil.rmtree(params.parent / ".git")
     before = params.read_bytes()
-    with pytest.raises(UserError, match=r"git refuses this folder \(fatal: not a git repository"):
+    with pytest.raises(UserError, match="not a git repository, and DVC needs one; clone it, or run `git init"):
         write_settings("run.seed=18")
     run(params.parent, "git", "init", "--quiet")
     with pytest.raises(UserError, match="no commit yet, and DVC experiments need one; run `git commit` first"):
@@ -163,5 +163,6 @@ def test_a_setting_may_repair_params_that_could_not_run(params: Path, monkeypatc
 def test_a_folder_that_git_refuses_is_not_said_to_have_no_commit(params: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(params.parent / "none"))
-    with refused_with(r"^git refuses this folder \(fatal: detected dubious ownership"):
+    remedy = r"run `git config --global --add safe\.directory .*`\.$"
+    with refused_with(rf"^git refuses this folder \(fatal: detected dubious ownership .*; {remedy}"):
         write_settings("run.seed=18")

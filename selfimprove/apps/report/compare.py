@@ -27,7 +27,7 @@ from ruamel.yaml.error import YAMLError
 from selfimprove.apps.report.table import in_console, show
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import for_terminal
-from selfimprove.core.git import git
+from selfimprove.core.git import check_commit, git
 from selfimprove.core.records import LARGEST
 from selfimprove.pipeline.params import PARAMS_FILE
 from selfimprove.pipeline.recorded import LOCK, records
@@ -46,8 +46,14 @@ MOST_CHANGES = 12
 
 @one_sentence()
 def main() -> None:
-    """Print the table; exit with 2 if there is nothing to compare."""
-    done = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)
+    """Print the table; exit with 2 if there is nothing to compare.
+
+    Raises:
+        UserError: as ``check_commit``.
+    """
+    check_commit()
+    ask = [sys.executable, "-m", "dvc", "exp", "show", "--json"]
+    done = subprocess.run(ask, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
         print(f"dvc exp show failed: {said[-1] if said else 'no error message'}", file=sys.stderr)

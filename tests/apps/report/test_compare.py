@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from selfimprove.apps.report.compare import Run, _lock, _recorded, read_runs, table_of
+from selfimprove.apps.report.compare import Run, _lock, _recorded, main, read_runs, table_of
 from selfimprove.apps.report.table import show
 from selfimprove.core.git import git
 from selfimprove.methods.summary import headline_metrics
@@ -174,3 +175,16 @@ def test_notes_have_the_console_s_width_and_not_that_of_the_last_part_of_a_table
     lines = console.export_text().splitlines()
     assert lines[0] == "a title of some length"
     assert lines[-1] == "a note of more than twenty-four characters"
+
+
+def test_a_folder_that_git_refuses_is_reported_with_git_s_own_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith(f"run `git config --global --add safe.directory {tmp_path}`.")
