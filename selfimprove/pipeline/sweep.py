@@ -262,7 +262,8 @@ def _prepare(point: GridPoint) -> Path:
             info.mkdir(exist_ok=True)  # a template of the user's may lack it
             with (info / "exclude").open("a", encoding="utf-8") as exclude:
                 exclude.write(f"/{path}\n")
-    cache = subprocess.run(["dvc", "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip()
+    ask = [sys.executable, "-m", "dvc", "cache", "dir"]
+    cache = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
     write_text(part / ".dvc/config.local", f'[cache]\n    dir = "{cache}"\n')
     write_text(part / PARAMS_FILE, point.params)
     os.replace(part, folder)

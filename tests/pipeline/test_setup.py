@@ -132,6 +132,36 @@ def test_an_environment_without_pip_is_completed(machine: Machine) -> None:
     assert machine.make("setup") == CPU
 
 
+def test_a_folder_that_was_moved_needs_no_new_environment(tmp_path: Path) -> None:
+    """The scripts of an environment name its Python by a path that is no longer true; its ``python`` moves along."""
+    scripts = {
+        one.name for one in Path(sys.executable).parent.iterdir() if one.is_file() and one.read_bytes()[:2] == b"#!"
+    }
+    assert {"dvc", "pip", "pytest", "mypy", "lint-imports"} <= scripts
+    targets = ("setup", "report", "lint", "test", "test-slow", "test-fast", "lock")
+    done = subprocess.run(
+        ["make", "-n", *targets, f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    commands = [line.strip() for line in re.split(r"&&|\|\||\||;|\n", done.stdout)]
+    commands = [re.sub(r"^(\w+=\S+ +|! +)*", "", one) for one in commands]
+    assert any(one.startswith("python -m dvc plots show") for one in commands)
+    assert not {Path(one.partition(" ")[0]).name for one in commands} & scripts
+
+
+def test_an_environment_beside_the_main_one_finds_its_packages_after_a_move(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    for name in (".venv", ".venvs/ray"):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", before / name], check=True)
+    words = ["make", "-n", "env-ray", f"VENV={before}/.venv", f"RAY_ENV={before}/.venvs/ray"]
+    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    (recipe,) = [one for one in shown.replace("\\\n", " ").splitlines() if one.endswith('/main.pth"')]
+    subprocess.run(["bash", "-c", recipe], check=True)
+    before.rename(after)
+    ask = [after / ".venvs/ray/bin/python", "-c", "import sys; print(*sys.path)"]
+    found = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+    assert any(one.startswith(f"{after}/.venv/lib/") for one in found)
+
+
 @pytest.mark.parametrize(
     ("known", "want"),
     [({}, "4242"), ({"USER": ""}, "4242"), ({"USER": "ann"}, "ann"), ({"LOGNAME": "ann"}, "")],
