@@ -47,6 +47,11 @@ export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 # DVC and torch ask for the user's name, which a container's user may lack (`docker run --user 12345`).
 $(if $(LOGNAME)$(USER),,$(eval export USER := $(firstword $(shell id -un 2>/dev/null || id -u))))
+# With one of the first two, Python does not find its own or this folder's modules. The others let OpenMP run fewer
+# threads than run.threads, OMP_DYNAMIC at times only, and another number of threads changes the low-order bits.
+unexport PYTHONHOME PYTHONSAFEPATH OMP_DYNAMIC OMP_THREAD_LIMIT OMP_MAX_ACTIVE_LEVELS
+foreign := $(strip $(foreach folder,$(subst :, ,$(PYTHONPATH)),$(wildcard $(addprefix $(folder)/,numpy pydantic torch transformers))))
+$(if $(foreign),$(error PYTHONPATH contains $(firstword $(foreign)), which would replace the package in $(VENV); run `unset PYTHONPATH` first))
 METHODS := rise agent_r reflect_rl spin
 $(if $(and $(filter 1,$(words $(METHOD))),$(filter all $(METHODS),$(METHOD))),,$(error METHOD=$(METHOD) is unknown; choose one of: all $(METHODS)))
 # Names are case-sensitive to make: `make repro method=rise` would run all methods.

@@ -178,6 +178,28 @@ def test_a_user_without_a_name_has_its_number_as_name(tmp_path: Path, known: dic
     assert shown.stdout == f"<{want}>\n"
 
 
+@pytest.mark.parametrize(
+    "name", ["PYTHONHOME", "PYTHONSAFEPATH", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS"]
+)
+def test_variables_that_hide_python_s_modules_or_change_the_number_of_threads_have_no_effect(name: str) -> None:
+    """With OMP_DYNAMIC=true, OpenMP runs fewer threads than run.threads on a busy machine, which changes the bits."""
+    words = ["make", "--no-print-directory", f'--eval=shown: ; @echo "<$${{{name}-}}>"', "shown"]
+    environment = {**os.environ, name: "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "<>\n"
+
+
+def test_packages_on_pythonpath_that_would_replace_the_environment_s_are_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"/nowhere:{tmp_path}"}
+    for code in (0, 2):
+        done = subprocess.run(
+            ["make", "-n", "check"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code
+        (tmp_path / "numpy").mkdir(exist_ok=True)
+    assert f"PYTHONPATH contains {tmp_path}/numpy, which would replace the package in .venv; run `unset" in done.stderr
+
+
 def test_an_unknown_accelerator_is_refused_with_the_valid_choices(tmp_path: Path) -> None:
     done = subprocess.run(["make", "setup", "ACCELERATOR=tpu"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
