@@ -157,7 +157,7 @@ def test_an_environment_beside_the_main_one_finds_its_packages_after_a_move(tmp_
     (recipe,) = [one for one in shown.replace("\\\n", " ").splitlines() if one.endswith('/main.pth"')]
     subprocess.run(["bash", "-c", recipe], check=True)
     before.rename(after)
-    ask = [after / ".venvs/ray/bin/python", "-c", "import sys; print(*sys.path)"]
+    ask = [str(after / ".venvs/ray/bin/python"), "-c", "import sys; print(*sys.path)"]
     found = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
     assert any(one.startswith(f"{after}/.venv/lib/") for one in found)
 
