@@ -43,6 +43,9 @@ COMPILE = $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Without this, the pip of Python 3.11.2 (Debian 12) installs source packages without metadata.
 export PIP_USE_PEP517 := 1
+# Some clusters set one of these, or user = true in pip's file of settings: packages would not get into $(VENV).
+export PIP_USER := 0
+unexport PIP_TARGET PIP_PREFIX
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 # DVC and torch ask for the user's name, which a container's user may lack (`docker run --user 12345`).

@@ -189,6 +189,14 @@ def test_variables_that_hide_python_s_modules_or_change_the_number_of_threads_ha
     assert done.stdout == "<>\n"
 
 
+@pytest.mark.parametrize(("name", "want"), [("PIP_USER", "0"), ("PIP_TARGET", ""), ("PIP_PREFIX", "")])
+def test_packages_are_installed_in_the_environment_whatever_a_cluster_sets_for_pip(name: str, want: str) -> None:
+    words = ["make", "--no-print-directory", f'--eval=shown: ; @echo "<$${{{name}-}}>"', "shown"]
+    environment = {**os.environ, name: "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"<{want}>\n"
+
+
 def test_packages_on_pythonpath_that_would_replace_the_environment_s_are_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"/nowhere:{tmp_path}"}
     for code in (0, 2):
