@@ -23,7 +23,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from selfimprove.apps.page.build import VIEWS, build
-from selfimprove.apps.page.chunks import write_records
+from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.core.records import read_rows
 from tests.support.repo_copy import ROOT, copy_repo
 from tests.support.repo_copy import run as run_in
@@ -78,6 +78,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     write_pairs(root / "run", [(HOSTILE["script"], HOSTILE["bidi"]), ("a b c", "a x c")])
     write_reinforcement(root / "run")
     build(root / "run", root / "out")
+    write_chunk(root / "out/data", "rise-vocabulary", {"1": "1", "2": " +", "3": " 2"})  # otherwise a model's
     return root / "run", root / "out"
 
 
@@ -347,6 +348,34 @@ def test_the_reader_shows_the_newest_choice_even_if_an_earlier_one_arrives_later
     assert opened.wrong == []
 
 
+def test_the_keyboards_focus_stays_where_it_is_when_the_view_changes(tab: Tab) -> None:
+    focused = "document.activeElement.textContent"
+    for view in ("episodes.html#method=rise&set=iter1/evaluation", "pairs.html#set=spin/iter1/pairs"):
+        page = tab.open(view)
+        page.wait_for_selector("#list a")
+        page.focus("#list a >> nth=1")
+        chosen = page.evaluate(focused)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#reader h2")
+        assert page.evaluate(focused) == chosen
+    page = tab.open("episodes.html#method=rise&set=iter1/evaluation&at=0")
+    page.wait_for_selector("#reader h2")
+    page.focus("#reader button")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Show text")
+    assert page.evaluate(focused) == "Show text"
+    page.focus("#reader select")
+    page.select_option("#reader select", "base/evaluation")
+    page.wait_for_selector("#reader .beside")
+    assert page.evaluate("document.activeElement.tagName") == "SELECT"
+    page = tab.open("trees.html#tree=0")
+    page.wait_for_selector("#revisions button")
+    page.focus("#revisions button")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('revision')")
+    assert page.evaluate(focused) == page.inner_text("#revisions button")
+
+
 def test_a_filter_by_change_needs_another_row(tab: Tab) -> None:
     page = tab.open("episodes.html#method=rise&set=iter1/evaluation")
     counted(page)
@@ -493,6 +522,8 @@ def test_the_live_view_follows_a_stage(browser: Browser, report: tuple[Path, Pat
             log.write("rise-finetune@iter1: 4/8\n")
         until(page, "document.querySelector('#stages progress').value === 4")
         assert page.get_attribute("#stages details", "open") is None
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"  # an update leaves the keyboard's focus
+        assert page.inner_text("[role=status]") == "Running: rise-finetune@iter1"  # read aloud when stages change
         page.screenshot(path=PICTURES / "live.png", full_page=True)
         page.click("text=RISE")  # the report is built in the meantime
         page.wait_for_selector("#results")

@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const { el, byId, fill, state, go, load, visible } = page;
+  const { el, byId, fill, state, go, load, visible, renew } = page;
   const PAGE = 40;
   const NAMES = /** @type {Record<string, string>} */ ({ s: "solved", u: "not solved", b: "blocked" });
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
@@ -114,7 +114,7 @@
         el("span", { class: "preview" }, visible(text.length > 160 ? `… ${text.slice(-160).replace(/^\S*\s+/, "")}` : text)));
       return el("li", {}, link);
     });
-    byId("list").replaceChildren(...items);
+    renew(byId("list"), ...items);
     byId("place").textContent = found.length ? `${at + 1}–${Math.min(at + PAGE, found.length)}` : "";
     /** @type {HTMLButtonElement} */ (byId("previous")).disabled = at === 0;
     /** @type {HTMLButtonElement} */ (byId("next")).disabled = at + PAGE >= found.length;
@@ -167,7 +167,7 @@
     const others = library.sets.filter((other) => other !== set && other.phase === set.phase && set.s[0] !== "l" && outcomes(other).has(cell(set.t, place) * 4096 + cell(set.u, place)));
     const beside = others.find((other) => other.name === state().beside);
     const tools = el("p", { class: "tools" });
-    tools.append(el("button", { type: "button", "aria-pressed": String(tokens), onclick: () => { tokens = !tokens; read(set); } }, tokens ? "Show text" : "Show tokens"));
+    tools.append(el("button", { type: "button", onclick: () => { tokens = !tokens; read(set); } }, tokens ? "Show text" : "Show tokens"));
     if (others.length) {
       const picker = /** @type {HTMLSelectElement} */ (el("select", { "aria-label": "The same task in another row", onchange: () => { go({ ...state(), beside: picker.value }); read(set); } }));
       fill(picker, [["", "compare with another row …"], .../** @type {[string, string][]} */ (others.map((other) => [other.name, other.label]))], beside?.name ?? "");
@@ -177,8 +177,8 @@
     const other = beside ? await record(beside, there) : null;
     if (mine !== reading) return; // another episode was chosen while this one was loading
     const article = shown(set, one, place, vocabulary);
-    if (beside) reader.replaceChildren(tools, el("div", { class: "beside" }, article, shown(beside, other, there, vocabulary)));
-    else reader.replaceChildren(tools, ...legend(one), article);
+    if (beside) renew(reader, tools, el("div", { class: "beside" }, article, shown(beside, other, there, vocabulary)));
+    else renew(reader, tools, ...legend(one), article);
   }
 
   /** @param {any} one */

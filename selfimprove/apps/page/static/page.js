@@ -79,6 +79,15 @@ const page = (() => {
     return made;
   }
 
+  /** Replaces what a place contains. The keyboard's focus, if it is there, goes to the control that is now at its position.
+   * @param {HTMLElement} place @param {...Child} children */
+  function renew(place, ...children) {
+    const controls = () => /** @type {HTMLElement[]} */ ([...place.querySelectorAll("a[href], button, select, summary, [tabindex]")]);
+    const at = controls().findIndex((one) => one === document.activeElement);
+    place.replaceChildren(...children.filter((one) => one !== null && one !== undefined));
+    if (at >= 0) controls()[at]?.focus({ preventScroll: true });
+  }
+
   /** @param {string} id @returns {HTMLElement} */
   function byId(id) {
     const found = document.getElementById(id);
@@ -242,7 +251,7 @@ const page = (() => {
     requestAnimationFrame(() => setTimeout(() => charts().catch(failed)));
   }
 
-  return { load, received, el, visible, byId, fill, state, go, failed, draw, short, colour, begin };
+  return { load, received, el, visible, renew, byId, fill, state, go, failed, draw, short, colour, begin };
 })();
 
 /** Called by the files in data/. @param {string} name @param {string} packed */

@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const { el, byId, state, go, load, visible } = page;
+  const { el, byId, state, go, load, visible, renew } = page;
   const PAGE = 40;
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
   const ROLES = /** @type {Record<string, string>} */ ({ assistant: "model", environment: "environment", reflector: "reflection" });
@@ -41,7 +41,7 @@
     const scored = set.margins.filter(Boolean).length;
     const of = scored ? `; ${scored.toLocaleString("en")} with a margin` : "";
     byId("count").textContent = `${found.length.toLocaleString("en")} of ${set.ids.length.toLocaleString("en")} pairs${of}`;
-    byId("list").replaceChildren(...found.slice(at, at + PAGE).map((place) => {
+    renew(byId("list"), ...found.slice(at, at + PAGE).map((place) => {
       const margin = set.margins[place];
       const badge = set.same[place] === "i" ? el("span", { class: "badge" }, "identical")
         : margin ? el("span", { class: `badge ${margin[1] > margin[0] ? "good" : "bad"}` }, `${change(margin)}`) : null;

@@ -4,7 +4,7 @@
 "use strict";
 
 (() => {
-  const { el, byId, fill, state, go, load, visible } = page;
+  const { el, byId, fill, state, go, load, visible, renew } = page;
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
   const [PARENT, VISITS, VALUE, REWARD, FLAGS, ACTION, REPLY, OBSERVATION] = [0, 1, 2, 3, 4, 5, 6, 7];
   const DRAWN = 500;
@@ -169,7 +169,7 @@
       type: "button", "aria-pressed": String(number === revision),
       onclick: () => { revision = number; follow(); outline(); detail(); revisions(); go({ ...state(), revision: String(number) }); },
     }, `${one.bad.at(-1)} → ${one.good.at(-1)}`));
-    place.replaceChildren(el("h2", {}, `Revision trajectories: ${tree.revisions.length}`),
+    renew(place, el("h2", {}, `Revision trajectories: ${tree.revisions.length}`),
       el("p", {}, "Each follows a bad path up to its first error, adds a revision thought, and continues along a good path. The buttons name the bad and the good leaf."),
       el("p", { class: "tools" }, ...buttons),
       el("p", { class: "small" }, `The judge read ${now.verdicts.length} step${now.verdicts.length === 1 ? "" : "s"} of the bad path; cut after node ${now.cut}. The loss covers only the shaded text.`),
