@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const { el, byId, visible } = page;
+  const { el, byId, visible, renew } = page;
   const EVERY = 2000;
 
   /** @typedef {{stage: string, line: string, done: number | null, total: number | null, curves: Record<string, [number, number][]>, written: string[]}} Stage */
@@ -48,6 +48,11 @@
     return made;
   }
 
+  /** Screen readers read this sentence aloud when it changes, and only then. @param {string} text */
+  function tell(text) {
+    if (byId("count").textContent !== text) byId("count").textContent = text;
+  }
+
   const gigabytes = (/** @type {number} */ bytes) => (bytes / 2 ** 30).toFixed(1);
 
   async function look() {
@@ -57,10 +62,13 @@
         ...now.gpus.map((/** @type {any} */ gpu) => `${gpu.name}: ${gpu.use} %, ${gpu.used} of ${gpu.total} MiB`)];
       byId("machine").replaceChildren(...facts.map((text) => el("span", {}, text)));
       const stages = now.working.map(card);
-      byId("stages").replaceChildren(...(stages.length ? stages : [el("p", { class: "empty" }, "No stage is running.")]));
+      // Cards that stay are not touched: text that the reader has selected stays selected.
+      if (stages.some((/** @type {Node} */ one, /** @type {number} */ place) => byId("stages").children[place] !== one) || byId("stages").children.length !== stages.length) renew(byId("stages"), ...stages);
+      tell(stages.length ? `Running: ${now.working.map((/** @type {Stage} */ one) => visible(one.stage).textContent).join(", ")}` : "No stage is running.");
       byId("done").replaceChildren(...now.ended.map((/** @type {any} */ one) => el("li", {}, visible(one.stage), ` · ${one.seconds === null ? "" : `${page.short(Math.round(one.seconds))} s, `}${Math.round(now.time - one.at)} s ago`)));
     } catch {
-      byId("machine").textContent = "No response from the server: make watch is not running.";
+      tell("No response from the server: make watch is not running.");
+      byId("machine").replaceChildren();
     }
     setTimeout(look, EVERY);
   }
