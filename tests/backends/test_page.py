@@ -400,6 +400,31 @@ def test_the_theme_button_toggles_between_dark_and_light(tab: Tab) -> None:
     assert colours[0] == colours[2] != colours[1]
 
 
+COLOUR_OF_TITLE = "getComputedStyle(document.querySelector('.drawing svg text')).fill"
+COLOUR_OF_TEXT = "getComputedStyle(document.body).color"
+
+
+def test_charts_follow_the_systems_colour_scheme_and_forced_colours(tab: Tab) -> None:
+    page = tab.open("rise.html")
+    until(page, "document.querySelector('.drawing svg') !== null")
+    colours = []
+    for scheme, forced in (("light", "none"), ("dark", "none"), ("dark", "active")):
+        page.emulate_media(color_scheme=scheme, forced_colors=forced)  # type: ignore[arg-type]
+        assert page.evaluate(COLOUR_OF_TITLE) == page.evaluate(COLOUR_OF_TEXT)
+        colours.append(page.evaluate(COLOUR_OF_TEXT))
+    assert len(set(colours)) == 3
+
+
+def test_forced_colours_leave_the_current_view_and_the_differences_of_pairs_marked(tab: Tab) -> None:
+    page = tab.open("pairs.html#set=spin/iter1/pairs&at=1")
+    page.wait_for_selector("#reader ins")
+    page.emulate_media(forced_colors="active")
+    lines = page.evaluate("[...document.querySelectorAll('nav a')].map((one) => getComputedStyle(one).borderBottomStyle)")
+    assert lines.count("solid") == 1
+    for mark in ("ins", "del"):
+        assert "underline" in page.evaluate(f"getComputedStyle(document.querySelector('{mark}')).textDecoration")
+
+
 def test_200_000_episodes_and_a_tree_of_5000_nodes_stay_usable(browser: Browser, tmp_path: Path) -> None:
     rows = ("base", "iter1")
     write_rise(tmp_path / "run", rows=("base", "more_sft", "iter1"))

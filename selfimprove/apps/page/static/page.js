@@ -121,12 +121,10 @@ const page = (() => {
     byId("main").prepend(el("p", { class: "warning", role: "alert" }, text));
   }
 
-  /** @param {string} name */
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-  /** Colours of the page's theme, laid over a chart's own. */
+  /** Colours of the page's theme, laid over a chart's own. They are the style sheet's variables: a chart follows a change
+   * of the theme, print and forced colours without being drawn again. */
   function themed() {
-    const [ink, faint, line] = [colour("--ink"), colour("--faint"), colour("--line")];
+    const [ink, faint, line] = ["var(--ink)", "var(--faint)", "var(--line)"];
     return {
       background: "transparent",
       axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: faint, tickColor: faint },
@@ -134,7 +132,7 @@ const page = (() => {
       title: { color: ink, subtitleColor: ink },
       text: { color: ink },
       rule: { color: faint },
-      range: { category: colour("--categories").split(/\s+/) },
+      range: { category: Array.from({ length: 10 }, (_, place) => `var(--category-${place + 1})`) },
     };
   }
 
@@ -179,14 +177,15 @@ const page = (() => {
     const name = here instanceof HTMLElement ? here.dataset.charts : "";
     if (!name || !figures.length) return;
     const specs = await load(name);
+    /** @param {Element} figure */
+    const show = (figure) => {
+      seen.unobserve(figure);
+      const drawing = figure.querySelector(".drawing");
+      const spec = figure instanceof HTMLElement ? specs[figure.dataset.chart ?? ""] : null;
+      if (spec && drawing instanceof HTMLElement && !drawing.hasChildNodes()) draw(drawing, spec).then(() => numbers(figure, spec), failed);
+    };
     const seen = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        if (!entry.isIntersecting || !(entry.target instanceof HTMLElement)) continue;
-        seen.unobserve(entry.target);
-        const spec = specs[entry.target.dataset.chart ?? ""];
-        const drawing = entry.target.querySelector(".drawing");
-        if (spec && drawing instanceof HTMLElement) draw(drawing, spec).then(() => numbers(entry.target, spec), failed);
-      }
+      for (const entry of entries) if (entry.isIntersecting) show(entry.target);
     }, { rootMargin: "300px" });
     for (const figure of figures) seen.observe(figure);
   }
@@ -225,14 +224,7 @@ const page = (() => {
       } catch {
         // Refused: the choice holds for this page alone.
       }
-      document.dispatchEvent(new Event("themed"));
-      redraw();
     });
-  }
-
-  function redraw() {
-    for (const drawing of document.querySelectorAll("figure[data-chart] .drawing")) drawing.replaceChildren();
-    charts().catch(failed);
   }
 
   /** A stage that a link leads to is inside a closed list: it is opened. */
@@ -251,7 +243,7 @@ const page = (() => {
     requestAnimationFrame(() => setTimeout(() => charts().catch(failed)));
   }
 
-  return { load, received, el, visible, renew, byId, fill, state, go, failed, draw, short, colour, begin };
+  return { load, received, el, visible, renew, byId, fill, state, go, failed, draw, short, begin };
 })();
 
 /** Called by the files in data/. @param {string} name @param {string} packed */

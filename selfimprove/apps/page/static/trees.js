@@ -263,7 +263,6 @@
   });
   byId("expand").addEventListener("click", () => { children.forEach((below, id) => { if (below.length) opened.add(id); }); outline(); });
   byId("collapse").addEventListener("click", () => { opened = new globalThis.Set(); pick(0, false); });
-  document.addEventListener("themed", () => { draw().catch(page.failed); });
   addEventListener("hashchange", () => open().catch(page.failed));
   open().catch(page.failed);
 })();
