@@ -419,10 +419,29 @@ def test_forced_colours_leave_the_current_view_and_the_differences_of_pairs_mark
     page = tab.open("pairs.html#set=spin/iter1/pairs&at=1")
     page.wait_for_selector("#reader ins")
     page.emulate_media(forced_colors="active")
-    lines = page.evaluate("[...document.querySelectorAll('nav a')].map((one) => getComputedStyle(one).borderBottomStyle)")
+    lines = page.evaluate(
+        "[...document.querySelectorAll('nav a')].map((one) => getComputedStyle(one).borderBottomStyle)"
+    )
     assert lines.count("solid") == 1
     for mark in ("ins", "del"):
         assert "underline" in page.evaluate(f"getComputedStyle(document.querySelector('{mark}')).textDecoration")
+
+
+def test_paper_has_dark_text_all_charts_and_whole_messages(tab: Tab) -> None:
+    page = tab.open("rise.html")
+    if page.evaluate(COLOUR_OF_TEXT) == "rgb(31, 35, 40)":
+        page.click("#theme")
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    until(page, "[...document.querySelectorAll('.drawing')].every((one) => one.querySelector('svg'))")
+    assert page.evaluate(COLOUR_OF_TEXT) == page.evaluate(COLOUR_OF_TITLE) == "rgb(31, 35, 40)"
+    page = tab.open(f"episodes.html#method=rise&set=base/evaluation&at={len(HOSTILE)}")
+    page.wait_for_selector("#reader .text")
+    for hidden in (
+        "(one) => one.scrollHeight > one.clientHeight + 1",
+        "(one) => one.scrollWidth > one.clientWidth + 1",
+    ):
+        assert not page.evaluate(f"[...document.querySelectorAll('.text')].some({hidden})")
 
 
 def test_200_000_episodes_and_a_tree_of_5000_nodes_stay_usable(browser: Browser, tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ const page = (() => {
       for (const entry of entries) if (entry.isIntersecting) show(entry.target);
     }, { rootMargin: "300px" });
     for (const figure of figures) seen.observe(figure);
+    addEventListener("beforeprint", () => figures.forEach(show));
   }
 
   /** The numbers of a chart as a table, for those who do not see it.
