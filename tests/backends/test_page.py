@@ -298,6 +298,15 @@ def test_a_tree_can_be_navigated_with_the_keyboard(tab: Tab) -> None:
     assert page.locator("[role=treeitem]").count() == 1
 
 
+def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
+    page = tab.open("trees.html#tree=0")
+    page.wait_for_selector("#node-0")
+    for node in page.locator("[role=treeitem]").all():
+        name = node.get_attribute("aria-label") or ""
+        assert all(mark in name for mark in node.locator("> .node .badge").all_inner_texts())
+    assert "judged bad, cut here, bad path" in (page.get_attribute("#node-2", "aria-label") or "")
+
+
 def test_a_collapsed_tree_can_still_be_reached_with_the_keyboard(tab: Tab) -> None:
     page = tab.open("trees.html#tree=0&node=3")
     page.wait_for_selector("#node-3")

@@ -76,11 +76,12 @@
     const bar = el("span", { class: "bar", "aria-hidden": "true" });
     bar.style.width = `${4 + 40 * Math.sqrt(one[VISITS] / most)}px`;
     bar.style.background = `color-mix(in srgb, #0072b2 ${Math.round(100 * Math.min(1, Math.max(0, mean(one))))}%, var(--edge))`;
+    const marked = marks(id);
     const row = el("div", { class: "node", title: told(id) }, el("span", { class: "fold", "aria-hidden": "true" }, below.length ? (open ? "▾" : "▸") : ""), bar,
-      el("span", { class: "what" }, visible(title(id)), el("span", { class: "small" }, below.length && !open ? ` (${below.length})` : "")), el("span", { class: "marks" }, ...marks(id)));
+      el("span", { class: "what" }, visible(title(id)), el("span", { class: "small" }, below.length && !open ? ` (${below.length})` : "")), el("span", { class: "marks" }, ...marked));
     const made = el("li", {
       role: "treeitem", id: `node-${id}`, "aria-level": level, "aria-selected": String(id === node),
-      "aria-expanded": below.length ? String(open) : null, tabindex: id === node ? "0" : "-1", "aria-label": told(id),
+      "aria-expanded": below.length ? String(open) : null, tabindex: id === node ? "0" : "-1", "aria-label": [told(id), ...marked.map((one) => one.textContent)].join(", "),
     }, row);
     row.addEventListener("click", (event) => {
       if (/** @type {HTMLElement} */ (event.target).closest(".fold") || id === node) toggle(id);
