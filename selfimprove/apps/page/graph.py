@@ -185,6 +185,7 @@ def _chart(method: str, found: list[StageShown]) -> Spec | None:
         "field": "state", "type": "nominal", "title": None, "legend": {"orient": "top"},
         "scale": {"domain": ["done", "missing"], "range": [COLOURS[0], COLOURS[1]]},
     }  # fmt: skip
+    shape = {**colour, "scale": {"domain": ["done", "missing"], "range": ["circle", "diamond"]}}
     point = {"type": "point", "filled": True, "size": 150, "opacity": 1, "cursor": "pointer"}
     text = {"type": "text", "dy": -13, "fontSize": 10}
     return {
@@ -194,7 +195,7 @@ def _chart(method: str, found: list[StageShown]) -> Spec | None:
             {"data": {"values": edges}, "mark": {"type": "rule", "opacity": 0.35, "strokeWidth": 1.2},
              "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "row2"}}},
             {"data": {"values": nodes}, "mark": point,
-             "encoding": {"x": x, "y": y, "color": colour, "href": {"field": "href"}, "tooltip": tips}},
+             "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "href": {"field": "href"}, "tooltip": tips}},
             {"data": {"values": nodes}, "mark": text,
              "encoding": {"x": x, "y": y, "text": {"field": "kind"}}},
         ],

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ VEGA_LITE = "6.4"
 """The version that draws the PNGs and that the page bundles."""
 
 COLOURS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7f6a00", "#56b4e9", "#8c564b", "#666666", "#882255", "#332288",
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7f6a00", "#3d9bd8", "#8c564b", "#666666", "#882255", "#332288",
 )  # fmt: skip
-"""Okabe and Ito's colour-blind-safe palette, with yellow darkened for a white background, and four more colours."""
+"""Okabe and Ito's colour-blind-safe palette, its yellow and sky blue darkened for a white background, and four more
+colours."""
+
+SHAPES = ("circle", "square", "cross", "diamond", "triangle-up", "triangle-down", "triangle-right", "triangle-left")
+DASHES = ([1, 0], [6, 2], [2, 2], [8, 2, 2, 2], [4, 4], [12, 3], [6, 2, 2, 2, 2, 2], [2, 5], [10, 4, 4, 4], [2, 8])
+"""Rows differ in the shapes of their points, or, without points, in the dashes of their lines, not in colour alone."""
 
 MANY = 15
 """Lines with this many points or more have no point marks."""
@@ -99,7 +105,7 @@ def rows_chart(method: str, summary: Mapping[str, Any]) -> Spec:
                  "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}, "y": y, "color": colour}},
                 {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
                  "encoding": {"x": {"field": "mean", **x}, "y": y, "color": colour,
-                              "tooltip": _tips("row", "mean", "low", "high", "n")}},
+                              "tooltip": _tips("row", "mean", "low", "high", "n", mean=metric_name(metric))}},
             ],
         },
     )  # fmt: skip
@@ -130,7 +136,6 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
     few = len({point[x] for point in points}) < MANY
     axis = {"tickMinStep": 1, "format": "d"} | ({"values": sorted({point[x] for point in points})} if few else {})
     wide = {"condition": {"test": "datum.own", "value": 2.6}, "value": 1.4}
-    dash = {"condition": {"test": "datum.own", "value": [1, 0]}, "value": [5, 3]}
     title = f"{x} (controls: the one that they match)" if single else x
     shared = {
         "x": {"field": "place", "type": "quantitative", "title": title,
@@ -138,12 +143,17 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
               "scale": {"zero": False, "padding": 8}},
         "color": _legend(method, names),
     }  # fmt: skip
+    dash: Spec = {"condition": {"test": "datum.own", "value": [1, 0]}, "value": [5, 3]}
+    if not _all_pointed(values):
+        other = cycle(DASHES[1:])
+        dash = _apart(shared["color"], [DASHES[0] if name in own else next(other) for name in names])
     scale = {"domain": [0, curve["top"]]} if curve.get("top") is not None else {"zero": False}
     height = {"type": "quantitative", "title": metric_name(curve["y"]), "scale": scale}
+    tips = _tips("row", "x", "y", "low", "high", x=x, y=metric_name(curve["y"]))
     line: Spec = {
-        "layer": [{"mark": {"type": "line"}}, *_points(values)],
+        "layer": [{"mark": {"type": "line"}}, *_points(values, shared["color"])],
         "encoding": {**shared, "y": {"field": "y", **height}, "strokeWidth": wide, "strokeDash": dash,
-                     "detail": {"field": "row"}, "tooltip": _tips("row", "x", "y")},
+                     "detail": {"field": "row"}, "tooltip": tips},
     }  # fmt: skip
     layers = [line]
     if few and any(point["se"] for point in points):
@@ -174,10 +184,12 @@ def lines_chart(title: str, method: str, series: Mapping[str, Sequence[tuple[flo
             "axis": {"grid": False, "tickMinStep": 1, "labelOverlap": True},
         },
         "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
-        "color": _legend(method, list(series)),
-        "tooltip": _tips("row", "x", "y"),
+        "color": (colour := _legend(method, list(series))),
+        "tooltip": _tips("row", "x", "y", x="step", y=y),
     }
-    layer = [{"mark": {"type": "line", "strokeWidth": 1.6}}, *_points(values)]
+    if not _all_pointed(values):
+        encoding["strokeDash"] = _apart(colour, DASHES[: len(series)][::-1])  # the last row is solid
+    layer = [{"mark": {"type": "line", "strokeWidth": 1.6}}, *_points(values, colour)]
     body = {"data": {"values": values}, "width": WIDTH, "height": 260, "encoding": encoding, "layer": layer}
     return _spec(title, body)
 
@@ -207,7 +219,7 @@ def counts_chart(
         "xOffset": {"field": "row", "sort": None},
         "y": {"field": "share", "type": "quantitative", "title": "share of episodes", "axis": {"format": "%"}},
         "color": _legend(method, list(series)),
-        "tooltip": _tips("row", "x", "share", "count"),
+        "tooltip": _tips("row", "x", "share", "count", x=x, share="share of episodes", count="episodes"),
     }
     body = {"data": {"values": values}, "width": WIDTH, "height": 220, "mark": {"type": "bar"}, "encoding": encoding}
     return _spec(title, body)
@@ -239,14 +251,26 @@ def _with_comment(png: bytes, text: str) -> bytes:
     return png[:-12] + chunk + png[-12:]
 
 
-def _points(values: Sequence[Mapping[str, Any]]) -> list[Spec]:
+def _apart(colour: Mapping[str, Any], kinds: Sequence[Any]) -> Spec:
+    """A row's shape or dashes, in the legend of the colours."""
+    return {**colour, "scale": {**colour["scale"], "range": list(kinds[: len(colour["scale"]["domain"])])}}
+
+
+def _all_pointed(values: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every line has point marks."""
+    return max(Counter(value["row"] for value in values).values(), default=0) < MANY
+
+
+def _points(values: Sequence[Mapping[str, Any]], colour: Mapping[str, Any]) -> list[Spec]:
     """A layer with point marks for the lines of fewer than ``MANY`` points; a line of one point is nothing else."""
     counts = Counter(value["row"] for value in values)
     few = [row for row, points in counts.items() if points < MANY]
     if not few:
         return []
     shown = [{"filter": {"field": "row", "oneOf": few}}]
-    return [{"mark": {"type": "point", "filled": True, "size": 45, "opacity": 1}, "transform": shown}]
+    mark = {"type": "point", "filled": True, "size": 45, "opacity": 1}
+    shapes = {"encoding": {"shape": _apart(colour, SHAPES)}} if _all_pointed(values) else {}
+    return [{"mark": mark, "transform": shown, **shapes}]
 
 
 def _legend(method: str, names: Sequence[str]) -> dict[str, Any]:
@@ -258,9 +282,14 @@ def _legend(method: str, names: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tips(*fields: str) -> list[dict[str, Any]]:
+def _tips(*fields: str, **titles: str) -> list[dict[str, Any]]:
+    """A tooltip of fields with titles; the page's table of a chart's numbers has the same columns."""
+    titles = {"low": "minus standard error", "high": "plus standard error", **titles}
     special = {"x": {"field": "x"}, "row": {"field": "row", "type": "nominal"}}
-    return [special.get(name, {"field": name, "type": "quantitative", "format": ".4~g"}) for name in fields]
+    return [
+        special.get(name, {"field": name, "type": "quantitative", "format": ".4~g"}) | {"title": titles.get(name, name)}
+        for name in fields
+    ]
 
 
 def _lines(values: Sequence[Mapping[str, Any]]) -> str:

@@ -1,5 +1,7 @@
 """Charts of a method's rows: points that do not hide each other, and lines that are explained."""
 
+import re
+
 import pytest
 from vl_convert import vegalite_to_svg
 
@@ -32,6 +34,26 @@ def test_a_chart_with_solid_and_dashed_lines_says_what_they_are() -> None:
     assert all(value["place"] == value["x"] for value in spec["data"]["values"])
     noted = curve_chart("rise", {**curve(points, "turn"), "note": "mean over 3 turns"}, ["iter1"])
     assert noted["title"]["subtitle"] == "solid: the method; dashed: other rows; mean over 3 turns"
+
+
+@pytest.mark.parametrize("points", [3, 20])
+def test_rows_are_told_apart_by_shapes_or_dashes_not_by_colour_alone(points: int) -> None:
+    rows = ("base", "more_sft", "unweighted", "iter1")
+    line = curve_chart("rise", curve([(row, place, 0.5) for row in rows for place in range(points)]), ["iter1"])
+    loss = lines_chart("loss", "rise", {row: [(float(place), 0.5) for place in range(points)] for row in rows}, "loss")
+    for spec in (line, loss):
+        assert spec is not None
+        svg = vegalite_to_svg(spec, vl_version=VEGA_LITE)
+        assert svg.count('aria-roledescription="legend"') == 1  # shows colour and shape, or dashes, together
+        symbols = re.findall(r"role-legend-symbol[^>]*><path([^>]*)>", svg)
+        kinds = [re.search(r' d="[^"]*"' if points == 3 else r'stroke-dasharray="[^"]*"', one) for one in symbols]
+        assert len({found[0] if found else "" for found in kinds}) == len(symbols) == len(rows)
+
+
+def test_the_tooltip_and_the_table_of_a_curve_name_its_axes_and_show_its_errors() -> None:
+    spec = curve_chart("rise", curve([("base", 1, 0.5), ("base", 2, 0.6)], "turn"), ["base"])
+    titles = [one["title"] for one in spec["layer"][-1]["encoding"]["tooltip"]]
+    assert titles == ["row", "turn", "score", "minus standard error", "plus standard error"]
 
 
 def marks(spec: Spec) -> int:
