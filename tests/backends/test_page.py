@@ -298,6 +298,18 @@ def test_a_tree_can_be_navigated_with_the_keyboard(tab: Tab) -> None:
     assert page.locator("[role=treeitem]").count() == 1
 
 
+def test_a_charts_data_table_has_the_names_and_numbers_of_its_tooltips(tab: Tab) -> None:
+    page = tab.open("rise.html")
+    page.locator("figure[data-chart=curve-0]").scroll_into_view_if_needed()
+    page.click("figure[data-chart=curve-0] summary")
+    table = page.locator("figure[data-chart=curve-0] .wide")
+    table.wait_for()
+    assert table.get_attribute("aria-label") == "Data table: accuracy by turn, one line per row, with standard errors"
+    heads = ["row", "turn", "attempt correct", "minus standard error", "plus standard error"]
+    assert table.locator("th[scope=col]").all_inner_texts() == heads
+    assert table.locator("th[scope=row]").first.inner_text() == "base"
+
+
 def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
     page = tab.open("trees.html#tree=0")
     page.wait_for_selector("#node-0")

@@ -136,6 +136,13 @@ def test_hostile_text_stays_text(name: str, tmp_path: Path) -> None:
     assert chunk(tmp_path / "out", f"{index['sets'][0]['file']}-0")[0]["m"][1]["p"][0][0] == text
 
 
+def test_the_ids_of_a_page_are_unique(run: Path, tmp_path: Path) -> None:
+    build(run, tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.html"):
+        ids = [attributes["id"] for _, attributes in read_html(path).tags if "id" in attributes]
+        assert len(ids) == len(set(ids)), path.name
+
+
 def test_every_page_has_a_strict_content_security_policy_and_no_external_urls(run: Path, tmp_path: Path) -> None:
     build(run, tmp_path / "out")
     pages = list((tmp_path / "out").glob("*.html"))

@@ -191,22 +191,32 @@ const page = (() => {
     addEventListener("beforeprint", () => figures.forEach(show));
   }
 
-  /** The numbers of a chart as a table, for those who do not see it.
-   * @param {Element} figure @param {Record<string, any>} spec */
-  function numbers(figure, spec) {
-    if (figure.querySelector("details") || spec.quiet) return;
-    const values = spec.data?.values;
-    if (!Array.isArray(values) || !values.length) return;
-    const heads = Object.keys(values[0]).filter((key) => !["low", "high", "own", "kind"].includes(key));
-    const details = el("details", { class: "numbers" }, el("summary", {}, "Data table"));
+  /** A closed list that becomes a table when it is opened.
+   * @param {string} summary @param {string} label @param {string[]} heads @param {() => Child[][]} rows */
+  function listed(summary, label, heads, rows) {
+    const details = el("details", { class: "numbers" }, el("summary", {}, summary));
     details.addEventListener("toggle", () => {
       if (details.querySelector("table")) return;
       const head = el("tr", {}, ...heads.map((one) => el("th", { scope: "col" }, one)));
-      const rows = values.map((/** @type {any} */ value) => el("tr", {}, ...heads.map((one) => el("td", {}, short(value[one])))));
-      const table = el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
-      details.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Data table of the chart" }, table));
+      const body = rows().map(([first, ...cells]) => el("tr", {}, el("th", { scope: "row" }, first), ...cells.map((one) => el("td", {}, one))));
+      const table = el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
+      details.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, table));
     });
-    figure.append(details);
+    return details;
+  }
+
+  /** The fields that a chart's tooltips show. @param {Record<string, any>} part @returns {{field: string, title?: string}[] | undefined} */
+  const told = (part) => part.encoding?.tooltip ?? (part.layer ?? []).map(told).find(Boolean);
+
+  /** The numbers of a chart as a table, for those who do not see it or use no mouse.
+   * @param {Element} figure @param {Record<string, any>} spec */
+  function numbers(figure, spec) {
+    if (figure.querySelector("details") || spec.quiet) return;
+    const [values, fields] = [spec.data?.values, told(spec)];
+    if (!Array.isArray(values) || !values.length || !fields) return;
+    const label = figure.querySelector(".drawing")?.getAttribute("aria-label") ?? "";
+    figure.append(listed("Data table", `Data table: ${label}`, fields.map((one) => one.title ?? one.field),
+      () => values.map((/** @type {any} */ value) => fields.map((one) => short(value[one.field])))));
   }
 
   /** @param {unknown} value */
@@ -244,7 +254,7 @@ const page = (() => {
     requestAnimationFrame(() => setTimeout(() => charts().catch(failed)));
   }
 
-  return { load, received, el, visible, renew, byId, fill, state, go, failed, draw, short, begin };
+  return { load, received, el, visible, renew, listed, byId, fill, state, go, failed, draw, short, begin };
 })();
 
 /** Called by the files in data/. @param {string} name @param {string} packed */
