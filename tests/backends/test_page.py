@@ -310,6 +310,16 @@ def test_a_charts_data_table_has_the_names_and_numbers_of_its_tooltips(tab: Tab)
     assert table.locator("th[scope=row]").first.inner_text() == "base"
 
 
+def test_the_values_of_tokens_are_also_in_a_table(tab: Tab) -> None:
+    page = tab.open("episodes.html#method=rise&set=base/evaluation&at=0")
+    page.click("#reader .tools button")
+    page.wait_for_selector("#reader .token")
+    page.focus("text=Token values >> nth=0")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#reader table")
+    assert page.locator("#reader table >> nth=0 >> tbody tr").all_inner_texts()[1].split("\t")[:2] == ["+", "2"]
+
+
 def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
     page = tab.open("trees.html#tree=0")
     page.wait_for_selector("#node-0")

@@ -17,8 +17,8 @@ const dialogue = (() => {
   /** @param {number} value */
   const signed = (value) => `${value < 0 ? "−" : ""}${Math.abs(value).toFixed(3).replace(/\.?0+$/, "")}`;
 
-  /** @param {Said} said @param {{tokens: boolean, vocabulary: Record<string, string>, top: number}} how */
-  function message(said, how) {
+  /** @param {Said} said @param {{tokens: boolean, vocabulary: Record<string, string>, top: number}} how @param {number} number */
+  function message(said, how, number) {
     const who = el("div", { class: "who" }, el("b", {}, ROLES.get(said.r) ?? visible(said.r)));
     const tell = (/** @type {string} */ text, kind = "") => who.append(el("span", kind ? { class: kind } : {}, visible(text)));
     if (said.by && said.by !== "student" && said.by !== "actor") tell(`by ${said.by}`);
@@ -35,6 +35,7 @@ const dialogue = (() => {
     if (weights.length) tell(`training weight ${page.short(Math.max(...weights))}`);
     const text = el("div", { class: "text" }, ...said.p.flatMap((part) => pieces(part, how)));
     const made = el("div", { class: `message ${said.r}` }, who, text);
+    if (how.tokens && said.p.some((part) => part[2]?.length)) made.append(values(said.p, how.vocabulary, number));
     if (said.v) made.append(scene(said.v));
     if (said.others) {
       const items = said.others.map((/** @type {[string, number | null]} */ [other, reward]) =>
@@ -42,6 +43,15 @@ const dialogue = (() => {
       made.append(el("details", { class: "others" }, el("summary", {}, `${items.length} other sample${items.length === 1 ? "" : "s"} of this turn`), el("ul", {}, ...items)));
     }
     return made;
+  }
+
+  /** The values that tokens show under the mouse, as a table.
+   * @param {Part[]} parts @param {Record<string, string>} vocabulary @param {number} number */
+  function values(parts, vocabulary, number) {
+    const told = (/** @type {number | null | undefined} */ p) => (p === undefined || p === null ? "" : signed(p));
+    return page.listed("Token values", `Token values of message ${number}`, ["token", "number", "weight", "log p", "log p before training"], () =>
+      parts.flatMap(([, weight, ids, now, before]) => (ids ?? []).map((id, place) =>
+        [visible(vocabulary[id] ?? `[${id}]`), String(id), page.short(weight), told(now?.[place]), told(before?.[place])])));
   }
 
   /** @param {Part} part @param {{tokens: boolean, vocabulary: Record<string, string>, top: number}} how
@@ -142,7 +152,7 @@ const dialogue = (() => {
   function show(messages, how = {}) {
     const weights = messages.flatMap((said) => said.p.map((part) => part[1]));
     const full = { tokens: how.tokens ?? false, vocabulary: how.vocabulary ?? {}, top: Math.max(1, ...weights) };
-    return el("div", { class: "dialogue" }, ...messages.map((said) => message(said, full)));
+    return el("div", { class: "dialogue" }, ...messages.map((said, place) => message(said, full, place + 1)));
   }
 
   return { show, signed };

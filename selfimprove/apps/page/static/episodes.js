@@ -187,7 +187,7 @@
     const learnt = one.m.some((/** @type {Said} */ said) => said.p.some((part) => part[1] > 0));
     if (!learnt && !tokens) return [];
     const text = tokens
-      ? scored ? "A stronger colour means a lower probability under the trained model. Hover over a token to see its values." : "No log-probabilities here. make page LOGPROBS=all computes all of them if the row's models are available locally."
+      ? scored ? "A stronger colour means a lower probability under the trained model. Hover over a token to see its values, or open the table below its message." : "No log-probabilities here. make page LOGPROBS=all computes all of them if the row's models are available locally."
       : "The loss covers only the shaded text; a darker shade means a larger weight.";
     return [el("p", { class: "small" }, text)];
   }
