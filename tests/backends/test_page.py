@@ -320,6 +320,14 @@ def test_the_values_of_tokens_are_also_in_a_table(tab: Tab) -> None:
     assert page.locator("#reader table >> nth=0 >> tbody tr").all_inner_texts()[1].split("\t")[:2] == ["+", "2"]
 
 
+def test_a_long_message_can_be_scrolled_with_the_keyboard_in_every_browser(tab: Tab) -> None:
+    page = tab.open(f"episodes.html#method=rise&set=base/evaluation&at={len(HOSTILE)}")
+    page.wait_for_selector("#reader .message.assistant")
+    long = page.locator("#reader .message.assistant .text").first
+    assert (long.get_attribute("tabindex"), long.get_attribute("role")) == ("0", "group")
+    assert page.locator("#reader .message.user .text").first.get_attribute("tabindex") is None
+
+
 def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
     page = tab.open("trees.html#tree=0")
     page.wait_for_selector("#node-0")

@@ -86,6 +86,13 @@ const page = (() => {
     const at = controls().findIndex((one) => one === document.activeElement);
     place.replaceChildren(...children.filter((one) => one !== null && one !== undefined));
     if (at >= 0) controls()[at]?.focus({ preventScroll: true });
+    // Safari reaches a text that scrolls with the keyboard only if it is in the order of Tab.
+    for (const text of /** @type {NodeListOf<HTMLElement>} */ (place.querySelectorAll(".text"))) {
+      if (text.scrollHeight <= text.clientHeight) continue;
+      text.tabIndex = 0;
+      text.setAttribute("role", "group");
+      text.setAttribute("aria-label", text.previousElementSibling?.textContent || "text");
+    }
   }
 
   /** @param {string} id @returns {HTMLElement} */

@@ -84,7 +84,7 @@
         el("span", { class: pair.margin[1] >= pair.margin[0] ? "good" : "bad" }, change(pair.margin)));
     }
     const prompt = el("div", { class: "message user" }, el("div", { class: "who" }, el("b", {}, "prompt")), el("div", { class: "text" }, visible(pair.q)));
-    byId("reader").replaceChildren(el("h2", {}, visible(pair.i)), facts, prompt,
+    renew(byId("reader"), el("h2", {}, visible(pair.i)), facts, prompt,
       el("div", { class: "beside" }, column("Preferred", pair.real, "ins"), column("Rejected", pair.generated, "del")));
   }
 

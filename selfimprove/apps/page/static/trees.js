@@ -156,7 +156,7 @@
     if (verdict) made.push(el("p", { class: "notice" }, "Judge: ", visible(verdict[2])));
     const said = /** @type {Said[]} */ (node ? [{ r: "assistant", p: [[one[REPLY], 0]] }, { r: "environment", p: [[one[OBSERVATION], 0]] }] : [{ r: "user", p: [[tree.q, 0]] }]);
     made.push(dialogue.show(said));
-    byId("reader").replaceChildren(...made);
+    renew(byId("reader"), ...made);
   }
 
   function revisions() {
