@@ -328,6 +328,21 @@ def test_a_long_message_can_be_scrolled_with_the_keyboard_in_every_browser(tab: 
     assert page.locator("#reader .message.user .text").first.get_attribute("tabindex") is None
 
 
+def test_the_keyboards_focus_leaves_a_button_at_the_end_of_a_list(browser: Browser, tmp_path: Path) -> None:
+    write_rise(tmp_path / "run", count=50)
+    build(tmp_path / "run", tmp_path / "out")
+    opened = Tab(browser, tmp_path / "out")
+    page = opened.open("episodes.html#method=rise&set=base/evaluation")
+    counted(page)
+    page.focus("#next")
+    for shown, focused in (("41–50", "previous"), ("1–40", "next")):
+        page.keyboard.press("Enter")
+        assert page.inner_text("#place[role=status]") == shown
+        assert page.evaluate("document.activeElement.id") == focused
+    opened.close()
+    assert opened.wrong == []
+
+
 def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
     page = tab.open("trees.html#tree=0")
     page.wait_for_selector("#node-0")

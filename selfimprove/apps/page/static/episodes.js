@@ -115,9 +115,7 @@
       return el("li", {}, link);
     });
     renew(byId("list"), ...items);
-    byId("place").textContent = found.length ? `${at + 1}–${Math.min(at + PAGE, found.length)}` : "";
-    /** @type {HTMLButtonElement} */ (byId("previous")).disabled = at === 0;
-    /** @type {HTMLButtonElement} */ (byId("next")).disabled = at + PAGE >= found.length;
+    page.turned(at, PAGE, found.length);
   }
 
   /** @returns {Record<string, string>} */

@@ -102,6 +102,18 @@ const page = (() => {
     return found;
   }
 
+  /** What a list shows, and the buttons below it: the keyboard's focus leaves a button that has nothing more to show.
+   * @param {number} at @param {number} most @param {number} count */
+  function turned(at, most, count) {
+    byId("place").textContent = count ? `${at + 1}–${Math.min(at + most, count)}` : "";
+    const [previous, next] = /** @type {HTMLButtonElement[]} */ ([byId("previous"), byId("next")]);
+    const focused = document.activeElement;
+    previous.disabled = at === 0;
+    next.disabled = at + most >= count;
+    if (focused === next && next.disabled) previous.focus();
+    else if (focused === previous && previous.disabled) next.focus();
+  }
+
   /** @param {HTMLSelectElement} select @param {[string, string][]} options @param {string} chosen */
   function fill(select, options, chosen) {
     select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
@@ -261,7 +273,7 @@ const page = (() => {
     requestAnimationFrame(() => setTimeout(() => charts().catch(failed)));
   }
 
-  return { load, received, el, visible, renew, listed, byId, fill, state, go, failed, draw, short, begin };
+  return { load, received, el, visible, renew, listed, byId, turned, fill, state, go, failed, draw, short, begin };
 })();
 
 /** Called by the files in data/. @param {string} name @param {string} packed */

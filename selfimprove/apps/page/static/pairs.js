@@ -48,9 +48,7 @@
       return el("li", {}, el("a", { href: `#${new URLSearchParams({ ...values(), at: String(place) })}`, "aria-current": state().at === String(place) ? "true" : null },
         el("span", { class: "id" }, el("span", {}, visible(set.ids[place])), badge), el("span", { class: "preview" }, visible(set.texts[place]))));
     }));
-    byId("place").textContent = found.length ? `${at + 1}–${Math.min(at + PAGE, found.length)}` : "";
-    /** @type {HTMLButtonElement} */ (byId("previous")).disabled = at === 0;
-    /** @type {HTMLButtonElement} */ (byId("next")).disabled = at + PAGE >= found.length;
+    page.turned(at, PAGE, found.length);
   }
 
   /** @param {[number, number]} margin */
