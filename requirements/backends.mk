@@ -158,7 +158,7 @@ $(PAGE_STAMP): $(READY) | $(PAGE_LOCK)
 env-page: $(PAGE_STAMP) ## create .venvs/page to test the report in a browser (install Chromium and npm yourself)
 
 test-backends-page: $(PAGE_STAMP)
-	OMP_NUM_THREADS=1 PAGE_RUN=$(call quoted,$(RUN)) $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 PAGE_RUN=$(call quoted,$(RUN)) $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page*.py -p no:cacheprovider
 
 # inspect_ai has a separate environment because its pins conflict with the main environment's versions.
 INSPECT_ENV := .venvs/inspect

@@ -1,4 +1,4 @@
-"""Fixtures shared by several files: vLLM's engine, which takes a quarter of a minute to start, and a Ray cluster.
+"""Fixtures shared by several files: vLLM's engine (it takes a quarter of a minute to start), a Ray cluster, a browser.
 
 Fixtures import packages locally, because other backends' environments lack them.
 """
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from ray.cluster_utils import Cluster
 
     from selfimprove.engines.vllm.engine import VllmEngine
+    from tests.backends.page_browser import Tab
     from tests.backends.vllm_asking import Reference
 
 
@@ -61,3 +63,31 @@ def cluster() -> Iterator[Cluster]:
     cluster.add_node(**NODE)
     yield cluster
     cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium."""
+    from tests.backends.page_browser import opened_browser
+
+    with opened_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(run, report) of a small run whose models write text that could break out of a page."""
+    from tests.backends.page_browser import write_report
+
+    return write_report(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture
+def tab(browser: Browser, report: tuple[Path, Path]) -> Iterator[Tab]:
+    """A tab for this report, which must have recorded nothing wrong in the end."""
+    from tests.backends.page_browser import Tab
+
+    opened = Tab(browser, report[1])
+    yield opened
+    opened.close()
+    assert opened.wrong == []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error
 
 from selfimprove.apps.page.build import VIEWS, build
-from selfimprove.apps.page.chunks import write_chunk, write_records
+from selfimprove.apps.page.chunks import write_records
 from selfimprove.core.records import read_rows
+from tests.backends.page_browser import PATIENCE, PICTURES, Tab, counted, see, until
 from tests.support.repo_copy import ROOT, copy_repo
 from tests.support.repo_copy import run as run_in
 from tests.support.reports import (
@@ -32,139 +31,14 @@ from tests.support.reports import (
     make_tree,
     rise_row,
     write_pairs,
-    write_reinforcement,
     write_rise,
     write_scratch,
     write_trees,
 )
 
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(3600)]  # minutes; far longer on a loaded machine
-PATIENCE = 600
-"""Seconds to wait for something to appear in the browser."""
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-PICTURES = ROOT / "build/page"
 TSC = Path(".venvs/page/node_modules/.bin/tsc")
-
 EPISODES, NODES = 200_000, 5_000
-LOCAL = ("file:", "data:", "http://127.0.0.1:")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium; on Debian: apt-get install chromium")
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=1000 * PATIENCE)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(run, report) of a small run whose models write text that could break out of a page."""
-    root = tmp_path_factory.mktemp("page")
-    texts = dict(enumerate([*HOSTILE.values(), "long " * 200_000]))
-    write_rise(root / "run", texts=texts, query="".join(HOSTILE.values()))
-    named = [HOSTILE["handler"], HOSTILE["bidi"]]
-    write_trees(
-        root / "run", [make_tree(), *(make_tree(branches=5, number=n, text=one) for n, one in enumerate(named, 1))]
-    )
-    write_pairs(root / "run", [(HOSTILE["script"], HOSTILE["bidi"]), ("a b c", "a x c")])
-    write_reinforcement(root / "run")
-    build(root / "run", root / "out")
-    write_chunk(root / "out/data", "rise-vocabulary", {"1": "1", "2": " +", "3": " 2"})  # otherwise a model's
-    return root / "run", root / "out"
-
-
-class Tab:
-    """A page that records its errors, warnings and requests to other hosts."""
-
-    def __init__(self, browser: Browser, out: Path, width: int = 1280, scheme: Any = "light") -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(1000 * PATIENCE)
-        self.out, self.wrong = out, list[str]()
-        self.page.on(
-            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
-        )
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda asked: None if asked.url.startswith(LOCAL) else self.wrong.append(asked.url))
-
-    def open(self, view: str) -> Page:
-        self.page.goto("about:blank")
-        self.page.goto((self.out.resolve() / view.partition("#")[0]).as_uri() + view[len(view.partition("#")[0]) :])
-        return self.page
-
-    def close(self) -> None:
-        self.context.close()
-
-
-@pytest.fixture
-def tab(browser: Browser, report: tuple[Path, Path]) -> Iterator[Tab]:
-    opened = Tab(browser, report[1])
-    yield opened
-    opened.close()
-    assert opened.wrong == []
-
-
-def until(page: Page, expression: str) -> None:
-    """Poll until the expression is true. Playwright's own wait evaluates strings in the page, which its CSP forbids."""
-    end = time.monotonic() + PATIENCE
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, f"{page.url}: not true within {PATIENCE} s: {expression}"
-        time.sleep(0.05)
-
-
-def see(page: Page, name: str) -> None:
-    """Scroll every chart into view, then save a screenshot."""
-    for place in range(page.locator("figure[data-chart]").count()):
-        figure = f"document.querySelectorAll('figure[data-chart]')[{place}]"
-        page.evaluate(f"{figure}.scrollIntoView({{behavior: 'instant'}})")
-        until(page, f"{figure}.querySelector('.drawing svg') !== null")
-    page.evaluate("scrollTo(0, 0)")
-    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
-
-
-VIEWED = [
-    *(view for view, _ in VIEWS),
-    "episodes.html#method=rise&set=base/evaluation&at=0", "episodes.html#method=rise&set=iter1/training&at=1",
-    "episodes.html#method=rise&set=iter1/evaluation&at=4&beside=base/evaluation", "trees.html#tree=1&node=3",
-    "pairs.html#set=spin/iter1/pairs&at=0", "episodes.html#method=reflect_rl&set=reflect_rl/reinforcement&at=7",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
-def test_every_view_fits_the_screen_and_is_accessible_in_both_widths_and_colour_schemes(
-    browser: Browser, report: tuple[Path, Path], width: int, scheme: str
-) -> None:
-    opened = Tab(browser, report[1], width, scheme)
-    found = []
-    for number, view in enumerate(VIEWED):
-        page = opened.open(view)
-        page.wait_for_load_state()
-        see(page, f"{number:02}-{view.partition('.')[0]}-{width}-{scheme}")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{view} is wider than the screen"
-        assert page.evaluate("window.hacked") is None
-        violations = Axe().run(page, options={"preload": False}).response["violations"]
-        found += [
-            (view, one["id"], one["nodes"][0]["html"][:200])
-            for one in violations
-            if one["impact"] in ("serious", "critical")
-        ]
-    opened.close()
-    assert found == []
-    assert opened.wrong == []
-
-
-def counted(page: Page) -> int:
-    until(page, "/\\d/.test(document.getElementById('count').textContent)")
-    return int(page.inner_text("#count").split(" ")[0].replace(",", ""))
 
 
 Line = Mapping[str, Any]
@@ -287,82 +161,6 @@ def test_a_tree_shows_all_nodes_of_its_file(tab: Tab, report: tuple[Path, Path])
         assert page.locator("text=cut here").count() >= 1
 
 
-def test_a_tree_can_be_navigated_with_the_keyboard(tab: Tab) -> None:
-    page = tab.open("trees.html#tree=0")
-    page.wait_for_selector("#node-0")
-    page.focus("#node-0")
-    for key, node in (("ArrowDown", 1), ("ArrowRight", 2), ("ArrowUp", 1), ("ArrowLeft", 1), ("Home", 0)):
-        page.keyboard.press(key)
-        assert page.evaluate("document.activeElement.id") == f"node-{node}"
-    page.keyboard.press("ArrowLeft")
-    assert page.locator("[role=treeitem]").count() == 1
-
-
-def test_a_charts_data_table_has_the_names_and_numbers_of_its_tooltips(tab: Tab) -> None:
-    page = tab.open("rise.html")
-    page.locator("figure[data-chart=curve-0]").scroll_into_view_if_needed()
-    page.click("figure[data-chart=curve-0] summary")
-    table = page.locator("figure[data-chart=curve-0] .wide")
-    table.wait_for()
-    assert table.get_attribute("aria-label") == "Data table: accuracy by turn, one line per row, with standard errors"
-    heads = ["row", "turn", "attempt correct", "minus standard error", "plus standard error"]
-    assert table.locator("th[scope=col]").all_inner_texts() == heads
-    assert table.locator("th[scope=row]").first.inner_text() == "base"
-
-
-def test_the_values_of_tokens_are_also_in_a_table(tab: Tab) -> None:
-    page = tab.open("episodes.html#method=rise&set=base/evaluation&at=0")
-    page.click("#reader .tools button")
-    page.wait_for_selector("#reader .token")
-    page.focus("text=Token values >> nth=0")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#reader table")
-    assert page.locator("#reader table >> nth=0 >> tbody tr").all_inner_texts()[1].split("\t")[:2] == ["+", "2"]
-
-
-def test_a_long_message_can_be_scrolled_with_the_keyboard_in_every_browser(tab: Tab) -> None:
-    page = tab.open(f"episodes.html#method=rise&set=base/evaluation&at={len(HOSTILE)}")
-    page.wait_for_selector("#reader .message.assistant")
-    long = page.locator("#reader .message.assistant .text").first
-    assert (long.get_attribute("tabindex"), long.get_attribute("role")) == ("0", "group")
-    assert page.locator("#reader .message.user .text").first.get_attribute("tabindex") is None
-
-
-def test_the_keyboards_focus_leaves_a_button_at_the_end_of_a_list(browser: Browser, tmp_path: Path) -> None:
-    write_rise(tmp_path / "run", count=50)
-    build(tmp_path / "run", tmp_path / "out")
-    opened = Tab(browser, tmp_path / "out")
-    page = opened.open("episodes.html#method=rise&set=base/evaluation")
-    counted(page)
-    page.focus("#next")
-    for shown, focused in (("41–50", "previous"), ("1–40", "next")):
-        page.keyboard.press("Enter")
-        assert page.inner_text("#place[role=status]") == shown
-        assert page.evaluate("document.activeElement.id") == focused
-    opened.close()
-    assert opened.wrong == []
-
-
-def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
-    page = tab.open("trees.html#tree=0")
-    page.wait_for_selector("#node-0")
-    for node in page.locator("[role=treeitem]").all():
-        name = node.get_attribute("aria-label") or ""
-        assert all(mark in name for mark in node.locator("> .node .badge").all_inner_texts())
-    assert "judged bad, cut here, bad path" in (page.get_attribute("#node-2", "aria-label") or "")
-
-
-def test_a_collapsed_tree_can_still_be_reached_with_the_keyboard(tab: Tab) -> None:
-    page = tab.open("trees.html#tree=0&node=3")
-    page.wait_for_selector("#node-3")
-    page.click("#collapse")
-    assert page.locator("[role=treeitem]").count() == 1
-    page.focus("#node-0")
-    page.keyboard.press("ArrowRight")
-    assert page.locator("[role=treeitem]").count() > 1
-    assert page.get_attribute("#node-0", "tabindex") == "0"
-
-
 def test_numbers_keep_their_size(tab: Tab) -> None:
     page = tab.open("index.html")
     shown = [page.evaluate(f"page.short({number})") for number in (1230.4, 1000.4, -2500.3, 2.5e-10, 0.12345, 7)]
@@ -402,34 +200,6 @@ def test_the_reader_shows_the_newest_choice_even_if_an_earlier_one_arrives_later
     assert opened.wrong == []
 
 
-def test_the_keyboards_focus_stays_where_it_is_when_the_view_changes(tab: Tab) -> None:
-    focused = "document.activeElement.textContent"
-    for view in ("episodes.html#method=rise&set=iter1/evaluation", "pairs.html#set=spin/iter1/pairs"):
-        page = tab.open(view)
-        page.wait_for_selector("#list a")
-        page.focus("#list a >> nth=1")
-        chosen = page.evaluate(focused)
-        page.keyboard.press("Enter")
-        page.wait_for_selector("#reader h2")
-        assert page.evaluate(focused) == chosen
-    page = tab.open("episodes.html#method=rise&set=iter1/evaluation&at=0")
-    page.wait_for_selector("#reader h2")
-    page.focus("#reader button")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("text=Show text")
-    assert page.evaluate(focused) == "Show text"
-    page.focus("#reader select")
-    page.select_option("#reader select", "base/evaluation")
-    page.wait_for_selector("#reader .beside")
-    assert page.evaluate("document.activeElement.tagName") == "SELECT"
-    page = tab.open("trees.html#tree=0")
-    page.wait_for_selector("#revisions button")
-    page.focus("#revisions button")
-    page.keyboard.press("Enter")
-    until(page, "location.hash.includes('revision')")
-    assert page.evaluate(focused) == page.inner_text("#revisions button")
-
-
 def test_a_filter_by_change_needs_another_row(tab: Tab) -> None:
     page = tab.open("episodes.html#method=rise&set=iter1/evaluation")
     counted(page)
@@ -443,59 +213,6 @@ def test_pairs_highlight_their_differences(tab: Tab) -> None:
     page.wait_for_selector("#reader ins")
     assert page.locator("#reader ins").all_inner_texts() == ["b"]
     assert page.locator("#reader del").all_inner_texts() == ["x"]
-
-
-def test_the_theme_button_toggles_between_dark_and_light(tab: Tab) -> None:
-    page = tab.open("index.html")
-    colours = []
-    for _ in range(3):
-        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        page.click("#theme")
-    assert colours[0] == colours[2] != colours[1]
-
-
-COLOUR_OF_TITLE = "getComputedStyle(document.querySelector('.drawing svg text')).fill"
-COLOUR_OF_TEXT = "getComputedStyle(document.body).color"
-
-
-def test_charts_follow_the_systems_colour_scheme_and_forced_colours(tab: Tab) -> None:
-    page = tab.open("rise.html")
-    until(page, "document.querySelector('.drawing svg') !== null")
-    colours = []
-    for scheme, forced in (("light", "none"), ("dark", "none"), ("dark", "active")):
-        page.emulate_media(color_scheme=scheme, forced_colors=forced)  # type: ignore[arg-type]
-        assert page.evaluate(COLOUR_OF_TITLE) == page.evaluate(COLOUR_OF_TEXT)
-        colours.append(page.evaluate(COLOUR_OF_TEXT))
-    assert len(set(colours)) == 3
-
-
-def test_forced_colours_leave_the_current_view_and_the_differences_of_pairs_marked(tab: Tab) -> None:
-    page = tab.open("pairs.html#set=spin/iter1/pairs&at=1")
-    page.wait_for_selector("#reader ins")
-    page.emulate_media(forced_colors="active")
-    lines = page.evaluate(
-        "[...document.querySelectorAll('nav a')].map((one) => getComputedStyle(one).borderBottomStyle)"
-    )
-    assert lines.count("solid") == 1
-    for mark in ("ins", "del"):
-        assert "underline" in page.evaluate(f"getComputedStyle(document.querySelector('{mark}')).textDecoration")
-
-
-def test_paper_has_dark_text_all_charts_and_whole_messages(tab: Tab) -> None:
-    page = tab.open("rise.html")
-    if page.evaluate(COLOUR_OF_TEXT) == "rgb(31, 35, 40)":
-        page.click("#theme")
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    until(page, "[...document.querySelectorAll('.drawing')].every((one) => one.querySelector('svg'))")
-    assert page.evaluate(COLOUR_OF_TEXT) == page.evaluate(COLOUR_OF_TITLE) == "rgb(31, 35, 40)"
-    page = tab.open(f"episodes.html#method=rise&set=base/evaluation&at={len(HOSTILE)}")
-    page.wait_for_selector("#reader .text")
-    for hidden in (
-        "(one) => one.scrollHeight > one.clientHeight + 1",
-        "(one) => one.scrollWidth > one.clientWidth + 1",
-    ):
-        assert not page.evaluate(f"[...document.querySelectorAll('.text')].some({hidden})")
 
 
 def test_200_000_episodes_and_a_tree_of_5000_nodes_stay_usable(browser: Browser, tmp_path: Path) -> None:
