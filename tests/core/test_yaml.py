@@ -5,9 +5,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import _parsed, read_yaml
@@ -27,11 +28,16 @@ def test_files_of_this_repository_are_read_as_by_the_slower_parser(path: Path) -
 
 
 @given(VALUES, st.booleans())
+@example({":0": None}, True)
 def test_any_written_value_is_read_as_by_the_slower_parser(value: object, flow: bool) -> None:
     writer, text = YAML(), BytesIO()
     writer.default_flow_style = flow
     writer.dump(value, text)
-    assert repr(_parsed(text.getvalue())) == repr(YAML(typ="safe", pure=True).load(text.getvalue()))
+    try:
+        read = YAML(typ="safe", pure=True).load(text.getvalue())
+    except YAMLError:
+        reject()  # ruamel.yaml writes some keys, such as :0, in a way that it cannot read
+    assert repr(_parsed(text.getvalue())) == repr(read)
 
 
 @pytest.mark.parametrize(
