@@ -24,10 +24,12 @@ def git(*words: str, folder: Path = Path()) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 
-def has_repository() -> bool:
-    """Whether this folder or one around it is a git repository, as DVC finds it: git need not be installed."""
-    here = Path.cwd()
-    return any((folder / ".git").exists() for folder in (here, *here.parents))
+def has_repository(folder: Path) -> bool:
+    """Whether a folder, given by its absolute path, or one around it is a git repository, as DVC finds it.
+
+    git need not be installed.
+    """
+    return any((one / ".git").exists() for one in (folder, *folder.parents))
 
 
 def check_commit() -> None:
@@ -37,7 +39,7 @@ def check_commit() -> None:
         raise UserError("git is not installed, and DVC experiments need it; install it.")
     if not code:
         return
-    if not has_repository():
+    if not has_repository(Path.cwd()):
         raise UserError(f"{NO_REPOSITORY}.")
     found = subprocess.run(["git", "rev-parse", "--git-dir"], capture_output=True, check=False)
     if found.returncode:

@@ -120,7 +120,7 @@ def run_faults(values: dict[str, Any], methods: Sequence[str]) -> tuple[list[str
 def folder_faults(folder: Path) -> Iterator[str]:
     """Where DVC cannot work: outside git repositories (unless its settings say so), and below some names."""
     settings = [one for one in (folder / ".dvc/config", folder / ".dvc/config.local") if one.is_file()]
-    if settings and not has_repository() and not any("no_scm" in one.read_text("utf-8") for one in settings):
+    if settings and not has_repository(folder) and not any("no_scm" in one.read_text("utf-8") for one in settings):
         yield f"{NO_REPOSITORY}."
     if {*str(folder)} & {*"{}"}:
         yield f"the folder's path {folder} contains a curly bracket, which DVC cannot read; rename or move the folder."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import pickle
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import learn
 from selfimprove.methods.reflect_rl.logs import log_curve
-from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_job import RLJob
@@ -36,12 +34,9 @@ from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
-from selfimprove.pipeline.params import load_section
-from selfimprove.pipeline.profiles import composed
 from selfimprove.training import fork
 from tests.engines.http_endpoint import answer, endpoint
 from tests.methods.reflect_rl.corridor import Corridor, nan_cost
-from tests.support.repo_copy import ROOT
 from tests.support.sentences import refused_with
 from tests.support.tiny import make_tiny_model
 
@@ -448,13 +443,6 @@ def test_where_forks_are_not_possible_new_interpreters_learn_to_the_same_bytes(
         monkeypatch.setattr(fork, "START", start)
         learn(make_job(folder, tmp_path / start, cfg))
     assert files(tmp_path / "spawn") == files(tmp_path / "fork")
-
-
-@pytest.mark.parametrize("profile", ["default", "arena-textcraft", "arena-encyclopedia", "reflect-rl-alfworld"])
-def test_the_environments_of_the_profiles_can_be_sent_to_new_interpreters(profile: str) -> None:
-    section = load_section(composed(profile, ROOT / "profiles"), "reflect_rl", ReflectRLParams, "params.yaml")
-    env = section.env.make()
-    assert pickle.loads(pickle.dumps(env)).reset(0) == env.reset(0)
 
 
 def test_two_processes_give_the_same_episodes_losses_and_model_as_one(folder: Path, tmp_path: Path) -> None:
