@@ -29,7 +29,8 @@ def main(stage: Stage[RiseParams]) -> None:
     write_jsonl(folder / "examples.jsonl", used.examples)
     # Everything collected up to this iteration, for successors that accumulate and for the controls.
     write_jsonl(folder / "collected.jsonl", [*earlier, *own.examples])
-    write_jsonl(folder / "single_turn.jsonl", [*singles, *single_turn(episodes, seed=stage.run.seed)])
+    answers = single_turn(episodes, seed=stage.run.seed, remove_duplication=cfg.remove_duplication)
+    write_jsonl(folder / "single_turn.jsonl", [*singles, *answers])
     write_json(stage.output(f"results/rise/{stage.item}/convert.json"), used.stats)
     write_csv(stage.output(f"results/rise/{stage.item}/rewards.csv"), own.histogram)
 

@@ -210,17 +210,21 @@ _COUNTS = (
 )
 
 
-def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True) -> list[Example]:
+def single_turn(
+    episodes: Iterable[Episode], *, seed: int, shuffle: bool = True, remove_duplication: bool = False
+) -> list[Example]:
     """The data of the control ``single_turn``: the same correct answers, each as a first attempt of weight 1.
 
     One example per solved episode: its opening and its first correct action. In distillation that is the teacher's
     attempt; in self-distillation, the model's own best of n. If the first attempt was correct, it is the student's.
+    With ``remove_duplication`` its text is stripped, as in the examples that ``convert`` creates.
     """
     examples = []
     for episode in episodes:
         right = next((turn for turn in episode.turns if turn.attempt.reward == 1), None)
         if right is not None:
-            first = right.model_copy(update={"omitted": 0})  # no turn comes before it here
+            answer = _stripped(right) if remove_duplication else right
+            first = answer.model_copy(update={"omitted": 0})  # no turn comes before it here
             examples.append(example(Sample(episode, (first,))))
     if shuffle:
         rng("single_turn", seed).shuffle(examples)

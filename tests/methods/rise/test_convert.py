@@ -283,6 +283,19 @@ def test_control_single_turn_has_the_same_correct_answers_as_first_attempts() ->
     assert first.messages[-1].content == "try 1: 1"
 
 
+def test_control_single_turn_learns_the_same_stripped_answers_as_the_examples(
+    rise_bench: Workbench, tmp_path: Path
+) -> None:
+    """What an endpoint or a log of the release has answered has no token ids, so its text is what is trained on."""
+    folder = rise_bench.copy(tmp_path / "bench", {})
+    (folder / "data/rise/iter1").mkdir(exist_ok=True)
+    write_jsonl(folder / "data/rise/iter1/episodes.jsonl", [episode(attempt(1, " It is 72.\n"))])
+    rise_bench.done(folder, "rise.convert", "iter1")
+    for name in ("examples", "single_turn"):
+        (one,) = read_jsonl(folder / f"data/rise/iter1/train/{name}.jsonl", Example)
+        assert one.messages[-1].content == "It is 72."
+
+
 def test_control_unweighted_is_the_same_data_with_weight_one() -> None:
     examples = convert([run(-1, 0, 1)], config(), seed=0).examples
     plain = unweighted(examples)
