@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -246,8 +247,8 @@ def export_trees(
     trees = [tree for tree in read_jsonl(source, Tree) if tree.prompt]
     if not trees:
         raise UserError(f"{source} contains no tree that began; run the search again, or name another file.")
-    tasks = [tree.task_id for tree in trees]
-    twice = next((task for task in tasks if tasks.count(task) > 1), None)
+    counts = Counter(tree.task_id for tree in trees)
+    twice = next((task for task, count in counts.items() if count > 1), None)
     if twice is not None:
         raise UserError(f"{source}: task {twice} has several trees, but the format has one file per task; keep one.")
     for tree in trees:

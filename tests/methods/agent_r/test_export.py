@@ -258,6 +258,24 @@ def test_two_files_of_one_task_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "trees.jsonl").exists()
 
 
+def test_two_trees_of_one_task_are_found_without_comparing_all_pairs_of_trees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Task(int):
+        compared = 0
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Task.compared += 1
+            return hash(self) == hash(other)
+
+    trees = [by_hand({"a": 1.0}).model_copy(update={"task_id": Task(i)}) for i in (*range(300), 299)]
+    monkeypatch.setattr("selfimprove.interop.agent_r.read_jsonl", lambda *_: trees)
+    refused("trees", tmp_path / "trees.jsonl", tmp_path / "out")
+    assert "task 299 has several trees" in capsys.readouterr().err
+    assert Task.compared < 1000
+
+
 def test_an_environment_s_name_with_a_slip_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The name selects the judge's wording. That of a user's own class, which is in no list, is accepted as it is."""
     (tmp_path / "search_results_7.json").write_text(json.dumps(original()))
