@@ -144,7 +144,7 @@ class TextGame:
 
     def __init__(self, env: AgentEnv) -> None:
         self.name, self.about, self._env = env.name, env.instruction, env
-        self._dialogue: list[Message] = []
+        self._dialogue, self._reward = list[Message](), 0.0
 
     def tasks(self) -> Sequence[int]:
         return self._env.task_ids()
@@ -153,7 +153,7 @@ class TextGame:
         from selfimprove.methods.agent_r.prompts import opening
 
         observation = self._env.reset(task)
-        self._dialogue = opening(self._env.instruction, observation)
+        self._dialogue, self._reward = opening(self._env.instruction, observation), 0.0
         return observation
 
     def choices(self) -> Mapping[str, str]:
@@ -163,10 +163,16 @@ class TextGame:
         return self._env.valid_actions() or []
 
     def act(self, action: str) -> Told:
-        from selfimprove.methods.agent_r.reply import clean_observation
+        """See ``Game``; a model's ``wait`` is answered without the environment, as in Agent-R's evaluation."""
+        from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation
 
+        by_model = self._dialogue[-1].role == "assistant"
+        if by_model and action == WAIT:
+            self._dialogue.append(Message(role="user", content=WAITED))
+            return Told(WAITED, f"score {self._reward:.2f}", False, False, True)
         step = self._env.step(action)
-        if self._dialogue[-1].role == "assistant":
+        self._reward = step.reward
+        if by_model:
             self._dialogue.append(Message(role="user", content=clean_observation(step.observation)))
         score = f"score {step.reward:.2f}"
         success = step.reward == 1.0 and not step.info["disaster"]

@@ -262,6 +262,29 @@ def test_play_models_get_the_prompts_of_their_methods(taxi: Any) -> None:
     assert outcome == PlayOutcome(False, False, 2)
 
 
+def test_play_a_model_that_waits_is_answered_without_the_environment_as_in_evaluations() -> None:
+    craft: Any = make_game("textcraft", PARAMS)
+    step, performed, observed = craft._env.step, [], []
+
+    def perform(action: str) -> Any:
+        performed.append(action)
+        return step(action)
+
+    def reply(request: Any, index: Any) -> str:
+        observed.append(request.messages[-1].content)
+        return "Thought: I was wrong.\nAction: wait" if len(observed) == 1 else "Thought: I look.\nAction: inventory"
+
+    craft._env.step = perform
+    console, out = screen()
+    outcome = play(craft, craft.tasks()[0], Model(ScriptedEngine(reply), 0, 0.0), console, steps=2)
+    assert outcome == PlayOutcome(False, False, 2)  # wait is an action of the episode
+    assert performed == ["inventory"]
+    assert observed[1] == "ok."
+    assert "(not understood)" not in out.getvalue()
+    typed(craft, craft.tasks()[0], "wait\n")
+    assert performed == ["inventory", "wait"]  # a person's reaches the environment: in ScienceWorld time passes
+
+
 @pytest.mark.parametrize("name", ["taxi", "textcraft", "arithmetic"])
 def test_play_loads_a_trained_model_from_its_folder(tmp_path: Path, name: str) -> None:
     make_tiny_model(tmp_path / "model", context=2048)
