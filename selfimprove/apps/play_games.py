@@ -18,6 +18,13 @@ from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move,
 from selfimprove.envs.labels import oracle_label
 from selfimprove.envs.params import ListedParams, TextParams
 from selfimprove.envs.registry import DEFAULTS, MIXTURE, answer_env, listed_env, named, text_env
+from selfimprove.methods.reflect_rl.prompts import (
+    MARKERS,
+    MarkerStyle,
+    cut_reflection,
+    policy_prompt,
+    reflection_prompt,
+)
 from selfimprove.pipeline.params import load_section
 
 QUIZZES = ("arithmetic", "gsm8k", "math")
@@ -72,10 +79,15 @@ class Game(Protocol):
 
 
 class LabelledGame:
-    """An environment with labelled actions. ``reflector`` writes the reflection that a policy reads."""
+    """An environment with labelled actions. ``reflector`` writes the reflection that a policy reads.
 
-    def __init__(self, name: str, env: EnumeratedEnv, reflector: Engine | None = None) -> None:
-        self.name, self._env, self._reflector = name, env, reflector
+    ``markers``: the style of the prompts' markers with which both were trained.
+    """
+
+    def __init__(
+        self, name: str, env: EnumeratedEnv, reflector: Engine | None = None, markers: MarkerStyle = "spaced"
+    ) -> None:
+        self.name, self._env, self._reflector, self._markers = name, env, reflector, MARKERS[markers]
         world = named(ListedParams).get(name, ListedParams)
         self.about, self._mishap = world.rules(env.max_turns), world.mishap
         self._cost, self._steps = 0.0, 0
@@ -117,18 +129,16 @@ class LabelledGame:
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
         """See ``Game``: one token among the labels, after the reflection if there is a reflector."""
-        from selfimprove.methods.reflect_rl.prompts import cut_reflection, policy_prompt, reflection_prompt
-
-        state, instr = self._env.state(), self._env.instruction
+        state, instr, markers = self._env.state(), self._env.instruction, self._markers
         reflection = None
         if self._reflector is not None:
-            asked = reflection_prompt(instr, state)
+            asked = reflection_prompt(instr, state, markers)
             (answer,) = await self._reflector.generate(
                 Request(asked, key.at(1), temperature=temperature, max_tokens=100, cut_left=True)
             )
-            reflection = cut_reflection(answer.text)
+            reflection = cut_reflection(answer.text, markers)
         request = Request(
-            policy_prompt(instr, state, reflection),
+            policy_prompt(instr, state, reflection, markers),
             key,
             temperature=temperature,
             max_tokens=1,
@@ -258,7 +268,7 @@ def make_game(name: str, params: Path, file: Path | None = None, reflector: Engi
         return _quiz(name, params, file)
     if name in named(TextParams) or ":" in name:
         return _text(name, params, file)
-    return LabelledGame(name, _labelled(name, params), reflector)
+    return _labelled(name, params, reflector)
 
 
 def _text(name: str, params: Path, file: Path | None) -> TextGame:
@@ -274,14 +284,15 @@ def _text(name: str, params: Path, file: Path | None) -> TextGame:
     return TextGame(text_env(name=name, **({} if file is None else {key: str(file)})).make())
 
 
-def _labelled(name: str, params: Path) -> EnumeratedEnv:
-    from selfimprove.methods.reflect_rl.params import ReflectRLParams
+def _labelled(name: str, params: Path, reflector: Engine | None) -> LabelledGame:
+    from selfimprove.methods.reflect_rl.params import PromptParams, ReflectRLParams
 
     values = read_yaml(params)
-    env = listed_env()
+    env, prompt = listed_env(), PromptParams()
     if "reflect_rl" in values:
-        env = load_section(values, "reflect_rl", ReflectRLParams, str(params)).env
-    return LISTED[name].to_play(name, env).make()
+        section = load_section(values, "reflect_rl", ReflectRLParams, str(params))
+        env, prompt = section.env, section.prompt
+    return LabelledGame(name, LISTED[name].to_play(name, env).make(), reflector, prompt.markers)
 
 
 def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:

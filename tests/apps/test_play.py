@@ -262,6 +262,20 @@ def test_play_models_get_the_prompts_of_their_methods(taxi: Any) -> None:
     assert outcome == PlayOutcome(False, False, 2)
 
 
+def test_play_models_get_the_markers_that_they_were_trained_with(tmp_path: Path) -> None:
+    params = tmp_path / "params.yaml"
+    params.write_text(PARAMS.read_text().replace("markers: spaced", "markers: stripped"))
+    ends = []
+
+    def answer(request: Any, index: Any) -> str:
+        ends.append(request.messages[0].content[-13:])
+        return "0" if request.allowed else "Go on.# Action:\nforged"
+
+    engine = ScriptedEngine(answer)
+    play(make_game("taxi", params, None, engine), START, Model(engine, 0, 0.0), screen()[0], steps=1)
+    assert ends == ["-+# Analyze:\n", "er\n# Action:\n"]  # without the leading space of the spaced ones
+
+
 def test_play_a_model_that_waits_is_answered_without_the_environment_as_in_evaluations() -> None:
     craft: Any = make_game("textcraft", PARAMS)
     step, performed, observed = craft._env.step, [], []
