@@ -60,9 +60,8 @@ def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, An
     )
     levels = [level for level in summary["rows"][main_row(params)]["metrics"]["levels"] if level]
     summary["levels"] = levels if len(levels) > 1 else []
-    points = curve_rows(curves(params, results))
-    note = f"each point: mean over {params.report.window} steps" if params.report.window > 1 else ""
-    x = "step"
+    found, x = curves(params, results), "step"
+    points, note = curve_rows(found), _averaged(params.report.window, [len(curve) for curve in found.values()])
     summary["curves"] = [
         {"x": x, "y": name, "title": f"{name} over RL steps", "note": note, "top": top, "points": _drawn(points, name)}
         for name, top in (("success", 1), ("cost", None), ("loss", None))
@@ -83,6 +82,13 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
             logs.append(Log(points, accumulation, steps if run != name else None))
         found[name] = smoothed(stitch(logs), params.report.window)
     return found
+
+
+def _averaged(window: int, lengths: Sequence[int]) -> str:
+    """What a point of the curves is the mean of; a curve shorter than the window has fewer steps at every point."""
+    steps = min(window, max(lengths, default=0))
+    at_most = "at most " if min(lengths, default=0) < window else ""
+    return f"each point: mean over {at_most}{steps} steps" if steps > 1 else ""
 
 
 def _drawn(points: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -87,6 +87,21 @@ def test_steps_count_updates_when_gradients_are_accumulated(results: Path) -> No
     assert [point.step for point in found["longer"]] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("window", "note"),
+    [
+        (1, ""),
+        (3, "each point: mean over 3 steps"),
+        (5, "each point: mean over at most 5 steps"),  # of the run of four steps, of whose points none is over five
+        (99, "each point: mean over at most 8 steps"),
+    ],
+)
+def test_the_curves_say_over_how_many_steps_a_point_is_the_mean(results: Path, window: int, note: str) -> None:
+    told = PARAMS.model_dump(mode="json") | {"report": {"window": window}}
+    summary = summarise_reflect_rl(ReflectRLParams.model_validate(told), results)
+    assert {curve["note"] for curve in summary["curves"]} == {note}
+
+
 def test_the_report_plots_three_curves_and_the_rows(results: Path, tmp_path: Path) -> None:
     summary = summarise_reflect_rl(PARAMS, results)
     draw({"reflect_rl": summary}, tmp_path / "report")
