@@ -138,19 +138,25 @@ def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = l
     """Playable tasks, each once, in order of first appearance (docs/reflect-rl.md, L37).
 
     ``unplayable`` tasks are dropped. In optimal paths, ``ls`` is removed, operands are quoted as listed, and a missing
-    ``id`` is appended. Tasks with the same root, file and question are merged: the first keeps its fields and receives
-    the others' trajectories, with unused numbers for their negatives.
+    ``id`` is appended. Equal tasks are ``merged``.
     """
-    merged: dict[tuple[str, str, str], Task] = {}
+    return merged(
+        task.model_copy(update={"optimal_path": cleaned_path(task.optimal_path, task.filename)})
+        for task in tasks
+        if not unplayable(task, repos, most)
+    )
+
+
+def merged(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks, of which those with the same root, file and question are one.
+
+    The first keeps its fields and receives the others' trajectories, with unused numbers for their negatives.
+    """
+    found: dict[tuple[str, str, str], Task] = {}
     for task in tasks:
-        if unplayable(task, repos, most):
-            continue
         key = (task.root, task.filename, task.question)
-        if key in merged:
-            merged[key] = merged[key].with_trajectories(task.trajectories)
-        else:
-            merged[key] = task.model_copy(update={"optimal_path": cleaned_path(task.optimal_path, task.filename)})
-    return list(merged.values())
+        found[key] = found[key].with_trajectories(task.trajectories) if key in found else task
+    return list(found.values())
 
 
 def cleaned_path(commands: Sequence[str], filename: str) -> list[str]:
@@ -180,8 +186,12 @@ class Split(NamedTuple):
 
 
 def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
-    """Shuffle by the seed and cut at round(0.7 n) and round(0.2 n) more; tasks without a question are skipped."""
-    shuffled = [task for task in tasks if task.question.strip()]
+    """Shuffle by the seed and cut at round(0.7 n) and round(0.2 n) more; tasks without a question are skipped.
+
+    Equal tasks are ``merged``, so that no two parts share one: the original's teacher also writes a file with the tasks
+    of all others.
+    """
+    shuffled = merged(task for task in tasks if task.question.strip())
     rng("autoexplore split", seed).shuffle(shuffled)
     train, validate = round(0.7 * len(shuffled)), round(0.2 * len(shuffled))
     return Split(shuffled[:train], shuffled[train : train + validate], shuffled[train + validate :])

@@ -274,6 +274,17 @@ def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path)
         run("split", tmp_path / "data.json", tmp_path / "data.json")
 
 
+def test_a_task_that_several_files_contain_is_in_one_part_only(tmp_path: Path) -> None:
+    tasks = [task_for("core/hub.py", f"Where is {i}?") for i in range(20)]
+    (tmp_path / "tasks").mkdir()
+    for name in ("eventlib", "data"):  # the original's teacher writes all tasks once more, into data.json
+        write_tasks(tmp_path / f"tasks/{name}.json", tasks)
+    run("split", tmp_path / "tasks", tmp_path / "parts")
+    parts = [read_tasks(tmp_path / f"parts/{name}.json") for name in ("train", "validate", "test")]
+    assert [len(part) for part in parts] == [14, 4, 2]
+    assert len({task.question for part in parts for task in part}) == 20
+
+
 def test_curves_of_the_current_folder_include_its_ancestors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"iter": 0, "loss": [0.5, None], "critic_loss": None, "cost": -1.0, "succ": 0.5, "log": []}
     for name in ("001_rl_finetune", "002_rl_finetune"):
