@@ -26,7 +26,11 @@ from selfimprove.methods.reflect_rl.episode import RLEpisode
 
 
 def total_cost(episode: RLEpisode) -> float:
-    """The sum of c over the steps."""
+    """The sum of c over the steps, rounded once.
+
+    ``RLEpisode.cost``, in logs and curves, rounds after each step, so that their last digits differ in DangerousTaxi;
+    published bytes have both.
+    """
     return math.fsum(step.cost for step in episode.steps)
 
 
