@@ -123,8 +123,16 @@ def game_folder(one: TeacherTrajectory) -> str:
 
 
 def to_text(example: Example) -> dict[str, str]:
-    """Prompt and answer concatenated, the original's training text; like the original's, it has no end token."""
-    return {"text": "".join(message.content for message in example.messages)}
+    """Prompt and answer concatenated, the original's training text; like the original's, it has no end token.
+
+    Its markers have their leading space also if the set's are stripped: the original finds no others, whatever the
+    tokenizer, and masks all of a text in which it finds none.
+    """
+    text = "".join(message.content for message in example.messages)
+    if not example.messages[0].content.endswith(MARKERS["spaced"]):
+        for ours, theirs in zip(MARKERS["stripped"], MARKERS["spaced"], strict=True):
+            text = text.replace(ours, theirs)
+    return {"text": text}
 
 
 def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:

@@ -169,6 +169,7 @@ def test_imported_texts_get_the_markers_that_prompts_in_play_have() -> None:
     theirs = to_text(policy_example("x", "Drive.\n", state, "R.", "0"))
     ours = policy_example("x", "Drive.\n", state, "R.", "0", stripped)
     assert from_text(theirs, "x", stripped).messages == ours.messages
+    assert to_text(ours) == theirs  # the original finds the spaced ones only
 
 
 @given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
