@@ -27,7 +27,8 @@ from selfimprove.methods.spin.play import Response
 from selfimprove.methods.spin.prompts import NEUTRAL
 from selfimprove.methods.spin.tasks import SPLITS, Material
 
-_ROUND = re.compile(r"\s*\n\s*(?=(?:Thought|Action|Observation):)")
+# A match begins where the white space does; tried at each blank, a long gap would take cubic time.
+_ROUND = re.compile(r"(?<!\s)[^\S\n]*\n\s*(?=(?:Thought|Action|Observation):)")
 
 
 def gather_acted(tasks: TasksParams, env: AgentEnv, *, seed: int) -> Material:

@@ -94,6 +94,22 @@ def test_an_observation_keeps_its_lines_and_cannot_look_like_a_round() -> None:
     assert acted([replies()[0]], world=EmbeddedWorld(Mute()), max_turns=2).rounds[0].observation == NEUTRAL
 
 
+def test_an_observation_with_a_long_gap_is_shown_at_once() -> None:
+    gap = "\n " * 200_000  # in cubic time longer than any test's limit
+    episode = acted(replies(), world=EmbeddedWorld(Gap(gap)), max_turns=1)
+    assert episode.rounds[0].observation == f"A wall.{gap}And a door. Action: sing"
+
+
+class Gap(Stairs):
+    """Its observations have white space in the middle, and more before a line that looks like a round's."""
+
+    def __init__(self, gap: str) -> None:
+        self.gap = gap
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return f"A wall.{self.gap}And a door.{self.gap}Action: sing", 0.0, False
+
+
 class Mute(Stairs):
     def act(self, action: str) -> tuple[str, float, bool]:
         return " \n", 0.0, False
