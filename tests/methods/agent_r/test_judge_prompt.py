@@ -108,6 +108,9 @@ def test_an_answer_in_the_requested_form_is_parsed_whatever_its_reasons(reason: 
 
 def test_very_long_replies_are_parsed() -> None:
     assert parse_verdict("not " * 20_000 + "Judgement: " + "not " * 20_000) is None
+    rule = "-" * 400_000  # in quadratic time twenty minutes, beyond every test's limit
+    assert parse_verdict(f"Judgement: not{rule}good") == "bad"
+    assert parse_verdict(f"Judgement: not{rule}> good") == "good"
     assert parse_verdict("judgement: good " * 5_000) == "good"
     assert parse_verdict("Judgement: " + "not good or bad and " * 5_000) == "uncertain"
 
