@@ -35,6 +35,8 @@ from selfimprove.core.records import Message, load_object
 TEXTS_KNOWN = 1 << 15
 """Size of a format's cache of token ids per text: observations and openings of the episodes in progress."""
 
+_LETTER = "x"
+"""Stands for a content in comparisons of a text's ids with those of its parts."""
 _MARK = "\x02{index}\x03"
 _MARKS = re.compile("\x02(\\d+)\x03")
 
@@ -99,16 +101,24 @@ class ChatFormat:
         # If the template writes nothing between messages, they form one text, and only the first begins a text.
         between = self._literals(("user", "assistant", "user"), False)[1:3]
         self.one_text = not any(between)
-        self._tokens = _inside_a_text(tokenizer) if self.one_text else tokenizer
+        spaced = tokenizer.encode(_LETTER, add_special_tokens=False).tokens != [_LETTER]
+        inside = _inside_a_text(tokenizer) if self.one_text or spaced else tokenizer
+        self._tokens = inside if self.one_text else tokenizer
         self._content_tokens = Tokenizer.from_str(self._tokens.to_str())
         first_tokens = tokenizer if self.one_text else self._content_tokens
-        for inner in (first_tokens, self._tokens, self._content_tokens):
+        for inner in (first_tokens, inside, self._tokens, self._content_tokens):
             inner.no_padding()
             inner.no_truncation()
+        # Whether SentencePiece's space would come before every part of a dialogue, and not only where a text begins.
+        self._spaced = self._raw(_LETTER) != inside.encode(_LETTER, add_special_tokens=False).ids
+        inside = Tokenizer.from_str(inside.to_str()) if self._spaced else self._content_tokens
         # In content, the text of a special token is encoded as plain text: a model's output can forge no role marker.
-        first_tokens.encode_special_tokens = self._content_tokens.encode_special_tokens = True
+        for inner in (first_tokens, inside, self._content_tokens):
+            inner.encode_special_tokens = True
         self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
-        self._literal_ids: dict[str, list[int]] = {}
+        self._inner_ids_of = _remembered_ids(inside)
+        self._literal_ids: dict[tuple[str, bool], list[int]] = {}
+        self._joints: dict[tuple[str, bool], tuple[str, bool]] = {}
         self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
         self._strips_of: dict[tuple[tuple[str, ...], bool], list[tuple[bool, bool]]] = {}
         self.end_id = self._find_end()
@@ -160,7 +170,8 @@ class ChatFormat:
         """
         roles = tuple(m.role for m in messages)
         literals, strips = self._parts(roles, add_generation_prompt), self._strips(roles, add_generation_prompt)
-        ids = list(self._encode_literal(literals[0][0]))
+        joints = [self._joint(literals[index][0], index, role) for index, role in enumerate((*roles, "assistant"))]
+        ids = list(self._encode_literal(joints[0][0]))
         spans = []
         for index, message in enumerate(messages):
             start = len(ids)
@@ -168,11 +179,13 @@ class ChatFormat:
             if generated:
                 ids.extend(self.content_ids(message))
             else:
-                ids.extend(self._encode_literal(literals[index][1]))
+                beyond = literals[index][1]
+                ids.extend([] if self._spaced and beyond == " " else self._encode_literal(beyond, inside=True))
                 begins = self.one_text and index == 0 and message.role != "assistant"  # may get a prefix space
-                ids.extend((self._first_ids_of if begins else self._ids_of)(_strip(message.content, strips[index])))
+                ids_of = self._first_ids_of if begins else self._inner_ids_of if joints[index][1] else self._ids_of
+                ids.extend(ids_of(_strip(message.content, strips[index])))
             end = len(ids)
-            tail = self._encode_literal(literals[index + 1][0])
+            tail = self._encode_literal(joints[index + 1][0], inside=True)
             ends_turn = message.role == "assistant" and message.finish != "length" and self.end_id in tail
             if ends_turn and generated:
                 tail = tail[tail.index(self.end_id) :]  # the model itself generates anything before it, such as a space
@@ -195,8 +208,12 @@ class ChatFormat:
                     "model, or is damaged: remove its token_ids, or generate the file again."
                 )
             return message.token_ids
-        _, assistant, user = self._strips(("user", "assistant", "user"), False)
-        return list(self._ids_of(_strip(message.content, assistant if message.role == "assistant" else user)))
+        roles = ("user", "assistant", "user")
+        _, assistant, user = self._strips(roles, False)
+        if message.role == "assistant" or not self._spaced:
+            return list(self._ids_of(_strip(message.content, assistant if message.role == "assistant" else user)))
+        _, inner = self._joint(self._parts(roles, False)[2][0], 2, message.role)
+        return list((self._inner_ids_of if inner else self._ids_of)(_strip(message.content, user)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids, without special tokens."""
@@ -270,10 +287,37 @@ class ChatFormat:
                 "name another with the param chat_template."
             ) from None
 
-    def _encode_literal(self, text: str) -> list[int]:
-        if text not in self._literal_ids:
-            self._literal_ids[text] = list(self._tokens.encode(text, add_special_tokens=False).ids)
-        return self._literal_ids[text]
+    def _raw(self, text: str) -> list[int]:
+        return list(self._tokens.encode(text, add_special_tokens=False).ids)
+
+    def _encode_literal(self, text: str, *, inside: bool = False) -> list[int]:
+        """Ids of the template's own text; ``inside``: it follows a content."""
+        if (text, inside) not in self._literal_ids:
+            ids, letter = self._raw(text), self._raw(_LETTER)
+            if inside and self._spaced and (whole := self._raw(_LETTER + text))[: len(letter)] == letter:
+                ids = whole[len(letter) :]
+            self._literal_ids[text, inside] = ids
+        return self._literal_ids[text, inside]
+
+    def _joint(self, literal: str, index: int, role: str) -> tuple[str, bool]:
+        """How the content of message ``index`` follows ``literal``, so that both have the ids of one text.
+
+        Returns the literal, without its last space if that is the one which the tokenizer puts before the content, and
+        whether the content gets no such space. An assistant's content gets it (docs/spin.md, S13).
+        """
+        if not self._spaced or role == "assistant":
+            return literal, False
+        if (literal, index > 0) not in self._joints:
+            whole = self._raw(f"{_LETTER if index else ''}{literal}{_LETTER}")
+            letter = self._raw(_LETTER) if index else []
+            found = literal, False
+            for before, inner in ((literal, True), (literal.removesuffix(" "), False)):
+                content = (self._inner_ids_of if inner else self._ids_of)(_LETTER)
+                if [*letter, *self._encode_literal(before, inside=index > 0), *content] == whole:
+                    found = before, inner
+                    break
+            self._joints[literal, index > 0] = found
+        return self._joints[literal, index > 0]
 
     def _find_end(self) -> int:
         tail = self._encode_literal(self._literals(("user", "assistant"), False)[2])
