@@ -88,6 +88,24 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     assert "launcher.processes, set offload: true there, or add lora" in said, "ZeRO-3 is set already"
 
 
+def test_zero_3_shards_the_frozen_base_of_adapters_too(tmp_path: Path) -> None:
+    text = (PROFILES / "rise-llama2-7b.yaml").read_text()
+
+    def weights(launcher: str, quantize: str = "none") -> float:
+        own = text.replace("zero_stage: 3", launcher).replace(
+            "launcher:", f"lora: {{quantize: {quantize}}}\n        launcher:"
+        )
+        (plan,) = plans("mine", asked=Asked(gpus=parse_gpus("4x80GB")), folder=overlay(tmp_path, own))
+        return line(plan, "rise-finetune@iter1").memory.weights
+
+    base, layer = 2 * 6_738_415_616, 2 * 202_375_168
+    adapters = weights("zero_stage: 2") - base
+    assert 0 < adapters < base / 50
+    assert weights("zero_stage: 3") == base / 4 + layer + adapters
+    assert weights("zero_stage: 3, offload: true") == layer + adapters
+    assert weights("zero_stage: 3", "4bit") == weights("zero_stage: 2", "4bit")  # is planned as whole
+
+
 def test_a_small_model_trains_and_decodes_as_fast_as_its_kernels_are_launched() -> None:
     shape, machine = shape_of("HuggingFaceTB/SmolLM2-135M-Instruct"), Hardware(1, 80 * GB, GPUS["H100"])
     params = FinetuneParams(dtype="bfloat16", device="cuda", micro_batch_tokens=8192, row_tokens=1024, max_length=1024)

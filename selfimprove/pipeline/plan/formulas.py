@@ -136,6 +136,19 @@ def adapter_states(base: float, adapters: int, *, moments: int = ADAM) -> States
     return States(base + 4 * adapters, 4 * adapters, moments * adapters)
 
 
+def zero3_adapter_states(
+    base: float, adapters: int, processes: int, *, largest_layer: float, moments: int = ADAM, offload: bool = False
+) -> States:
+    """LoRA with ZeRO stage 3, which partitions frozen weights too: each process holds its share of the ``base`` and
+    gathers its largest layer. With ``offload``, the shares and the optimiser state are in host memory. ``base`` and
+    ``largest_layer`` are bytes; the adapters are counted whole, since DeepSpeed does not partition small tensors.
+    """
+    whole = adapter_states(largest_layer, adapters, moments=moments)
+    if offload:
+        return States(whole.weights, whole.gradients, 0.0, host=base + whole.optimiser)
+    return States(whole.weights + base / processes, whole.gradients, whole.optimiser)
+
+
 def frozen_bytes(shape: Shape, dtype: str, quantize: str = "none") -> float:
     """Bytes of a frozen model's weights. If quantised, the layers' matrices take 1 (8bit) or 0.516 bytes (4bit) per
     parameter, and the rest is float32 (``peft.prepare_model_for_kbit_training``).

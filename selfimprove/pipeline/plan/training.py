@@ -56,6 +56,8 @@ class TrainingEstimate:
             if not self.params.gradient_checkpointing:
                 return f"set {self.place}.gradient_checkpointing: true"
             return f"lower {self.place}.micro_batch_tokens, row_tokens or max_length"
+        if _shards_base(self.params):
+            return f"raise {self.place}.launcher.processes, or set offload: true there"
         if self.params.lora is not None:
             quantised = self.params.lora.quantize == "4bit"
             return "use a larger GPU" if quantised else f"set {self.place}.lora.quantize to 4bit"
@@ -112,20 +114,33 @@ def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.S
     """Weights, gradients and optimiser state of one process, and the precision of the embeddings."""
     launcher = params.launcher
     moments = optimiser_bytes(params)
+    processes, largest = launcher.processes * launcher.nodes, max(shape.embedding, shape.layer_matrices)
     if params.lora is not None:
         adapters = f.adapter_parameters(shape, params.lora.rank, params.lora.targets)
-        return f.adapter_states(frozen_weights(params, shape), adapters, moments=moments), params.dtype
+        base = frozen_weights(params, shape)
+        if _shards_base(params):
+            states = f.zero3_adapter_states(
+                base, adapters, processes, largest_layer=largest * f.BYTES[params.dtype], moments=moments,
+                offload=launcher.offload,
+            )  # fmt: skip
+            return states, params.dtype
+        return f.adapter_states(base, adapters, moments=moments), params.dtype
     if launcher.kind == "deepspeed" and params.dtype != "float32":
-        processes = launcher.processes * launcher.nodes
-        largest = max(shape.embedding, shape.layer_matrices)
         states = f.zero_states(
             shape.parameters, processes, launcher.zero_stage, moments=moments, largest_layer=largest,
             offload=launcher.offload,
         )  # fmt: skip
         return states, params.dtype
-    several = launcher.processes * launcher.nodes > 1
+    several = processes > 1
     autocast = params.dtype != "float32"
     return f.full_states(shape.parameters, moments=moments, autocast=autocast, buckets=several), "float32"
+
+
+def _shards_base(params: FinetuneParams | RLParams) -> bool:
+    """Whether ZeRO-3 partitions the frozen base of adapters. A quantised base is planned as whole: it is loaded whole,
+    and DeepSpeed's treatment of it is untested."""
+    launcher, lora = params.launcher, params.lora
+    return launcher.kind == "deepspeed" and launcher.zero_stage == 3 and lora is not None and lora.quantize == "none"
 
 
 def optimiser_bytes(params: FinetuneParams | RLParams) -> int:
