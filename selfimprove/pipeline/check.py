@@ -47,7 +47,7 @@ from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
 from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
-from selfimprove.pipeline.plan.shapes import find_config
+from selfimprove.pipeline.plan.shapes import find_config, usable_positions
 from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
@@ -254,10 +254,9 @@ def context_faults(method: str, section: Section, base: BaseParams) -> Iterator[
             continue
         model, revision = (base.model, base.revision) if engine.model == POLICY else (engine.model, None)
         limit = base.arch.positions if model is None else _positions(model, revision)
+        limit = limit and usable_positions(engine, limit, max(trained))
         if limit is None or engine.context <= limit:
             continue
-        if isinstance(engine, VllmEngineConfig) and engine.model == POLICY and max(trained) > limit:
-            continue  # training scales the rotary positions, and vLLM counts the scaled ones
         remedy = f"lower it, or raise base.{method}.arch.positions" if model is None else "lower it"
         yield (
             f"{method}: engines.{name}.context is {engine.context}, but {model or 'the model'} has only {limit} "

@@ -18,6 +18,8 @@ from selfimprove.methods.rise.params import RiseParams
 from selfimprove.models.base import BaseSection
 from selfimprove.pipeline import check
 from selfimprove.pipeline.params import section_faults
+from selfimprove.pipeline.plan.hardware import Asked
+from selfimprove.pipeline.plan.plan import make_plan
 from selfimprove.pipeline.profiles import compose
 from tests.support.profiles import profile
 
@@ -317,15 +319,21 @@ def test_a_context_beyond_the_positions_of_the_model_is_reported_before_the_run(
     check.main()
 
 
-@pytest.mark.parametrize(("max_length", "refused"), [(4096, True), (8192, False)])
-def test_vllm_s_context_may_reach_the_positions_that_training_scales(max_length: int, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("max_length", "context", "refused"), [(4096, 8192, True), (8192, 8192, False), (8192, 8193, True)]
+)
+def test_vllm_s_context_may_reach_the_positions_that_training_scales(
+    max_length: int, context: int, refused: bool
+) -> None:
     values = profile("rise-llama2-7b")
-    values["rise"]["engines"]["student"]["context"] = 8192
+    values["rise"]["engines"]["student"]["context"] = context
     for row in values["rise"]["rows"].values():
         row["train"]["max_length"] = max_length
     base = BaseSection.model_validate(values["base"]).rise
     found = list(check.context_faults("rise", RiseParams.model_validate(values["rise"]), base))
     assert len(found) == refused
+    planned = make_plan("", values, "rise", Asked(gpus=(4, 80e9)), where="params.yaml", memory=80e9)
+    assert any("student.context is" in problem for problem in planned.problems) == refused
 
 
 def test_learning_rates_cause_a_warning_only_if_the_base_model_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:

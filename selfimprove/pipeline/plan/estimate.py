@@ -69,13 +69,19 @@ class Estimate:
 
 
 def estimate(
-    work: Work, engines: Mapping[str, EngineConfig], section: str, shape: f.Shape, machine: Hardware
+    work: Work,
+    engines: Mapping[str, EngineConfig],
+    section: str,
+    shape: f.Shape,
+    machine: Hardware,
+    longest: int = 0,
 ) -> Estimate:
     """The requirements of one stage.
 
     Args:
         section: the method's section in params.yaml.
         shape: of the method's base and all its models, except engines that name another model.
+        longest: tokens of the method's longest training example.
 
     Raises:
         UserError: the config of an engine's model is not available.
@@ -89,7 +95,9 @@ def estimate(
     held = trained.held_dtype if trained and work.together else None
     shapes = {name: shape if cfg.model == POLICY else shape_of(cfg.model) for name, cfg in local.items()}
     loaded = {
-        name: loaded_engine(f"{section}.engines.{name}", cfg, shapes[name], machine, held if name == "policy" else None)
+        name: loaded_engine(
+            f"{section}.engines.{name}", cfg, shapes[name], machine, held if name == "policy" else None, longest
+        )
         for name, cfg in local.items()
     }
     serving = _serving(loaded)

@@ -8,6 +8,7 @@ from selfimprove.engines.cpu.batching import batch_sizes
 from selfimprove.engines.vllm.checks import pass_tokens, replica_count
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
+from selfimprove.pipeline.plan.shapes import usable_positions
 from selfimprove.pipeline.plan.work import Calls
 
 COMPUTE, TRAFFIC = 0.40, 0.60
@@ -50,18 +51,19 @@ def loaded_engine(
     shape: f.Shape,
     machine: Hardware,
     held_dtype: str | None = None,
+    longest: int = 0,
 ) -> LoadedEngine:
     """An engine with a model of ``shape``. ``held_dtype``: the engine shares a trainer's weights, and this is the
-    precision of its keys and values (``engines/cpu/slots.py``)."""
-    problems = _context_problems(place, cfg, shape)
+    precision of its keys and values (``engines/cpu/slots.py``); ``longest``: tokens of the longest training example."""
+    problems = _context_problems(place, cfg, usable_positions(cfg, shape.positions, longest))
     if isinstance(cfg, TransformersEngineConfig):
         return _transformers(place, cfg, shape, problems, held_dtype)
     return _vllm(place, cfg, shape, machine, problems)
 
 
-def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConfig, shape: f.Shape) -> list[str]:
-    if cfg.context > shape.positions:
-        return [f"{place}.context is {cfg.context}, but the model has only {shape.positions} positions; lower it."]
+def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConfig, positions: int) -> list[str]:
+    if cfg.context > positions:
+        return [f"{place}.context is {cfg.context}, but the model has only {positions} positions; lower it."]
     return []
 
 

@@ -176,7 +176,9 @@ def make_plan(profile: str, values: dict[str, Any], method: str, asked: Asked, w
     shape = shape_of_base(base, vocab)
     machine = choose_machine(works, params.engines, asked, memory)
     works = [widened(work, machine) for work in works] if asked.wide else works
-    lines = [estimate(work, params.engines, method, shape, machine) for work in works]
+    runs = [work.training.params for work in works if work.training is not None]
+    longest = max((run.max_length for run in runs if isinstance(run, FinetuneParams)), default=0)
+    lines = [estimate(work, params.engines, method, shape, machine, longest) for work in works]
     factor = stored_copies()
     lines = [replace(line, kept=line.kept * factor) for line in lines]
     merged = merged_bytes((work.training for work in works if work.training is not None), shape)

@@ -9,6 +9,7 @@ from typing import Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import load_json
 from selfimprove.core.yaml import read_yaml
+from selfimprove.engines.config import POLICY, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.vllm.checks import positions
 from selfimprove.models.base import BaseParams
 from selfimprove.models.scratch import ScratchArch
@@ -63,6 +64,16 @@ def find_config(model: str, revision: str | None = None) -> tuple[Any, str] | No
             return (table[model], model) if model in table else None
         file = Path(cached)
     return load_json(file), str(file)
+
+
+def usable_positions(engine: TransformersEngineConfig | VllmEngineConfig, positions: int, longest: int) -> int:
+    """The largest ``context`` of an engine whose model has ``positions`` before training on ``longest`` tokens.
+
+    Training scales the rotary positions for its longest example, and only vLLM counts the scaled ones.
+    """
+    if isinstance(engine, VllmEngineConfig) and engine.model == POLICY:
+        return positions * max(1, -(-longest // positions))
+    return positions
 
 
 def read_shape(config: Any, where: str) -> Shape:
