@@ -199,6 +199,7 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
     computes = "cuda" in devices.values() or any(isinstance(one, VllmEngineConfig) for one in engines.values())
     if computes and in_use().kind == "none" and (gpus := visible_gpus()) is not None:
         yield from gpu_faults(section, gpus[0])
+    yield from precision_faults(section)
     for key, value in every(section, "quantize"):
         if value != "none" and find_spec("bitsandbytes") is None:
             yield f"{key} is {value}, which needs the package bitsandbytes; run `make setup ACCELERATOR=cuda`."
@@ -207,17 +208,32 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
 
 def gpu_faults(section: Section, gpus: int) -> Iterator[str]:
     """One training and each vLLM engine that need more GPUs than the ``gpus`` of this machine."""
-    for key, train in every(section, "train"):  # reinforcement learning uses one GPU
-        if not isinstance(train, FinetuneParams) or train.device != "cuda" or key == "train":
-            continue  # the shared settings alone start no training
-        untrained = train.epochs == 0 and train.max_train_tokens is None
-        if train.launcher.processes > gpus and not untrained:
+    for key, train in trainings(section):  # reinforcement learning uses one GPU
+        if train.device == "cuda" and train.launcher.processes > gpus:
             have = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
             yield f"{key}.launcher.processes is {train.launcher.processes}, but this machine has only {have}; lower it."
             break
     for name, engine in used_engines(section).items():
         if isinstance(engine, VllmEngineConfig):
             yield from _said(f"engines.{name}: ", replica_count, engine, gpus)
+
+
+def precision_faults(section: Section) -> Iterator[str]:
+    """The first setting that the device of its training lacks; the trainer, which loads torch, refuses the same."""
+    for key, train in trainings(section):
+        if train.tf32 and train.device == "cpu":
+            yield f"{key}.tf32: only GPUs support it; remove the line or set device: cuda."
+            break
+        if train.attention == "flash_attention_2" and (train.device == "cpu" or train.dtype == "float32"):
+            yield f"{key}.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; set these, or sdpa."
+            break
+
+
+def trainings(section: Section) -> Iterator[tuple[str, FinetuneParams]]:
+    """The key and settings of each fine-tuning that trains; the shared settings alone start none."""
+    for key, train in every(section, "train"):
+        if isinstance(train, FinetuneParams) and key != "train" and (train.epochs or train.max_train_tokens):
+            yield key, train
 
 
 def compiler_faults(headers: Path) -> Iterator[str]:

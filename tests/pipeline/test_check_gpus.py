@@ -48,6 +48,27 @@ def test_a_machine_with_too_few_gpus_is_reported(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tf32": True}, "tf32: only GPUs support it; remove the line or set device: cuda."),
+        (
+            {"attention": "flash_attention_2"},
+            "attention: flash_attention_2 needs device: cuda and dtype: bfloat16; set these, or sdpa.",
+        ),
+        ({"tf32": True, "epochs": 0.0}, None),  # trains nothing
+    ],
+)
+def test_settings_for_gpus_are_refused_on_a_cpu_before_the_run(settings: dict, said: str | None) -> None:
+    values = profile("default")["rise"]
+    values["rows"]["iter1"].setdefault("train", {}).update(settings)
+    faults = list(check.machine_faults(RiseParams.model_validate(values), {}))
+    found = [fault for fault in faults if "tf32" in fault or "flash_attention_2" in fault]
+    assert found == ([f"rows.iter1.train.{said}"] if said else [])
+    for_gpus = RiseParams.model_validate(profile("rise-llama2-7b")["rise"])  # with both
+    assert not list(check.precision_faults(for_gpus))
+
+
+@pytest.mark.parametrize(
     ("compiler", "header", "lacking"),
     [
         (True, True, None),
