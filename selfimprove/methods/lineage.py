@@ -4,11 +4,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> None:
-    """Refuse a name that is reserved, used twice, or not a plain folder name.
+    """Refuse a name that is reserved, used twice, no plain folder name, or one that commands take for an option.
 
     Args:
         kinds: part of a section (``rows``, ``agents``) -> the names of its entries; taken: reserved names.
@@ -22,7 +22,10 @@ def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> Non
             if key in known:
                 raise ValueError(f"{kind}.{key}: the name is taken; choose another")
             if not _NAME.fullmatch(key):
-                raise ValueError(f"{kind}.{key}: a name may contain only letters, digits, _ and -; choose another")
+                raise ValueError(
+                    f"{kind}.{key}: a name may contain only letters, digits, _ and -, and not begin with -; choose "
+                    "another"
+                )
             known.add(key)
 
 

@@ -161,9 +161,9 @@ def test_every_fault_in_a_section_is_reported_on_its_own_line(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "name", ["a;touch PWNED;", "$(touch PWNED)", "`touch PWNED`", "a b", "../../selfimprove", "'x'"]
+    "name", ["a;touch PWNED;", "$(touch PWNED)", "`touch PWNED`", "a b", "../../selfimprove", "'x'", "--help"]
 )
-def test_names_that_a_shell_or_a_path_would_interpret_are_refused(
+def test_names_that_a_shell_a_path_or_a_command_would_interpret_are_refused(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
@@ -173,7 +173,7 @@ def test_names_that_a_shell_or_a_path_would_interpret_are_refused(
     with Path("params.yaml").open("w") as file:
         YAML().dump(values, file)
     (said,) = ends_with(capsys)
-    assert "a name may contain only letters, digits, _ and -" in said
+    assert "a name may contain only letters, digits, _ and -, and not begin with -" in said
 
 
 def test_a_missing_api_key_is_reported_before_the_run_and_only_if_the_engine_is_used(
