@@ -126,8 +126,13 @@ def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
             "episodes_per_second": tasks / took,
             "journal_mb_per_second": size / took / 1e6,
             "journal_share": journal.seconds / took,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mb": peak_mb(),
         }
+
+
+def peak_mb() -> float:
+    """Most memory that this process has held, in MiB; the system counts in KiB, that of macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def measure(**_: int) -> dict[str, Any]:
