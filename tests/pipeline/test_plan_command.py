@@ -264,7 +264,7 @@ def test_after_the_totals_of_all_gpu_profiles_those_that_do_not_fit_are_named(op
 
 
 def test_several_methods_have_a_total_and_share_the_disk() -> None:
-    done = command("default", "--disk", "1GB")
+    done = command("default", "--disk", "2GB")
     assert done.returncode == 0
     assert "All 4 methods: " in done.stdout
     most = max(plan.kept + plan.while_running for plan in plans("default"))

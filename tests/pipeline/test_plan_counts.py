@@ -36,8 +36,11 @@ def resolved(repo: Repo, params: dict) -> dict[str, dict]:
     return DataResolver(repo, repo.root_dir, GRAPH).resolve()["stages"]
 
 
-def uses_a_model(name: str, stage: dict, params: dict) -> bool:
-    """Whether it writes a model or has engines; Reflect-RL's data stage uses one only if a teacher writes questions."""
+def is_planned(name: str, stage: dict, params: dict) -> bool:
+    """Whether it writes a model, has engines or converts what they wrote to training data; Reflect-RL's data stage has
+    one only if a teacher writes questions."""
+    if "-convert" in name:
+        return True
     if name == "reflect_rl-data":
         return bool(params["reflect_rl"]["tasks"].get("teacher"))
     keys = [str(key) for key in stage.get("params", [])]
@@ -46,9 +49,9 @@ def uses_a_model(name: str, stage: dict, params: dict) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plan_s_stages_are_the_stages_of_the_graph_that_use_a_model(repo: Repo, name: str) -> None:
+def test_the_plan_has_the_stages_of_the_graph_that_use_a_model_or_write_training_data(repo: Repo, name: str) -> None:
     params = profile(name)
-    wanted = {stage for stage, entry in resolved(repo, params).items() if uses_a_model(stage, entry, params)}
+    wanted = {stage for stage, entry in resolved(repo, params).items() if is_planned(stage, entry, params)}
     made = [make_plan(name, params, method, Asked(), where=name, memory=80e9) for method in METHODS]
     planned = [line.stage for plan in made for line in plan.lines]
     assert len(planned) == len(set(planned))
@@ -64,6 +67,19 @@ def test_outputs_are_counted_once_if_dvc_links_them_and_twice_if_it_copies_them(
     ):
         config.write_text(text)
         assert stored_copies(config) == copies
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_default_s_training_data_are_within_the_planned_disk_space(method: str) -> None:
+    written = {
+        name: sum(out["size"] for out in stage["outs"])
+        for name, stage in YAML(typ="safe", pure=True).load(ROOT / "dvc.lock")["stages"].items()
+        if name.startswith(f"{method}-convert")
+    }
+    assert written
+    (plan,) = plans("default", method)
+    for name, size in written.items():
+        assert size < line(plan, name).kept < 25 * size
 
 
 def test_lora_rows_store_their_adapters_and_the_newest_three_also_merged_weights() -> None:

@@ -14,20 +14,28 @@ NOTES = (
 
 
 def works(agent_r: AgentRParams) -> list[Work]:
-    """The stages that use a model, in dvc.yaml's order."""
+    """The stages that use a model or write an iteration's data, in dvc.yaml's order."""
     tasks = agent_r.tasks
     demonstrated = tasks.demonstrations * tasks.layouts + tasks.revision_demonstrations + tasks.judge_examples
-    collected = {BASE: 0}
+    collected, controls = {BASE: 0}, {BASE: 0}
 
     def iteration(key: str) -> tuple[list[Work], int]:
         row = agent_r.iterations[key]
-        own = _examples(_trees(agent_r, row.generate), row.generate, row.convert)
+        trees = _trees(agent_r, row.generate)
+        own, direct, good = (
+            _examples(trees, row.generate, row.convert.model_copy(update=kind))
+            for kind in ({}, {"data_type": "centric"}, {"data_type": "good"})
+        )
         collected[key] = collected.get(row.init, 0) + own
+        controls[key] = controls.get(row.init, 0) + direct + good
+        used = collected[key] if row.convert.accumulate else own
+        # ``own`` is also in the log of the conversion.
+        data = (used + own + collected[key] + controls[key]) * agent_r.rows[key].train.max_length
         found = [
             Work(f"agent_r-generate@{key}", _search(agent_r, row.generate)),
-            Work(f"agent_r-convert@{key}", _judgements(agent_r, row.generate, row.convert)),
+            Work(f"agent_r-convert@{key}", _judgements(agent_r, row.generate, row.convert), data=data),
         ]
-        return found, collected[key] if row.convert.accumulate else own
+        return found, used
 
     found = iterated("agent_r", agent_r, demonstrated, iteration, _evaluation(agent_r))
     found.insert(2, Work("agent_r-beginnings", _beginnings(agent_r)))  # played by the base before its evaluation

@@ -24,7 +24,10 @@ from selfimprove.pipeline.plan.training import TrainingEstimate, trained_model
 from selfimprove.pipeline.plan.work import Work
 
 TEXT_BYTES = 10
-"""Bytes of a token in the JSONL files: its text and, if it was generated, its id."""
+"""Bytes of a generated token in the JSONL files: its text and its id."""
+
+DATA_BYTES = 5
+"""Bytes of a token in the JSONL files of training data: its text."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def estimate(
         gpus=max([one.gpus for one in loaded.values()] + ([trained.gpus] if trained else []), default=0),
         memory=peak,
         host=sum(one.host for one in loaded.values()) + (trained.host if trained else 0.0) or 1e9,
-        kept=_kept(work, shape, trained) + TEXT_BYTES * written,
+        kept=_kept(work, shape, trained) + TEXT_BYTES * written + DATA_BYTES * work.data,
         while_running=trained.checkpoints if trained else 0.0,
         read=read,
         written=written,

@@ -18,11 +18,17 @@ NOTES = (
 
 
 def works(reflect_rl: ReflectRLParams) -> list[Work]:
-    """The stages that use a model, in dvc.yaml's order."""
+    """The stages that use a model or write training data, in dvc.yaml's order."""
     splits = _splits(reflect_rl)
     found = [Work("reflect_rl-data", _questions(reflect_rl))] if reflect_rl.tasks.teacher else []
-    found += [Work("reflect_rl-generate", _taught(reflect_rl, splits["train"])), Work("base@reflect_rl", base=True)]
     sizes = _sets(reflect_rl, splits["train"])
+    longest = max((model.train.max_length for model in reflect_rl.models.values()), default=0)
+    found += [
+        Work("reflect_rl-generate", _taught(reflect_rl, splits["train"])),
+        # The texts of the tokenizer repeat one of the sets.
+        Work("reflect_rl-convert", data=(sum(sizes.values()) + max(sizes.values())) * longest),
+        Work("base@reflect_rl", base=True),
+    ]
 
     def finetune(key: str, budget: int | None = None) -> Work:
         place, model = f"reflect_rl.models.{key}.train", reflect_rl.models[key]

@@ -14,15 +14,18 @@ NOTES = (
 
 
 def works(rise: RiseParams) -> list[Work]:
-    """The stages that use a model, in dvc.yaml's order."""
-    collected = {BASE: 0}
+    """The stages that use a model or write an iteration's data, in dvc.yaml's order."""
+    collected, singles = {BASE: 0}, {BASE: 0}
 
     def iteration(key: str) -> tuple[list[Work], int]:
         row = rise.iterations[key]
         own = _problems(row.generate) * row.generate.max_turns
         collected[key] = collected.get(row.init, 0) + own
+        singles[key] = singles.get(row.init, 0) + _problems(row.generate)
+        used = collected[key] if row.convert.accumulate else own
+        data = (used + collected[key] + singles[key]) * rise.rows[key].train.max_length
         calls = _collection(rise, row.generate)
-        return [Work(f"rise-generate@{key}", calls)], collected[key] if row.convert.accumulate else own
+        return [Work(f"rise-generate@{key}", calls), Work(f"rise-convert@{key}", data=data)], used
 
     return iterated("rise", rise, rise.tasks.demonstrations, iteration, _evaluation(rise))
 

@@ -15,7 +15,7 @@ NOTES = (
 
 
 def works(spin: SpinParams) -> list[Work]:
-    """The stages that use a model, in dvc.yaml's order."""
+    """The stages that use a model or write an iteration's data, in dvc.yaml's order."""
     own = {BASE: 0}
 
     def iteration(key: str) -> tuple[list[Work], int]:
@@ -23,7 +23,10 @@ def works(spin: SpinParams) -> list[Work]:
         own[key] = _questions(row.generate, spin.tasks.train)
         mix = row.convert.mix
         pairs = int(mix.own * own[key]) + int(mix.previous * own.get(row.init, 0))
-        return [Work(f"spin-generate@{key}", _play(spin, row.generate, own[key], row.generate.runs))], pairs
+        calls = _play(spin, row.generate, own[key], row.generate.runs)
+        # The iteration's own pairs, and at most as many of rewarded and unrewarded runs, have files of their own.
+        data = (pairs + 2 * own[key]) * 2 * spin.rows[key].train.max_length
+        return [Work(f"spin-generate@{key}", calls), Work(f"spin-convert@{key}", data=data)], pairs
 
     def control(row: SpinRow) -> int:
         return spin.tasks.train if row.data == "examples" else own[row.source]

@@ -56,13 +56,14 @@ class Training:
 @dataclass(frozen=True)
 class Work:
     """A stage. ``together``: engines and training occupy memory simultaneously; ``base``: the stage downloads or builds
-    the model that the method starts from."""
+    the model that the method starts from; ``data``: tokens of the training data that the stage writes."""
 
     stage: str
     calls: tuple[Calls, ...] = ()
     training: Training | None = None
     together: bool = False
     base: bool = False
+    data: int = 0
 
 
 def room(engine: EngineConfig, new: int) -> int:
