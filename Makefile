@@ -7,6 +7,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+$(if $(wildcard requirements/main.lock),,$(error $(CURDIR) is not the folder of this Makefile; go there, or run `make -C FOLDER TARGET`))
+
 PYTHON ?= python3.11
 # For CPUs, torch is not in the hashed lock; it is installed separately, in the build that suits the machine:
 #   make setup TORCH_ARGS="--index-url <the index of that build>"

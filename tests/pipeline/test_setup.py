@@ -242,6 +242,14 @@ def test_missing_or_invalid_make_arguments_are_reported_before_anything_is_insta
     assert "pip install" not in done.stdout
 
 
+def test_make_refuses_to_run_outside_its_folder(tmp_path: Path) -> None:
+    words = ["make", "-f", str(ROOT / "Makefile"), "repro"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    [said] = done.stderr.splitlines()
+    assert f"{tmp_path} is not the folder of this Makefile; go there, or run `make -C FOLDER TARGET`." in said
+
+
 @pytest.mark.parametrize("words", [["PROFILE=rise-long"], ["METHOD=rise"]])
 def test_claims_refuses_variables_that_it_would_ignore_for_hours(words: list[str]) -> None:
     done = subprocess.run(
