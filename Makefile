@@ -63,6 +63,7 @@ $(if $(and $(filter 1,$(words $(METHOD))),$(filter all $(METHODS),$(METHOD))),,$
 $(foreach name,accelerator args backends bench cluster compare confirm disk endpoint env gpu gpu_price gpus grid jobs logprobs \
   method minutes model nodes policy port price profile public python quick run seed set tasks to torch torch_args url,\
   $(if $(filter command,$(origin $(name))),$(error $(name) has no effect; write it in capitals, as in METHOD=rise)))
+$(foreach name,METHOD PROFILE,$(if $(filter command,$(origin $(name)S)),$(error $(name)S has no effect; write $(name))))
 goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 define newline
@@ -120,7 +121,7 @@ repro: $(READY) ## run every stage that is out of date and print the results tab
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## write a profile from profiles/ into params.yaml (PROFILE=name; arena-textcraft: all methods on one environment)
-	@$(if $(and $(PROFILE),$(filter-out file,$(origin PROFILE))),,$(error PROFILE is missing; name a file in profiles/, for example: make use PROFILE=smoke))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
+	@$(if $(and $(PROFILE),$(filter-out file,$(origin PROFILE))),,$(error PROFILE is missing; name a file in profiles/, for example: make use PROFILE=smoke))$(if $(filter command,$(origin METHOD)),$(error METHOD has no effect here; run `make use PROFILE=$(PROFILE)`, then name the method, as in `make repro METHOD=$(METHOD)`))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
 
 plan: $(READY) ## estimate what each stage of params.yaml needs: memory, disk, tokens, hours, money (PROFILE=name: plan that profile instead; GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
 	@python -m selfimprove.pipeline.plan $(if $(filter file,$(origin PROFILE)),,$(call quoted,$(PROFILE))) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)

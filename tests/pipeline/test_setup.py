@@ -229,6 +229,11 @@ def test_make_refuses_an_unknown_method(target: str) -> None:
         (["test-backends", "BACKENDS=vlm"], "BACKENDS=vlm is unknown; choose among: rehearse smollm2 vllm"),
         (["repro", "METHOD=rise spin"], "METHOD=rise spin is unknown; choose one of: all rise"),
         (["repro", "method=rise"], "method has no effect; write it in capitals, as in METHOD=rise."),
+        (["repro", "METHODS=rise"], "METHODS has no effect; write METHOD."),
+        (
+            ["use", "PROFILE=smoke", "METHOD=rise"],
+            "METHOD has no effect here; run `make use PROFILE=smoke`, then name the",
+        ),
         (["remote", "URL="], "make remote URL=s3://bucket/folder"),
         (["leaderboard", "MODEL="], "MODEL is missing; name a model folder or a hub model"),
     ],
