@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from urllib.request import getproxies
 
 import httpx
 
@@ -53,13 +54,15 @@ def reads_environment(url: httpx.URL) -> bool:
 
 
 @contextmanager
-def client_settings() -> Iterator[None]:
-    """Around the creation of an HTTP client, which reads proxies and certificates from the environment.
+def client_settings(*, read: bool = True) -> Iterator[None]:
+    """Around the creation of an HTTP client, which reads proxies and certificates from the environment, if ``read``.
 
     Raises:
         UserError: a proxy's address is wrong or needs another package, or a certificate file is missing.
     """
     try:
+        if read:
+            _check_ports()
         yield
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         reason = " ".join(str(error).split())
@@ -67,3 +70,12 @@ def client_settings() -> Iterator[None]:
             f"the environment's proxy or certificate settings can't be used ({reason}); correct or unset ALL_PROXY, "
             "HTTP_PROXY, HTTPS_PROXY, NO_PROXY (also in lower case), SSL_CERT_FILE or SSL_CERT_DIR."
         ) from None
+
+
+def _check_ports() -> None:
+    """Raise a ``ValueError`` for a proxy whose port no socket has: httpx notices it in a call, in a task of its own."""
+    for kind, address in getproxies().items():
+        if kind in ("http", "https", "all"):
+            port = httpx.URL(address if "://" in address else f"http://{address}").port
+            if port is not None and port > 65535:
+                raise ValueError(f"port {port} of {kind.upper()}_PROXY exceeds 65535")

@@ -186,13 +186,14 @@ class OpenAiEngine:
             # The whole call is timed below; the semaphore limits the connections.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._cfg.concurrency)
             query = {} if self._version is None else {_VERSION: self._version}
-            with client_settings():
+            trusted = reads_environment(httpx.URL(self._url))
+            with client_settings(read=trusted):
                 self._client = httpx.AsyncClient(
                     headers=headers,
                     params=query,
                     timeout=None,
                     limits=limits,
-                    trust_env=reads_environment(httpx.URL(self._url)),
+                    trust_env=trusted,
                     mounts=DIRECT,
                 )
         # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.

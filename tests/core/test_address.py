@@ -32,6 +32,7 @@ def test_only_a_client_of_a_local_server_without_tls_ignores_the_environment(add
     [
         ("ALL_PROXY", "socks5://127.0.0.1:1080"),
         ("HTTP_PROXY", "foo://proxy"),
+        ("HTTPS_PROXY", "http://127.0.0.1:65536"),
         ("NO_PROXY", "10.0.0.0/8,fe80::/10"),
         ("SSL_CERT_FILE", "/no/such/file.pem"),
     ],
@@ -45,3 +46,9 @@ def test_settings_that_no_client_can_use_are_refused_by_name(
     monkeypatch.setenv(name, value)
     with refused_with(f"^the environment's proxy or certificate settings .*{name}"), client_settings():
         httpx.Client()
+
+
+def test_a_client_that_reads_no_settings_does_not_check_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:65536")
+    with client_settings(read=False):
+        httpx.Client(trust_env=False)

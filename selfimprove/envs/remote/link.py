@@ -107,7 +107,8 @@ class Link:
 
     async def _send(self, method: Method, path: str, fields: Mapping[str, Any], timeout: float) -> httpx.Response:
         if self._client is None:
-            with client_settings():
+            trusted = reads_environment(httpx.URL(self.server))
+            with client_settings(read=trusted):
                 self._client = httpx.AsyncClient(
                     base_url=self.server,
                     timeout=None,  # the whole call is timed below
@@ -117,7 +118,7 @@ class Link:
                     ),
                     headers={"Content-Type": "application/json"},
                     verify=self.server.startswith("https"),  # loading certificates takes 0.3 s
-                    trust_env=reads_environment(httpx.URL(self.server)),
+                    trust_env=trusted,
                     mounts=DIRECT,
                 )
         try:
