@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.cookiejar import CookieJar
 from typing import TYPE_CHECKING, Any
 
 from selfimprove.core.errors import UserError, printable_line
@@ -29,7 +30,7 @@ from selfimprove.core.records import Message
 from selfimprove.engines.api_key import DEFAULT_NAME, find_key
 from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request
 from selfimprove.engines.config import OpenAiEngineConfig
-from selfimprove.engines.openai_answers import Passing, completion_of, count_of, error_of, retry_after
+from selfimprove.engines.openai_answers import AsciiCookies, Passing, completion_of, count_of, error_of, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +196,7 @@ class OpenAiEngine:
                     limits=limits,
                     trust_env=trusted,
                     mounts=DIRECT,
+                    cookies=CookieJar(AsciiCookies()),
                 )
         # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
         call = asyncio.create_task(self._post(json.dumps(body, ensure_ascii=True).encode("ascii")))
@@ -245,7 +247,7 @@ class OpenAiEngine:
                 body += part
                 if len(body) > LONGEST_ANSWER:
                     raise Passing(f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
-        headers = {name: value for name, value in response.headers.items() if name.lower() != "content-encoding"}
+        headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
         return httpx.Response(response.status_code, headers=headers, content=bytes(body))
 
     def _check_status(self, response: httpx.Response) -> None:

@@ -6,12 +6,15 @@ import json
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from http.cookiejar import Cookie, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 
 from selfimprove.core.records import Finish, plain_text
 from selfimprove.engines.base import Completion, first_stop
 
 if TYPE_CHECKING:
+    from urllib.request import Request
+
     import httpx
 
 LONGEST_RETRY_AFTER = 3600.0
@@ -27,6 +30,13 @@ class Passing(Exception):
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class AsciiCookies(DefaultCookiePolicy):
+    """Ignores cookies that are not ASCII: httpx could not send them with the next call."""
+
+    def set_ok(self, cookie: Cookie, request: Request) -> bool:
+        return f"{cookie.name}{cookie.value}{cookie.path}".isascii() and super().set_ok(cookie, request)
 
 
 def completion_of(choice: dict[str, Any], stop: Any) -> Completion:

@@ -224,6 +224,18 @@ def test_answers_over_32_mib_are_refused_whether_compressed_or_not(packed: bool)
     assert server.seen[0].headers["accept-encoding"] == "identity"
 
 
+def test_headers_and_cookies_that_are_not_ascii_are_ignored() -> None:
+    odd = {"Set-Cookie": "n=caf\xe9; Path=/", "X-Name": "caf\xe9"}
+    with endpoint(then=lambda seen: Reply(200, echo(seen).body, odd)) as server:
+
+        async def work() -> list[Completion]:
+            engine = OpenAiEngine(config(server.url))
+            await engine.generate(ask("one"))
+            return await engine.generate(ask("two"))
+
+        assert asyncio.run(work())[0].text == "two #0"
+
+
 def test_a_key_echoed_by_the_endpoint_is_removed_from_completions() -> None:
     with endpoint(then=lambda _: answer(f"Your key is {KEY}.")) as server:
         [completions], _ = run(server, ask())
