@@ -209,6 +209,11 @@ class OpenAiEngine:
         except TimeoutError:
             raise Passing(f"no answer within {self._cfg.timeout:g} s") from None
         except httpx.ConnectError as error:
+            if not self._answered and "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise UserError(
+                    f"the certificate of {self._url} is not accepted ({self._clean(str(error))}); name a file with it, "
+                    "or with its authority's, in SSL_CERT_FILE, or correct base_url."
+                ) from None
             if not self._answered:
                 raise UserError(
                     f"no endpoint answers at {self._url} ({self._clean(str(error))}); start it or fix base_url."

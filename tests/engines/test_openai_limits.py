@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.openai import LONGEST_ANSWER, OpenAiEngine
 from tests.engines.http_endpoint import Reply, Seen, answer, echo, endpoint
 from tests.engines.test_openai import KEY, ask, config, fail, run
+from tests.support.http_server import Handler, Server
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +47,26 @@ def test_a_local_endpoint_with_https_is_called_without_the_environment_s_proxy(
         proxy.setblocking(False)
         with pytest.raises(BlockingIOError):
             proxy.accept()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificate, is not installed")
+def test_a_certificate_that_is_not_accepted_ends_the_stage_and_names_the_setting(tmp_path: Path) -> None:
+    files = {"keyout": tmp_path / "key.pem", "out": tmp_path / "own.pem"}
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    for name, file in files.items():
+        words += [f"-{name}", str(file)]
+    subprocess.run(words, capture_output=True, check=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files["out"], files["keyout"])
+    server = Server(Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.start()
+    try:
+        engine = OpenAiEngine(config(f"https://localhost:{server.server_port}/v1", tries=1))
+        with pytest.raises(UserError, match=r"certificate of https://localhost.* is not accepted .*SSL_CERT_FILE"):
+            asyncio.run(engine.generate(ask("one")))
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
