@@ -260,6 +260,14 @@ class OpenAiEngine:
         if status == 200:
             return
         cfg = self._cfg
+        words, code = error_of(response)
+        said = self._clean(words)
+        if status == 402 or (status in (403, 429) and code in _QUOTA):
+            name = cfg.api_key_env or DEFAULT_NAME
+            raise UserError(
+                f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or use another "
+                "key, and run again: finished work is kept."
+            )
         key_is_good = self._served or self.answered_before  # then 403 means a refused prompt
         if status == 401 or (status == 403 and not key_is_good):
             if self._key is None:
@@ -268,6 +276,12 @@ class OpenAiEngine:
                     "holds it."
                 )
             name = cfg.api_key_env or DEFAULT_NAME
+            if status == 403:  # the words of a 401 may repeat a part of the key
+                raise UserError(
+                    f"{self._url} rejects the key {name}, its use of model {cfg.model!r} or this prompt (status 403"
+                    f"{said and ': ' + said}); set a valid key in that variable or in its key file, or name another "
+                    "model."
+                )
             raise UserError(
                 f"{self._url} rejects the key {name} or its use of model {cfg.model!r} (status {status}); set a valid "
                 "key in that variable or in its key file."
@@ -276,14 +290,6 @@ class OpenAiEngine:
             raise UserError(
                 f"{self._url} does not serve chat completions of model {cfg.model!r} (status {status}); "
                 "fix base_url or model."
-            )
-        words, code = error_of(response)
-        said = self._clean(words)
-        if status == 402 or (status in (403, 429) and code in _QUOTA):
-            name = cfg.api_key_env or DEFAULT_NAME
-            raise UserError(
-                f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or use another "
-                "key, and run again: finished work is kept."
             )
         if status in (301, 308) and not self._served:
             raise UserError(f"{self._url} redirects permanently (status {status}); correct base_url.")

@@ -286,6 +286,18 @@ def test_a_permanent_error_ends_the_stage_with_the_address_the_status_and_a_reme
     assert engine.stats.retries == 0
 
 
+def test_a_403_at_the_first_call_is_reported_in_the_endpoint_s_own_words_and_an_empty_account_as_such() -> None:
+    with endpoint(fail(403, "your input was flagged")) as server:
+        [error], _ = run(server, ask())
+    assert isinstance(error, UserError)
+    assert "or this prompt (status 403: your input was flagged); set a valid key in" in str(error)
+    body = json.dumps({"error": {"message": "no credit", "code": "insufficient_quota"}}).encode()
+    with endpoint(lambda _: Reply(403, body)) as server:
+        [error], _ = run(server, ask())
+    assert isinstance(error, UserError)
+    assert "the quota of the key OPENAI_API_KEY is used up: no credit; raise it" in str(error)
+
+
 def test_without_api_key_env_no_key_is_sent_and_a_401_names_the_param() -> None:
     with endpoint(fail(401)) as server:
         [error], _ = run(server, ask(), api_key_env=None)
