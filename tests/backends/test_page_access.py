@@ -153,6 +153,16 @@ def test_screen_readers_hear_a_nodes_marks(tab: Tab) -> None:
     assert "judged bad, cut here, bad path" in (page.get_attribute("#node-2", "aria-label") or "")
 
 
+def test_the_paths_of_a_tree_s_drawing_differ_in_their_dashes_too(tab: Tab) -> None:
+    page = tab.open("trees.html#tree=0")
+    page.wait_for_selector("#drawing svg")
+    see(page, "tree-paths")
+    lines = page.locator("#drawing .mark-path path")
+    dashes = {line.get_attribute("stroke"): line.get_attribute("stroke-dasharray") for line in lines.all()}
+    assert dashes["#009e73"] != dashes["#d55e00"]
+    assert page.locator("#drawing .role-legend path[stroke-dasharray='5,3']").count() == 1
+
+
 def test_the_theme_button_toggles_between_dark_and_light(tab: Tab) -> None:
     page = tab.open("index.html")
     colours = []

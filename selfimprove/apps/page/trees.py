@@ -127,8 +127,9 @@ def _logs(run: Run, folder: Path) -> dict[str, list[Json]]:
 
 def drawing() -> Json:
     """A Vega specification of a tree drawn from left to right; the page inserts the nodes into its first data set."""
-    paths = {"domain": ["good", "bad", "both", ""], "range": ["#009e73", "#d55e00", "#8a7a00", "#9aa1a9"]}
-    stroke = {"scale": "path", "field": "target.path"}
+    paths = ["good", "bad", "both", ""]
+    colours, dashes = ["#009e73", "#d55e00", "#8a7a00", "#9aa1a9"], [[1, 0], [5, 3], [12, 3, 3, 3], [1, 0]]
+    stroke, dash = ({"scale": scale, "field": "target.path"} for scale in ("path", "dash"))
     return {
         "$schema": "https://vega.github.io/schema/vega/v6.json",
         "width": 620, "height": 300, "padding": {"left": 12, "right": 12, "top": 8, "bottom": 24}, "wide": True,
@@ -141,20 +142,22 @@ def drawing() -> Json:
                 {"type": "treelinks"}, {"type": "linkpath", "orient": "horizontal", "shape": "diagonal"}]},
         ],
         "scales": [
-            {"name": "path", "type": "ordinal", **paths},
+            {"name": "path", "type": "ordinal", "domain": paths, "range": colours},
+            {"name": "dash", "type": "ordinal", "domain": paths, "range": dashes},
             {"name": "value", "type": "linear", "domain": [0, 1], "range": ["#c9ced4", "#0072b2"], "clamp": True},
             {"name": "size", "type": "sqrt", "domain": {"data": "tree", "field": "visits"}, "zero": True,
              "range": [1, 7]},
         ],
         "legends": [
-            {"stroke": "path", "title": "path", "values": ["good", "bad", "both"], "orient": "bottom",
-             "direction": "horizontal", "symbolType": "stroke", "symbolStrokeWidth": 4},
+            {"stroke": "path", "strokeDash": "dash", "title": "path", "values": ["good", "bad", "both"],
+             "orient": "bottom", "direction": "horizontal", "symbolType": "stroke", "symbolStrokeWidth": 4,
+             "symbolSize": 900},
             {"fill": "value", "title": "mean value", "orient": "bottom", "direction": "horizontal",
              "gradientLength": 120},
         ],
         "marks": [
             {"type": "path", "from": {"data": "links"}, "encode": {"update": {
-                "path": {"field": "path"}, "stroke": stroke, "strokeOpacity": {"value": 0.85},
+                "path": {"field": "path"}, "stroke": stroke, "strokeDash": dash, "strokeOpacity": {"value": 0.85},
                 "strokeWidth": {"scale": "size", "field": "target.visits"}}}},
             {"type": "symbol", "from": {"data": "tree"}, "encode": {"update": {
                 "x": {"field": "x"}, "y": {"field": "y"}, "size": {"value": 70}, "cursor": {"value": "pointer"},
