@@ -163,6 +163,14 @@ def test_the_paths_of_a_tree_s_drawing_differ_in_their_dashes_too(tab: Tab) -> N
     assert page.locator("#drawing .role-legend path[stroke-dasharray='5,3']").count() == 1
 
 
+def test_escape_closes_a_chart_s_tooltip(tab: Tab) -> None:
+    page = tab.open("trees.html#tree=0")
+    page.hover("#drawing .mark-symbol path >> nth=0")
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#vg-tooltip-element")
+
+
 def test_the_theme_button_toggles_between_dark_and_light(tab: Tab) -> None:
     page = tab.open("index.html")
     colours = []

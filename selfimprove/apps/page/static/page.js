@@ -265,8 +265,16 @@ const page = (() => {
     target?.scrollIntoView();
   }
 
+  /** Escape closes a chart's tooltip, without moving the pointer (WCAG 1.4.13). */
+  function closable() {
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape") document.getElementById("vg-tooltip-element")?.classList.remove("visible");
+    });
+  }
+
   function begin() {
     theme();
+    closable();
     addEventListener("hashchange", reveal);
     reveal();
     // Charts wait for the text to be painted.
