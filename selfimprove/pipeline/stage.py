@@ -256,7 +256,8 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
                 print(f"{name}: {said}", file=sys.stderr)
                 sys.exit(2)
             full = f"{name}@{item}" if item else name
-            since = warm.started()
+            # On the monotonic clock: the other may be set while the stage runs, as WSL does after sleep.
+            since = time.monotonic() - (time.time() - warm.started())
             with kept_log(full), sigterm_interrupts():
                 work(full, item, since, script)
 
@@ -301,7 +302,7 @@ def _module_of(main: Callable[..., None]) -> str:
 
 
 def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> None:
-    """Execute one run under its lock, from main to publishing; ``since``: its start in seconds since the epoch."""
+    """Execute one run under its lock, from main to publishing; ``since``: its start by ``time.monotonic``."""
     kernels.check(current.run.kernels)
     # Read by OpenMP and MKL when torch is imported, which no stage has done yet.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(current.run.threads)
@@ -315,7 +316,7 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
         current.publish()
         # ``seconds`` counts from the start of the process, including Python's start-up and imports. ``own_seconds`` is
         # the stage's work without start-up, imports, journals and publishing.
-        timing = {**current.timing, "own_seconds": own, "seconds": time.time() - since}
+        timing = {**current.timing, "own_seconds": own, "seconds": time.monotonic() - since}
         write_json(SCRATCH / "timing" / f"{current.name}.json", timing)
 
 

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -90,6 +91,22 @@ def test_outputs_are_published_and_scratch_keeps_only_their_hard_links(work: Wor
     (home,) = (folder / ".scratch/stages/small-item").iterdir()
     assert [path.name for path in home.iterdir()] == ["done"]
     assert json.loads((folder / ".scratch/timing/small@item.json").read_text())["seconds"] >= 0
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_setting_the_clock_while_a_stage_runs_does_not_change_its_recorded_duration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    now = time.time
+
+    @stage("small", "base", Small)
+    def main(stage: Stage[Small]) -> None:
+        stage.output("results/b.txt").write_text("b")
+        monkeypatch.setattr(time, "time", lambda: now() + hours * 3600)
+
+    monkeypatch.setenv("SELFIMPROVE_STARTED", str(now() - 100))
+    main()
+    assert 100 <= json.loads((folder / ".scratch/timing/small@item.json").read_text())["seconds"] < 1000
 
 
 @pytest.mark.parametrize(
