@@ -52,6 +52,10 @@ export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 # DVC and torch ask for the user's name, which a container's user may lack (`docker run --user 12345`).
 $(if $(LOGNAME)$(USER),,$(eval export USER := $(firstword $(shell id -un 2>/dev/null || id -u))))
+# DVC keeps hashes of files in this folder, which a container with a read-only file system cannot write.
+DVC_SITE := /var/tmp/dvc
+$(if $(DVC_SITE_CACHE_DIR),,$(if $(shell for at in $(DVC_SITE)/repo $(DVC_SITE) $(dir $(DVC_SITE)); do \
+  if [ -e $$at ]; then [ -w $$at ] && echo yes; break; fi; done),,$(eval export DVC_SITE_CACHE_DIR := $(CURDIR)/.dvc/tmp/site)))
 # With one of the first two, Python does not find its own or this folder's modules. The others let OpenMP run fewer
 # threads than run.threads, OMP_DYNAMIC at times only, and another number of threads changes the low-order bits.
 unexport PYTHONHOME PYTHONSAFEPATH OMP_DYNAMIC OMP_THREAD_LIMIT OMP_MAX_ACTIVE_LEVELS

@@ -189,6 +189,21 @@ def test_variables_that_hide_python_s_modules_or_change_the_number_of_threads_ha
     assert done.stdout == "<>\n"
 
 
+@pytest.mark.parametrize(
+    ("site", "known", "want"),
+    [("{}/dvc", "", ""), ("/dev/null/dvc", "", f"{ROOT}/.dvc/tmp/site"), ("/dev/null/dvc", "/elsewhere", "/elsewhere")],
+)
+def test_dvc_keeps_hashes_of_files_in_this_folder_if_it_cannot_in_its_own(
+    tmp_path: Path, site: str, known: str, want: str
+) -> None:
+    """DVC would end with "unable to open database file", as in a container with a read-only file system."""
+    shown = '--eval=shown: ; @echo "<$${DVC_SITE_CACHE_DIR-}>"'
+    words = ["make", "--no-print-directory", shown, "shown", f"DVC_SITE={site.format(tmp_path)}"]
+    environment = {**os.environ, "DVC_SITE_CACHE_DIR": known}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"<{want}>\n"
+
+
 @pytest.mark.parametrize(("name", "want"), [("PIP_USER", "0"), ("PIP_TARGET", ""), ("PIP_PREFIX", "")])
 def test_packages_are_installed_in_the_environment_whatever_a_cluster_sets_for_pip(name: str, want: str) -> None:
     words = ["make", "--no-print-directory", f'--eval=shown: ; @echo "<$${{{name}-}}>"', "shown"]
