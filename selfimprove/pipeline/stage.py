@@ -48,6 +48,11 @@ JOURNAL, MANIFEST = "completions.journal", "manifest.json"
 DVC_STAGE = "DVC_STAGE"
 """Environment variable that DVC sets to the name of the running stage, such as ``rise-generate@iter1``."""
 PROBE_BYTES = 1 << 20
+LAUNCHERS = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE",
+)  # fmt: skip
+"""Variables of a launcher around the run, such as mpirun or a Kubernetes job; accelerate would wait for its processes.
+Those named ``ACCELERATE_…`` would override the params, such as the precision."""
 
 
 class Stage(Generic[S]):
@@ -306,6 +311,8 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
     kernels.check(current.run.kernels)
     # Read by OpenMP and MKL when torch is imported, which no stage has done yet.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(current.run.threads)
+    for name in [one for one in os.environ if one in LAUNCHERS or one.startswith("ACCELERATE_")]:
+        del os.environ[name]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with stage_lock(SCRATCH / "locks", current.name.replace("@", "-")):

@@ -93,6 +93,23 @@ def test_outputs_are_published_and_scratch_keeps_only_their_hard_links(work: Wor
     assert json.loads((folder / ".scratch/timing/small@item.json").read_text())["seconds"] >= 0
 
 
+@pytest.mark.parametrize("name", ["ACCELERATE_MIXED_PRECISION", "WORLD_SIZE", "PMI_SIZE"])
+def test_a_launcher_around_the_run_changes_neither_the_precision_nor_the_processes_of_a_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With ACCELERATE_MIXED_PRECISION=bf16, weights differed; with WORLD_SIZE=2, a training waited for another one."""
+    seen = []
+
+    @stage("small", "base", Small)
+    def main(stage: Stage[Small]) -> None:
+        stage.output("results/b.txt").write_text("b")
+        seen.append(name in os.environ)
+
+    monkeypatch.setenv(name, "2")
+    main()
+    assert seen == [False]
+
+
 @pytest.mark.parametrize("hours", [-2, 2])
 def test_setting_the_clock_while_a_stage_runs_does_not_change_its_recorded_duration(
     folder: Path, monkeypatch: pytest.MonkeyPatch, hours: int
