@@ -19,7 +19,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline.warm import parents
+from selfimprove.pipeline.warm import born, parents
 
 HOST = socket.gethostname()
 LOCKS = Path(".scratch/locks")
@@ -69,9 +69,7 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
     try:
         me = psutil.Process()
         temporary = owner.with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(
-            json.dumps({"host": HOST, "pid": me.pid, "created": me.create_time(), "parents": parents()})
-        )
+        temporary.write_text(json.dumps({"host": HOST, "pid": me.pid, "created": born(me), "parents": parents()}))
         os.replace(temporary, owner)
         yield
     finally:
@@ -133,6 +131,6 @@ def _is_orphan(holder: dict[str, Any]) -> bool:
 def _lives(pid: object, created: object) -> bool:
     try:
         process = psutil.Process(int(float(str(pid))))
-        return abs(process.create_time() - float(str(created))) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        return abs(born(process) - float(str(created))) < 1 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

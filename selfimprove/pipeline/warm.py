@@ -63,11 +63,19 @@ SHORT = "/tmp"
 """Parent of that folder if TMPDIR is too long: a socket address holds about a hundred bytes."""
 
 
+def born(process: psutil.Process) -> float:
+    """A number that identifies a process beside its id: its start time, on Linux in seconds since the machine's start.
+
+    There, setting the clock (as WSL does after sleep) moves the start times of all processes, and the machine's.
+    """
+    return process.create_time() - (psutil.boot_time() if psutil.LINUX else 0)
+
+
 def parents() -> list[list[float]]:
-    """(pid, start time) of the stage's two nearest ancestors: DVC's shell, and DVC."""
+    """(pid, ``born``) of the stage's two nearest ancestors: DVC's shell, and DVC."""
     if PARENTS in os.environ:
         return [list(map(float, pair)) for pair in json.loads(os.environ[PARENTS])]
-    return [[float(p.pid), p.create_time()] for p in psutil.Process().parents()[:2]]
+    return [[float(p.pid), born(p)] for p in psutil.Process().parents()[:2]]
 
 
 def started() -> float:
@@ -310,7 +318,7 @@ def _answer(line: socket.socket, usable: bool, forks_reach_gpu: bool) -> None:
     os.environ.update(job["environment"])
     try:
         process = psutil.Process(job["pid"])
-        above = [[float(one.pid), one.create_time()] for one in process.parents()[:2]]
+        above = [[float(one.pid), born(one)] for one in process.parents()[:2]]
         os.environ.update({STARTED: str(process.create_time()), PARENTS: json.dumps(above)})
     except psutil.Error:  # killed after the request
         os._exit(0)

@@ -54,6 +54,19 @@ def test_a_second_run_is_refused_with_the_process_id_of_the_first(tmp_path: Path
     assert not (tmp_path / "stage.owner.json").exists()
 
 
+def test_a_second_run_is_refused_although_the_clock_has_been_set_since_the_first_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As WSL does after sleep: psutil then gives other start times of running processes."""
+    with holder(tmp_path) as process:
+        booted = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
+        monkeypatch.setattr("selfimprove.pipeline.lock.time.sleep", lambda _: pytest.fail("it waited"))
+        with pytest.raises(UserError, match=rf"is already running \(process {process.pid}\)"):  # noqa: SIM117
+            with stage_lock(tmp_path, "stage"):
+                pass
+
+
 def test_a_run_on_another_machine_is_reported_with_its_host(tmp_path: Path) -> None:
     with holder(tmp_path):
         owner = tmp_path / "stage.owner.json"

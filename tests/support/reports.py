@@ -22,6 +22,7 @@ from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.revise import splice
 from selfimprove.methods.agent_r.selection import LeafPair
 from selfimprove.methods.agent_r.tree import Node, Tree
+from selfimprove.pipeline.warm import born
 
 HOSTILE = {
     "script": "<script>window.hacked = 1</script></script><!-- <script>",
@@ -213,7 +214,7 @@ def write_scratch(root: Path) -> None:
     scratch = root / ".scratch"
     for name in ("locks", "logs", "timing", "stages/rise-finetune-iter1/key"):
         (scratch / name).mkdir(parents=True)
-    owner = {"pid": os.getpid(), "created": psutil.Process().create_time(), "parents": []}
+    owner = {"pid": os.getpid(), "created": born(psutil.Process()), "parents": []}
     (scratch / "locks/rise-finetune-iter1.owner.json").write_text(json.dumps(owner))
     dead = {**owner, "created": 1.0}
     (scratch / "locks/rise-evaluate-base.owner.json").write_text(json.dumps(dead))

@@ -17,6 +17,7 @@ from selfimprove.apps.page.episodes import clip
 from selfimprove.apps.report.schema import Number, Part, read_timing
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_object
+from selfimprove.pipeline.warm import born
 
 SCRATCH = Path(".scratch")
 TAIL = 64_000
@@ -59,7 +60,7 @@ def _working(locks: Path) -> Iterator[str]:
     for path in sorted(locks.glob("*.owner.json")):
         try:
             owner = _Owner.model_validate(read_object(path))
-            if abs(psutil.Process(owner.pid).create_time() - owner.created) < 2:
+            if abs(born(psutil.Process(owner.pid)) - owner.created) < 2:
                 yield path.name.removesuffix(".owner.json")
         except (OSError, UserError, ValidationError, psutil.Error):
             continue
