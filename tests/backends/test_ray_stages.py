@@ -198,8 +198,7 @@ def test_java_processes_run_on_both_nodes_and_episodes_of_a_killed_process_are_r
     assert world.stats.diverged == 0
     said = capfd.readouterr().err
     assert said.count("cluster, sciworld: a process on") == 3  # two, and the killed one's replacement
-    assert len(calls_by_node(said)) == 2
-    assert min(calls_by_node(said).values()) > 20
+    assert len(calls_by_node(said)) == 2  # how many calls each answered depends on the moment of the kill
     wait_until(lambda: not processes_of("EnvironmentActor"))
 
 
