@@ -83,8 +83,9 @@ def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list
     kept = []
     for example in examples:
         prompt, answer = example.messages
-        over = chat.encode(example.messages).spans[-1].stop - limit
-        ids = chat.content_ids(prompt)
+        encoded = chat.encode(example.messages)
+        over, span = encoded.spans[-1].stop - limit, encoded.spans[0]
+        ids = encoded.ids[span.start : span.end]
         if 0 < over < len(ids):
             prompt = prompt.model_copy(update={"content": chat.decode(ids[over:]), "token_ids": ids[over:]})
             example = example.model_copy(update={"messages": [prompt, answer]})

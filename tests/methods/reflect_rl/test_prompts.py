@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.named_templates import NAMED_TEMPLATES
-from selfimprove.core.records import Message
+from selfimprove.core.records import Example, Message
 from selfimprove.envs.interface import State
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.prompts import (
@@ -158,3 +158,16 @@ def test_template_text_after_the_answer_which_is_not_trained_on_does_not_count_a
     assert zephyr.encode(short.messages).spans[-1].stop == end - 3
     assert encode_example(short, zephyr, end - 3, counters := EncodeCounters()) is not None
     assert counters.truncated == counters.dropped_long == 0
+
+
+@pytest.mark.parametrize("template", ["text", "zephyr", "rise"])  # rise strips the prompt, and no later message
+def test_a_prompt_that_is_cut_for_training_has_the_ids_of_one_that_is_cut_in_play(tiny: Path, template: str) -> None:
+    chat = ChatFormat.load(tiny, template)
+    prompt, answer = policy_example("x", "", STATE._replace(pre="\nWhich command is best? " * 9), "R", "1").messages
+    asked = chat.encode([prompt], add_generation_prompt=True)
+    limit = len(asked.ids) - 9
+    example = Example(id="x", messages=[prompt, answer], source="x")
+    room = chat.encode([prompt, answer]).spans[1].stop - len(asked.ids)  # the answer's
+    (short,) = shortened([example], chat, limit + room)
+    trained = chat.encode(short.messages)
+    assert trained.ids[: trained.spans[1].start] == asked.cut_left(limit)
