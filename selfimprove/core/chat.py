@@ -111,14 +111,13 @@ class ChatFormat:
             inner.no_truncation()
         # Whether SentencePiece's space would come before every part of a dialogue, and not only where a text begins.
         self._spaced = self._raw(_LETTER) != inside.encode(_LETTER, add_special_tokens=False).ids
-        inside = Tokenizer.from_str(inside.to_str()) if self._spaced else self._content_tokens
+        inside = inside if self._spaced else self._content_tokens
         # In content, the text of a special token is encoded as plain text: a model's output can forge no role marker.
         for inner in (first_tokens, inside, self._content_tokens):
             inner.encode_special_tokens = True
         self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
         self._inner_ids_of = _remembered_ids(inside)
-        self._literal_ids: dict[tuple[str, bool], list[int]] = {}
-        self._joints: dict[tuple[str, bool], tuple[str, bool]] = {}
+        self._literals_known: dict[tuple[str, bool, bool], tuple[list[int], bool]] = {}
         self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
         self._strips_of: dict[tuple[tuple[str, ...], bool], list[tuple[bool, bool]]] = {}
         self.end_id = self._find_end()
@@ -170,8 +169,12 @@ class ChatFormat:
         """
         roles = tuple(m.role for m in messages)
         literals, strips = self._parts(roles, add_generation_prompt), self._strips(roles, add_generation_prompt)
-        joints = [self._joint(literals[index][0], index, role) for index, role in enumerate((*roles, "assistant"))]
-        ids = list(self._encode_literal(joints[0][0]))
+        # An assistant's content keeps SentencePiece's space, whatever precedes it (docs/spin.md, S13).
+        joints = [
+            self._literal(literals[index][0], after=index > 0, before=role != "assistant")
+            for index, role in enumerate((*roles, "assistant"))
+        ]
+        ids = list(joints[0][0])
         spans = []
         for index, message in enumerate(messages):
             start = len(ids)
@@ -180,12 +183,12 @@ class ChatFormat:
                 ids.extend(self.content_ids(message))
             else:
                 beyond = literals[index][1]
-                ids.extend([] if self._spaced and beyond == " " else self._encode_literal(beyond, inside=True))
+                ids.extend([] if self._spaced and beyond == " " else self._literal(beyond, after=True)[0])
                 begins = self.one_text and index == 0 and message.role != "assistant"  # may get a prefix space
                 ids_of = self._first_ids_of if begins else self._inner_ids_of if joints[index][1] else self._ids_of
                 ids.extend(ids_of(_strip(message.content, strips[index])))
             end = len(ids)
-            tail = self._encode_literal(joints[index + 1][0], inside=True)
+            tail = joints[index + 1][0]
             ends_turn = message.role == "assistant" and message.finish != "length" and self.end_id in tail
             if ends_turn and generated:
                 tail = tail[tail.index(self.end_id) :]  # the model itself generates anything before it, such as a space
@@ -195,7 +198,9 @@ class ChatFormat:
         return Encoded(ids, spans)
 
     def content_ids(self, message: Message) -> list[int]:
-        """Ids of a message's content: as generated if known, otherwise tokenised (special tokens as text).
+        """Ids of a reply's content: as generated if known, otherwise tokenised (special tokens as text).
+
+        Those of another message may depend on what precedes it: see its span in ``encode``.
 
         Raises:
             UserError: an id is outside the model's vocabulary.
@@ -208,12 +213,8 @@ class ChatFormat:
                     "model, or is damaged: remove its token_ids, or generate the file again."
                 )
             return message.token_ids
-        roles = ("user", "assistant", "user")
-        _, assistant, user = self._strips(roles, False)
-        if message.role == "assistant" or not self._spaced:
-            return list(self._ids_of(_strip(message.content, assistant if message.role == "assistant" else user)))
-        _, inner = self._joint(self._parts(roles, False)[2][0], 2, message.role)
-        return list((self._inner_ids_of if inner else self._ids_of)(_strip(message.content, user)))
+        _, assistant, user = self._strips(("user", "assistant", "user"), False)
+        return list(self._ids_of(_strip(message.content, assistant if message.role == "assistant" else user)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids, without special tokens."""
@@ -290,37 +291,28 @@ class ChatFormat:
     def _raw(self, text: str) -> list[int]:
         return list(self._tokens.encode(text, add_special_tokens=False).ids)
 
-    def _encode_literal(self, text: str, *, inside: bool = False) -> list[int]:
-        """Ids of the template's own text; ``inside``: it follows a content."""
-        if (text, inside) not in self._literal_ids:
-            ids, letter = self._raw(text), self._raw(_LETTER)
-            if inside and self._spaced and (whole := self._raw(_LETTER + text))[: len(letter)] == letter:
-                ids = whole[len(letter) :]
-            self._literal_ids[text, inside] = ids
-        return self._literal_ids[text, inside]
+    def _literal(self, text: str, *, after: bool = False, before: bool = False) -> tuple[list[int], bool]:
+        """Ids of the template's own text, and whether a content that follows it gets no space, as in the whole text.
 
-    def _joint(self, literal: str, index: int, role: str) -> tuple[str, bool]:
-        """How the content of message ``index`` follows ``literal``, so that both have the ids of one text.
-
-        Returns the literal, without its last space if that is the one which the tokenizer puts before the content, and
-        whether the content gets no such space. An assistant's content gets it (docs/spin.md, S13).
+        ``after``: the text comes after a content; ``before``: it comes before one.
         """
-        if not self._spaced or role == "assistant":
-            return literal, False
-        if (literal, index > 0) not in self._joints:
-            whole = self._raw(f"{_LETTER if index else ''}{literal}{_LETTER}")
-            letter = self._raw(_LETTER) if index else []
-            found = literal, False
-            for before, inner in ((literal, True), (literal.removesuffix(" "), False)):
-                content = (self._inner_ids_of if inner else self._ids_of)(_LETTER)
-                if [*letter, *self._encode_literal(before, inside=index > 0), *content] == whole:
-                    found = before, inner
-                    break
-            self._joints[literal, index > 0] = found
-        return self._joints[literal, index > 0]
+        known = self._literals_known.get((text, after, before))
+        if known is None:
+            known = self._raw(text), before and self._spaced
+            if self._spaced:
+                whole = self._raw(f"{_LETTER * after}{text}{_LETTER * before}")
+                start = self._raw(_LETTER) if after else []
+                contents = (self._ids_of(_LETTER), False), (self._inner_ids_of(_LETTER), True)
+                for content, inner in contents if before else [((), False)]:
+                    end = len(whole) - len(content)
+                    if whole[: len(start)] == start and tuple(whole[end:]) == content:
+                        known = whole[len(start) : end], inner
+                        break
+            self._literals_known[text, after, before] = known
+        return known
 
     def _find_end(self) -> int:
-        tail = self._encode_literal(self._literals(("user", "assistant"), False)[2])
+        tail = self._literal(self._literals(("user", "assistant"), False)[2])[0]
         special = {i for i, token in self._tokens.get_added_tokens_decoder().items() if token.special}
         for token in tail:
             if token in special:
