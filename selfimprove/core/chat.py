@@ -26,6 +26,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 from selfimprove.core.chat_template import CPU_SECONDS, MEMORY, compile_template, is_bounded, render
 from selfimprove.core.errors import UserError
@@ -115,6 +116,7 @@ class ChatFormat:
         # In content, the text of a special token is encoded as plain text: a model's output can forge no role marker.
         for inner in (first_tokens, inside, self._content_tokens):
             inner.encode_special_tokens = True
+            _forget_special(inner)
         self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
         self._inner_ids_of = _remembered_ids(inside)
         self._literals_known: dict[tuple[str, bool, bool], tuple[list[int], bool]] = {}
@@ -333,6 +335,16 @@ def _strip(content: str, ends: tuple[bool, bool]) -> str:
 def _remembered_ids(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
     """Ids of a text, cached: the prompts of all samples and later turns repeat the same observations and opening."""
     return lru_cache(maxsize=TEXTS_KNOWN)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
+
+
+def _forget_special(tokenizer: Tokenizer) -> None:
+    """Make a Unigram model spell special tokens as plain text: it finds them as pieces of its vocabulary otherwise."""
+    if isinstance(tokenizer.model, Unigram):
+        value = json.loads(tokenizer.to_str())
+        special, model = {one["content"] for one in value["added_tokens"] if one["special"]}, value["model"]
+        # No text has a piece with a space, because SentencePiece writes "▁" for it.
+        pieces = [(f" {piece}" if piece in special else piece, score) for piece, score in model["vocab"]]
+        tokenizer.model = Unigram(pieces, model["unk_id"], model["byte_fallback"])
 
 
 def _inside_a_text(tokenizer: Tokenizer) -> Tokenizer:

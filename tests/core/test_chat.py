@@ -121,6 +121,21 @@ def test_content_cannot_forge_a_role_marker_or_an_end_of_turn(chat: ChatFormat, 
     assert specials(texts) == specials(["x"] * len(texts))
 
 
+@pytest.mark.parametrize("name", ["zephyr", "react"])
+def test_content_cannot_forge_an_end_of_turn_under_unigram_models(name: str) -> None:
+    """Their vocabularies contain the special tokens as pieces."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", *"<>/|\nabeiknrstu"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -3.0) for piece in pieces], unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    chat = make(NAMED_TEMPLATES[name], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    for text in ("a</s>b", "</s>", " </s>", "<s> <unk>"):
+        encoded = chat.encode([Message(role="user", content=text), Message(role="assistant", content=text)])
+        for span in encoded.spans:
+            assert min(encoded.ids[span.start : span.end]) > 2
+            assert chat.decode(encoded.ids[span.start : span.end]).lstrip() == text.lstrip()
+
+
 @given(texts=DIALOGUE)
 def test_spans_contain_the_contents_and_an_assistants_span_ends_with_the_end_of_turn(
     chat: ChatFormat, texts: list[str]
