@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.records import read_object
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rows import BASE
 from selfimprove.methods.summary import iteration_curve, summarise
@@ -28,11 +29,14 @@ def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
 
 def summarise_agent_r(agent_r: AgentRParams, results: Path) -> dict[str, Any]:
     """Metrics of every row, and the paired differences between the last iteration and every other row."""
+    rows = agent_r_rows(agent_r)
+    # A base that fails no task gives no bad beginnings, and then no row has a revision score.
+    revised = any("revision_score" in read_object(results / name / "metrics.json") for name in rows)
     summary = summarise(
         agent_r,
-        agent_r_rows(agent_r),
+        rows,
         results,
-        columns=["score", "success", *(["revision_score"] if agent_r.evaluate.revision else [])],
+        columns=["score", "success", *(["revision_score"] if revised else [])],
         last=next(reversed(agent_r.iterations)),
         solid=["Agent-R"],
         rates={"steps": "steps", "invalid": "invalid", "repeated": "repeated"},
