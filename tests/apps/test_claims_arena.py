@@ -98,6 +98,8 @@ def test_seeds_are_pooled_and_a_value_missing_in_one_of_them_stays_missing(tmp_p
     rise, spin = found["methods"]["rise"], found["methods"]["spin"]
     assert rise["values"]["last"] == {"mean": pytest.approx(0.6), "se": pytest.approx(0.1), "n": 600}
     assert rise["values"]["base"]["n"] == 600  # equal in both seeds, but still pooled
+    between = found["between"]["rise-spin"]  # likewise, and the only pair
+    assert between == {"mean": pytest.approx(0.1), "se": pytest.approx(0.02 / 2**0.5), "n": 600}
     assert (rise["tokens"], rise["seconds"], spin["seconds"]) == (600_017.5, 100.0, None)
     assert found["methods"]["agent_r"] == {"missing": "no results yet"}
     text = " ".join(page(tmp_path, one, other).split())

@@ -74,12 +74,10 @@ def pooled_arena(runs: Sequence[PublishedArena]) -> Arena:
 
 
 def _merged(values: Sequence[Any]) -> Any:
-    """Equal values unchanged, {mean, se, n} pooled, other numbers averaged; None if any value is None."""
+    """{mean, se, n} pooled; other values unchanged if equal, otherwise averaged; None if any value is None."""
     first = values[0]
     if isinstance(first, Mapping) and any(("missing" in value) != ("missing" in first) for value in values):
         raise UserError("arenas that differ in more than their seeds can't be pooled: one lacks a method.")
-    if all(value == first for value in values) and not (isinstance(first, Mapping) and "se" in first):
-        return first
     if any(value is None for value in values):
         return None
     if isinstance(first, Mapping):
@@ -87,6 +85,8 @@ def _merged(values: Sequence[Any]) -> Any:
             return pooled(values)
         shared = [key for key in first if all(key in value for value in values)]
         return {key: _merged([value[key] for value in values]) for key in shared}
+    if all(value == first for value in values):
+        return first
     if isinstance(first, bool | str):
         raise UserError(f"arenas that differ in more than their seeds can't be pooled: {first!r} and others.")
     return float_sum(values) / len(values)
