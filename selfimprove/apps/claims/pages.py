@@ -34,6 +34,12 @@ PAGES = {
 OF_PROFILE = re.compile(r"<!-- results of ([\w-]+): `make docs` -->\n")
 """Marks the place in a method's page that shows the results of a profile other than the default."""
 
+CHANCE = (
+    " A seed's runs on several kinds of kernels are not independent ([what chance lets "
+    "through]({}reproducibility.md#what-chance-lets-through))."
+)
+"""Said of the rule for claims; the folder of the documentation is filled in."""
+
 
 def written(page: str, method: str | None, folder: Path = FOLDER, profiles: Path = Path("profiles")) -> str:
     """The page with the committed results between its marks: those of the default and of each other marked profile.
@@ -182,6 +188,7 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
         f"pooled over the seeds, by more than {BEYOND} standard errors on each kind of kernels with at least {SEEDS} "
         f"seeds, of which there must be at least {KINDS}."
     )
+    rule += CHANCE.format("") if len(kinds) > 1 else ""
     if rates := sorted({one.claim.metric for one in found} & set(runs[0]["results"]["rates"])):
         rule += f" Rows are paired task by task, but taken for independent in shares of actions ({', '.join(rates)})."
     lines = []
@@ -201,7 +208,7 @@ def _made(found: Sequence[Verdict]) -> str:
     said = prose(
         f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, and by more than "
         f"{BEYOND} standard errors on every kind of kernels that has at least {SEEDS} seeds; at least {KINDS} kinds "
-        "must have them. "
+        f"must have them.{CHANCE.format('docs/')} "
         "For each of the others the table gives the number of runs in which the difference is on the claimed side."
     )
     lines = []
