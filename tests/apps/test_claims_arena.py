@@ -75,7 +75,7 @@ def test_a_single_seed_and_missing_methods_are_pointed_out(tmp_path: Path) -> No
     assert "| SPIN | -.100±.020* | |" in text
     assert "The profile arena-textcraft has changed since" in text
     assert "More than 3 standard errors above more SFT: RISE (+.100±.020), SPIN (+.100±.020)." in text
-    assert "Of the last rows RISE is above SPIN." in text
+    assert "Of the last rows, by more than 3 standard errors, RISE is above SPIN." in text
 
 
 def test_differences_within_three_standard_errors_are_reported_as_such(tmp_path: Path) -> None:
@@ -87,7 +87,9 @@ def test_differences_within_three_standard_errors_are_reported_as_such(tmp_path:
     assert "Within 3 standard errors of more SFT: RISE (+.050±.020)." in text
     assert "No two methods are more than 3 standard errors apart." in text
     one["arena"]["between"] = {"rise-spin": estimate(-0.07)}
-    assert "Of the last rows SPIN is above RISE." in " ".join(page(tmp_path, one).split())
+    assert "Of the last rows, by more than 3 standard errors, SPIN is above RISE." in " ".join(
+        page(tmp_path, one).split()
+    )
 
 
 def test_seeds_are_pooled_and_a_value_missing_in_one_of_them_stays_missing(tmp_path: Path) -> None:

@@ -151,9 +151,8 @@ def _against_others(found: Arena) -> list[str]:
             above.setdefault(one, []).append(other)
     if not above:
         return [f"No two methods are more than {BEYOND} standard errors apart."]
-    return [
-        "Of the last rows " + "; ".join(f"{one} is above {' and '.join(below)}" for one, below in above.items()) + "."
-    ]
+    apart = "; ".join(f"{one} is above {' and '.join(below)}" for one, below in above.items())
+    return [f"Of the last rows, by more than {BEYOND} standard errors, {apart}."]
 
 
 @one_sentence()
