@@ -14,7 +14,7 @@ from selfimprove.apps.claims.arena import written_arena
 from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, by_side, shown_runs, verdicts
 from selfimprove.apps.claims.published import FOLDER, Published, folder_of, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
-from selfimprove.apps.report.words import method_name, percent_text
+from selfimprove.apps.report.words import method_name, percent_text, rate_text
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.pages import between, markdown, prose
@@ -148,7 +148,7 @@ def _table(runs: Sequence[Published]) -> str:
         cells += [figure_text(_metric(runs, row, name), name) for name in columns]
         known = first["rows"][row]["metrics"]
         cells += [signed_text(_metric(runs, row, name), name).strip() if name in known else "-" for name in gains]
-        cells += [f"{_metric(runs, row, name)['mean']:.2f}" if name in known else "-" for name in rates]
+        cells += [rate_text(_metric(runs, row, name) if name in known else None) for name in rates]
         cells += [_delta(runs, row, name) for name in columns]
         lines.append([*cells, _tokens(runs, row)])
     rows = "\n".join(f"- {row}: {first['rows'][row]['what']}" for row in first["order"])

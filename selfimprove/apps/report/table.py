@@ -20,7 +20,7 @@ from rich.text import Text
 from selfimprove.apps.report.arena import arena, arena_tables
 from selfimprove.apps.report.charts import curve_chart, curves_of, rows_chart, write_png
 from selfimprove.apps.report.schema import Summary, read_timing
-from selfimprove.apps.report.words import figure_text, percent_text, signed_text
+from selfimprove.apps.report.words import figure_text, percent_text, rate_text, signed_text
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, fault, first_line, for_terminal
 from selfimprove.core.records import load_object, read_object
@@ -132,7 +132,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         cells = [figure_text(metrics[column], column) for column in columns]
         cells += [figure_text(rows[name]["environments"][one][metric], metric) for one in mixed]
         cells += [signed_text(metrics[gain], gain) if gain in metrics else "-" for gain in gains]
-        cells += [f"{metrics[key]['mean']:.2f}" if key in metrics else "-" for key in rates]
+        cells += [rate_text(metrics.get(key)) for key in rates]
         cells += [percent_text(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
         table.add_row(name, *cells)

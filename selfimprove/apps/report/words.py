@@ -2,6 +2,7 @@
 their values as text."""
 
 import re
+from collections.abc import Mapping
 
 from selfimprove.core.outcomes import beyond
 
@@ -41,6 +42,11 @@ def signed_text(figure: dict[str, float], column: str) -> str:
     mark = "*" if beyond(figure) else " "
     sign = "-" if figure["mean"] < 0 else "+"
     return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
+
+
+def rate_text(figure: Mapping[str, float] | None) -> str:
+    """A rate; "-" without one, or without a chance of one: with an oracle, no attempt follows a right one."""
+    return f"{figure['mean']:.2f}" if figure and figure["n"] else "-"
 
 
 def percent_text(share: float) -> str:

@@ -130,6 +130,18 @@ def test_with_an_oracle_tables_and_plots_show_the_share_solved_by_each_turn(resu
     assert (tmp_path / "report" / "rise-solved-by-turn-with-an-oracle.png").is_file()
 
 
+def test_a_rate_without_any_chance_is_not_shown_as_zero(results: Path) -> None:
+    """With an oracle, no attempt follows a right one, so that none can be followed by a wrong one."""
+    for row in ROWS:
+        file = results / row / "metrics.json"
+        no_chance = {"mean": 0.0, "se": 0.0, "n": 0}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"right_to_wrong": no_chance}))
+    table = results_table("rise", summarise_rise(params(), results))
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["r→w"] == ["-"] * len(ROWS)
+    assert cells["w→r"] == ["0.00"] * len(ROWS)
+
+
 def test_tables_show_standard_errors_and_mark_differences_beyond_three_of_them(results: Path, tmp_path: Path) -> None:
 
     summary = summarise_rise(params(), results)
