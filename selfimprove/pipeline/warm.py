@@ -57,8 +57,8 @@ PARALLEL = (sys.executable, "-m", "selfimprove.pipeline.parallel")
 """The command that runs several DVCs at once; it gets the same preparation and clean-up as DVC itself."""
 
 ASK_SECONDS = 0.2
-FOLDER = "warm-"
-"""Prefix of the name of the helper's folder, followed by the process id."""
+FOLDER = "selfimprove-warm-"
+"""Prefix of the name of the helper's folder, followed by the process id; nobody else names a folder like this."""
 SHORT = "/tmp"
 """Parent of that folder if TMPDIR is too long: a socket address holds about a hundred bytes."""
 
@@ -142,7 +142,7 @@ def _clean() -> None:
     places = {Path(tempfile.gettempdir()), Path(SHORT)}
     for folder in (found for place in places for found in place.glob(f"{FOLDER}[0-9]*-*")):
         pid = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and len(pid) < 10 and not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
 
 

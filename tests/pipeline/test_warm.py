@@ -310,10 +310,12 @@ def test_folders_of_killed_runs_are_removed_and_those_of_active_runs_are_kept(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    for name in (f"warm-{int(ended.stdout)}-x", f"warm-{os.getpid()}-x", "warm-winter"):
+    pid, ours = int(ended.stdout), f"{warm.FOLDER}{os.getpid()}-x"
+    of_others = [f"warm-{pid}-runs", f"{warm.FOLDER}winter", f"{warm.FOLDER}{'9' * 20}-x"]  # no id has twenty digits
+    for name in (f"{warm.FOLDER}{pid}-x", ours, *of_others):
         (tmp_path / name).mkdir()
     warm._clean()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"warm-{os.getpid()}-x", "warm-winter"]
+    assert {path.name for path in tmp_path.iterdir()} == {ours, *of_others}
 
 
 def test_a_caller_killed_before_it_sends_its_request_leaves_no_waiting_process() -> None:
