@@ -19,6 +19,9 @@ WAITED = "ok."
 
 _MARKERS = ("Action 1:", "Action:")
 _ITEM_NUMBER = re.compile(r"^\d+\.(?!\d)\s*")
+_MARKED = re.compile(r"Action:[^\n]*")
+_FIRST_LINE = re.compile(r"Action:\s*[^\n]*")
+"""The rest of a line from its first marker, and a marker with the first line of text after it."""
 
 
 def parse_action(reply: str) -> str:
@@ -47,12 +50,11 @@ def stored_reply(reply: str) -> str:
     action = parse_action(reply)
     stored = reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()
     if parse_action(stored) != action:
-        for marker in re.finditer(_MARKERS[-1], stored):
-            rest = stored[marker.end() :]
-            spaces = len(rest) - len(rest.lstrip())
-            cut = stored[: marker.end() + spaces] + rest[spaces:].partition("\n")[0].rstrip()
-            if parse_action(cut) == action:
-                return cut
+        for line in _MARKED.finditer(stored):  # a line's last marker: that of its action
+            start = stored.rindex(_MARKERS[-1], line.start(), line.end())
+            first = _FIRST_LINE.match(stored, start)
+            if first and parse_action(first[0]) == action:
+                return stored[:start] + first[0].rstrip()
     return stored
 
 

@@ -42,8 +42,8 @@ CHOOSE = "Choose one of them: answer with its label and nothing else."
 TELLING_TRIES = 3
 """Number of attempts of a teacher that reveals the spoiler before the step is left out."""
 
-_LAST_ACTION = re.compile(r"\baction[*`]*:(.*)\Z", re.IGNORECASE)
-"""Text after "action:" in the last line of an answer."""
+_LAST_ACTION = re.compile(r"\baction[*`]*:(.*)", re.IGNORECASE)
+"""Text after "action:" in a line; sought in the last line of an answer."""
 _NUMBERED = re.compile(r"action \d+:", re.IGNORECASE)
 """The beginning of a line of the list of actions, whose number is a label."""
 _MARKUP = "*`\"'> \n"
@@ -117,7 +117,7 @@ def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     to fridge 1, so 8" is label 8.
     """
     said = text.strip()
-    stated = _LAST_ACTION.search(said)  # "Action: go to fridge 1", whose number is not a label
+    stated = _LAST_ACTION.search(said.rpartition("\n")[2])  # "Action: go to fridge 1", whose number is not a label
     forms = [said, said.strip("*`").strip(), stated[1].strip("*` ") if stated else ""]
     forms += [form.strip(_MARKUP) for form in forms]
     forms += [form.removesuffix(".") for form in forms]

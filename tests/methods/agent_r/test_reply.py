@@ -115,6 +115,15 @@ def test_a_stored_reply_ends_with_its_action_if_a_later_marker_would_replace_it(
     assert stored_reply("Action 1:\n\n look\nAction: jump") == "Action:\n\n look"
 
 
+@pytest.mark.parametrize("invented", ["Action: " * 100_000, "Action: jump\n" * 100_000])
+def test_a_stored_reply_is_cut_in_linear_time(invented: str) -> None:
+    """In quadratic time, this took minutes."""
+    assert stored_reply(f"Action 1: look\n{invented}") == "Action: look"
+    assert stored_reply(f"{invented}\nAction 1: look\nAction: go").endswith("\nAction: look")
+    stored = stored_reply("Action 1: " + "Action: " * 100_000)
+    assert stored == ("Action: " + "Action: " * 100_000).strip()
+
+
 @given(st.text())
 def test_a_cleaned_observation_is_one_line_of_the_same_length(text: str) -> None:
     cleaned = clean_observation(text)

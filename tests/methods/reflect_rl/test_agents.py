@@ -111,6 +111,12 @@ def test_a_command_after_the_word_action_is_that_action_although_a_number_preced
     assert read_choice("It is 2 rows off.\nAction: move back", ENV) == "2"
 
 
+def test_an_answer_that_repeats_the_word_action_is_read_in_linear_time() -> None:
+    """In quadratic time, 50,000 repetitions took ten minutes, beyond every test's limit."""
+    ENV.reset(61)
+    assert read_choice("action:" * 50_000 + "\n3", ENV) == "3"
+
+
 def test_a_number_within_a_command_is_not_read_as_a_label() -> None:
     """``cat "chapter 2.md"`` was once read as label 2."""
     labels = {"1": 'cat "chapter 2.md"', "2": 'id "chapter 2.md"', "3": 'cat "action 2.md"'}
