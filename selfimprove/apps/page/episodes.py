@@ -181,7 +181,7 @@ def _example(record: Mapping[str, Any], number: int) -> Json:
     return _record(
         {**record, "status": "example"}, messages, task=task, reward=None, invalid=0,
         turns=sum(message["r"] == "assistant" for message in messages), run="", text=text[-400:], gold="",
-        kind=re.sub(r"[_-]?\d+$", "", record["id"].split("-")[0]) if record["id"][:1].isalpha() else "",
+        kind=re.sub(r"(?:[_-]|(?<!\d))\d+$", "", record["id"].split("-")[0]) if record["id"][:1].isalpha() else "",
         place=number,
     )  # fmt: skip
 

@@ -9,17 +9,17 @@ from typing import Any
 _GRID = re.compile(r"\+-{9}\+\n(?:\|[^\n]{9}\|\n){5}\+-{9}\+")
 _GET = re.compile(r"get (\d{1,15}) (.+)")
 _CRAFT = re.compile(r"craft .+? using (.+)")
-_COUNTED = re.compile(r"\s*(\d{1,15}) (.+?)\s*$")
+_COUNTED = re.compile(r"(\d{1,15}) (.+)")
 _CRAFTED = re.compile(r"Crafted (\d{1,15}) (?:minecraft:)?(\S+)")
 _ROOM = re.compile(r"you see (.+?)\.\s", re.DOTALL)
-_ARRIVE = re.compile(r"You arrive at ([\w ]+?)\.")
-_TAKE = re.compile(r"You pick up the ([\w ]+?) from the ([\w ]+?)\.")
-_PUT = re.compile(r"You (?:move|put) the ([\w ]+?) (?:to|in/on|in|on) the ([\w ]+?)\.")
-_SEEN = re.compile(r"(?:On|In) (?:the ([\w ]+?)|it), you see ([^.]+)\.")
-_OPENED = re.compile(r"You open the ([\w ]+?)\.")
-_CLOSED = re.compile(r"You close the ([\w ]+?)\.")
-_TREATED = re.compile(r"You (clean|heat|cool|slice)d? the ([\w ]+?) (?:using|with) the ")
-_LIT = re.compile(r"You turn on the ([\w ]+?)\.")
+_ARRIVE = re.compile(r"You arrive at ([\w ]{1,60}?)\.")
+_TAKE = re.compile(r"You pick up the ([\w ]{1,60}?) from the ([\w ]{1,60}?)\.")
+_PUT = re.compile(r"You (?:move|put) the ([\w ]{1,60}?) (?:to|in/on|in|on) the ([\w ]{1,60}?)\.")
+_SEEN = re.compile(r"(?:On|In) (?:the ([\w ]{1,60}?)|it), you see ([^.]{1,2000})\.")
+_OPENED = re.compile(r"You open the ([\w ]{1,60}?)\.")
+_CLOSED = re.compile(r"You close the ([\w ]{1,60}?)\.")
+_TREATED = re.compile(r"You (clean|heat|cool|slice)d? the ([\w ]{1,60}?) (?:using|with) the ")
+_LIT = re.compile(r"You turn on the ([\w ]{1,60}?)\.")
 _KINDS = (_ARRIVE, _TAKE, _PUT, _SEEN, _OPENED, _CLOSED, _TREATED, _LIT)
 _EVENT = re.compile("|".join(one.pattern for one in _KINDS))
 _STATES = {"clean": "clean", "heat": "hot", "cool": "cold", "slice": "sliced"}
@@ -48,7 +48,7 @@ def kitchen(text: str) -> dict[str, Any] | None:
     room = _ROOM.search(text, start) if start >= 0 else None
     if room is None:
         return None
-    places = [_bare(one) for one in re.split(r",\s*(?:and\s+)?|\s+and\s+", room[1])]
+    places = [_bare(one) for one in re.split(r",\s*(?:and\s+)?|(?<!\s)\s+and\s+", room[1])]
     at, holds = "", ""
     held: dict[str, list[str]] = {}
     opened: list[str] = []
@@ -118,7 +118,7 @@ class Inventory:
             self._add(match[2].strip(), int(match[1]))
         elif (made := _CRAFTED.match(observation)) and (match := _CRAFT.match(action)):
             for part in match[1].split(","):
-                if used := _COUNTED.match(part):
+                if used := _COUNTED.fullmatch(part.strip()):
                     self._add(used[2], -int(used[1]))
             self._add(made[2].replace("_", " "), int(made[1]))
         return {"carries": dict(self.items)}

@@ -83,6 +83,17 @@ def test_an_amount_of_thousands_of_digits_is_no_item() -> None:
     assert carried.items == {"oak": 2}
 
 
+@pytest.mark.parametrize(
+    "text", ["a cabinet 1. \n" + "You put the a in the " * 5_000, "a cabinet 1" + " " * 100_000 + ". \n"]
+)
+def test_a_text_of_a_hundred_thousand_characters_is_read_in_linear_time(text: str) -> None:
+    """In quadratic or cubic time, this took from a minute to many days."""
+    assert scenes.kitchen(f"Looking quickly around you, you see {text}") is not None
+    carried = scenes.Inventory()
+    carried.step(f"craft 1 oak using 1 a{' ' * 100_000}b", "Crafted 1 oak")
+    assert carried.items == {"oak": 1}
+
+
 @pytest.mark.parametrize("with_history", [False, True])
 def test_a_reflection_that_misreads_the_taxi_s_map_is_marked_and_counted(with_history: bool) -> None:
     env = EnumeratedTaxi(with_history=with_history)
