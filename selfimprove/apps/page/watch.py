@@ -18,6 +18,7 @@ import typer
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -44,7 +45,10 @@ app = typer.Typer(add_completion=False)
 
 
 def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
-    """The server: GET only, and only requests addressed to this machine, so that no other web page can read it."""
+    """The server: GET only, and only requests addressed to this machine, so that no other web page can read it.
+
+    A page may load scripts from anywhere, and the report's data are scripts: browsers give them to its own pages only.
+    """
 
     async def live(_: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(status, root), headers={"Cache-Control": "no-store"})
@@ -57,6 +61,11 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
             return HTMLResponse(NOT_YET, 503, {"Refresh": "3"})
         return PlainTextResponse("Not Found", 404)
 
+    async def to_own_pages(request: Request, answer: RequestResponseEndpoint) -> Response:
+        response = await answer(request)
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        return response
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         psutil.cpu_percent()  # the first call starts the measurement
@@ -66,8 +75,11 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
             task.cancel()
 
     routes = [Route("/", home), Route("/status.json", live), Mount("/", StaticFiles(directory=out, check_dir=False))]
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
-    return Starlette(routes=routes, middleware=[hosts], lifespan=lifespan, exception_handlers={404: missing})
+    own = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]),
+        Middleware(BaseHTTPMiddleware, dispatch=to_own_pages),
+    ]
+    return Starlette(routes=routes, middleware=own, lifespan=lifespan, exception_handlers={404: missing})
 
 
 def newest(root: Path) -> float:

@@ -108,6 +108,13 @@ def test_the_server_is_read_only_and_answers_only_this_machine(run: Path, tmp_pa
         assert client.get("/..%2fsecret").status_code == 404
 
 
+def test_the_report_s_data_which_are_scripts_are_refused_to_other_web_pages(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "rise-0.js").write_text("chunk()")
+    with TestClient(make_app(run, tmp_path, rebuild=False), base_url="http://127.0.0.1") as client:
+        for path in ("/rise-0.js", "/status.json", "/missing.js"):
+            assert client.get(path).headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
 def test_the_live_view_is_available_before_the_report(tmp_path: Path) -> None:
     write_live(tmp_path)
     with TestClient(make_app(tmp_path, tmp_path, rebuild=False), base_url="http://127.0.0.1") as client:
