@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -114,7 +115,9 @@ class ChatFormat:
         self._spaced = self._raw(_LETTER) != inside.encode(_LETTER, add_special_tokens=False).ids
         inside = inside if self._spaced else self._content_tokens
         # In content, the text of a special token is encoded as plain text: a model's output can forge no role marker.
+        markers = self._role_markers()
         for inner in (first_tokens, inside, self._content_tokens):
+            inner.add_special_tokens(markers)
             inner.encode_special_tokens = True
             _forget_special(inner)
         self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
@@ -312,6 +315,19 @@ class ChatFormat:
                         break
             self._literals_known[text, after, before] = known
         return known
+
+    def _role_markers(self) -> list[str]:
+        """Tokens that the template writes around contents and that the tokenizer does not list as special tokens.
+
+        DeepSeek's are such. White space (Gemma's) is none, nor ``<think>`` where the model generates it itself.
+        """
+        texts = [*self._literals(("user",), True), self._literals(("user", "assistant", "user"), False)[2]]
+        with suppress(UserError):  # many templates refuse a system message
+            texts += self._literals(("system", "user"), False)
+        added = self._tokens.get_added_tokens_decoder()
+        written = {token for text in texts for token in self._raw(text)}
+        named = [token for i, token in added.items() if i in written and not token.special]
+        return [token.content for token in named if token.content.strip(" \n\t▁")]
 
     def _find_end(self) -> int:
         tail = self._literal(self._literals(("user", "assistant"), False)[2])[0]
