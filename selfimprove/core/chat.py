@@ -174,10 +174,12 @@ class ChatFormat:
         """
         roles = tuple(m.role for m in messages)
         literals, strips = self._parts(roles, add_generation_prompt), self._strips(roles, add_generation_prompt)
+        contents = [_strip(message.content, ends) for message, ends in zip(messages, strips, strict=True)]
         # An assistant's content keeps SentencePiece's space, whatever precedes it (docs/spin.md, S13).
+        befores = [content != "" and role != "assistant" for role, content in zip(roles, contents, strict=True)]
         joints = [
-            self._literal(literals[index][0], after=index > 0, before=role != "assistant")
-            for index, role in enumerate((*roles, "assistant"))
+            self._literal(literal, after=index > 0, before=before)
+            for index, ((literal, _), before) in enumerate(zip(literals, [*befores, False], strict=True))
         ]
         ids = list(joints[0][0])
         spans = []
@@ -191,7 +193,7 @@ class ChatFormat:
                 ids.extend([] if self._spaced and beyond == " " else self._literal(beyond, after=True)[0])
                 begins = self.one_text and index == 0 and message.role != "assistant"  # may get a prefix space
                 ids_of = self._first_ids_of if begins else self._inner_ids_of if joints[index][1] else self._ids_of
-                ids.extend(ids_of(_strip(message.content, strips[index])))
+                ids.extend(ids_of(contents[index]))
             end = len(ids)
             tail = joints[index + 1][0]
             ends_turn = message.role == "assistant" and message.finish != "length" and self.end_id in tail

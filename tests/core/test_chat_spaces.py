@@ -86,3 +86,11 @@ def test_a_question_after_a_special_token_and_a_space_has_the_tokens_of_the_whol
     chat = ChatFormat(tokenizer, template, NAMES, "here")
     prompt = [Message(role="user", content=ASKED)]
     assert encoded(tokenizer, chat, prompt, asks=True) == spelled(tokenizer, template, prompt, asks=True)
+
+
+@pytest.mark.parametrize("name", ["zephyr", "rise", "llama2", "mistral"])
+def test_an_empty_question_keeps_the_spaces_around_it(name: str, tokenizer: Tokenizer) -> None:
+    template = TEMPLATES[name][0]
+    chat = ChatFormat(tokenizer, template, NAMES, "here")
+    prompt = [Message(role="user", content="")]
+    assert encoded(tokenizer, chat, prompt, asks=True) == spelled(tokenizer, template, prompt, asks=True)
