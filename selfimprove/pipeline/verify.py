@@ -89,7 +89,8 @@ def found(outs: list[Out]) -> Iterator[str]:
     for out in outs:
         kept = _in_cache(out.md5)
         whole = not kept.is_file() or md5_of(kept) == out.md5.removesuffix(FOLDER)
-        again = f"`dvc repro --force {out.stage}`"
+        again = f"`dvc repro {out.stage}`"  # --force would repeat all stages before it, too
+        renew = f"delete it, then run {again}"
         if not whole:
             yield f"{kept} (of {out.path}) is damaged in DVC's cache; delete it and {out.path}, then run {again}."
         elif out.md5.endswith(FOLDER):
@@ -101,10 +102,11 @@ def found(outs: list[Out]) -> Iterator[str]:
             elif not out.path.is_dir():
                 yield f"{out.path} is missing, also from DVC's cache; run {again}."
             elif not _listed(out):
-                yield f"{out.path} does not match dvc.lock and is missing from DVC's cache; run {again}."
+                yield f"{out.path} does not match dvc.lock and is missing from DVC's cache; {renew}."
         elif not out.path.is_file() or md5_of(out.path) != out.md5:
-            what = "does not match dvc.lock" if out.path.exists() else "is missing"
-            remedy = f"`dvc checkout --force {out.stage}` restores it" if kept.is_file() else f"run {again}"
+            what, do = ("does not match dvc.lock", renew) if out.path.exists() else ("is missing", f"run {again}")
+            restorable = kept.is_file() and not out.path.is_relative_to(KEPT_BY_GIT)  # those, DVC does not check out
+            remedy = f"`dvc checkout --force {out.stage}` restores it" if restorable else do
             yield f"{out.path} {what}; {remedy}."
     named = {_in_cache(out.md5) for out in outs}
     for file in sorted(cache_of(Path()).glob("??/*")):

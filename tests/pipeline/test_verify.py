@@ -69,7 +69,7 @@ def test_intact_outputs_are_confirmed_and_damaged_ones_are_reported_with_a_remed
     dvc(repo, "checkout", "--force", "make")
     assert verify(repo)[0] == 0
     (repo / "m.json").write_text("2\n")
-    assert verify(repo) == (2, ["m.json does not match dvc.lock; run `dvc repro --force make`."])
+    assert verify(repo) == (2, ["m.json does not match dvc.lock; delete it, then run `dvc repro make`."])
 
 
 def test_what_the_finder_of_macos_adds_to_an_output_changes_nothing(repo: Path) -> None:
@@ -109,13 +109,39 @@ def test_a_damaged_cache_file_that_dvc_checks_out_as_up_to_date_is_reported_and_
     code, (said,) = verify(repo)
     where = file.relative_to(repo)
     assert code == 2
-    assert said == (
-        f"{where} (of f/b) is damaged in DVC's cache; delete it and f/b, then run `dvc repro --force make`."
-    )
+    assert said == (f"{where} (of f/b) is damaged in DVC's cache; delete it and f/b, then run `dvc repro make`.")
     file.unlink()
     (repo / "f/b").unlink()
-    dvc(repo, "repro", "--force", "make")
+    dvc(repo, "repro", "make")
     assert verify(repo)[0] == 0
+
+
+def test_the_suggested_steps_repeat_no_stage_before_the_damaged_one(repo: Path) -> None:
+    """Which may be a training of hours, and on a GPU gives other bytes.
+
+    DVC's run cache contains the metrics of a stage with dependencies, but no checkout restores them.
+    """
+    headline = Path("results/headline/m.json")
+    (repo / headline).parent.mkdir(parents=True)
+    before = '  before: {cmd: "echo ran >> log && echo b > b", outs: [b]}\n'
+    graph = STAGES.replace("make: {", "make: {deps: [b], ").replace("m.json", str(headline))
+    (repo / "dvc.yaml").write_text(graph + before)
+    dvc(repo, "repro", "--force")
+    (repo / headline).write_text("2\n")
+    file = cached(repo, "two\n")
+    file.chmod(0o644)
+    file.write_text("TWO\n")
+    code, said = verify(repo)
+    assert code == 2
+    assert said == [
+        f"{file.relative_to(repo)} (of f/b) is damaged in DVC's cache; delete it and f/b, then run `dvc repro make`.",
+        f"{headline} does not match dvc.lock; delete it, then run `dvc repro make`.",
+    ]
+    for damaged in (file, repo / "f/b", repo / headline):
+        damaged.unlink()
+    dvc(repo, "repro", "make")
+    assert verify(repo)[0] == 0
+    assert (repo / "log").read_text() == "ran\n"
 
 
 def test_a_damaged_or_missing_dvc_lock_is_reported_in_one_sentence(repo: Path) -> None:
@@ -166,6 +192,6 @@ def test_files_in_a_folder_are_verified_with_a_relocated_cache_and_without_a_cac
         said
         == {
             "elsewhere": "f/a does not match dvc.lock; `dvc checkout --force make` restores it.",
-            "gone": "f does not match dvc.lock and is missing from DVC's cache; run `dvc repro --force make`.",
+            "gone": "f does not match dvc.lock and is missing from DVC's cache; delete it, then run `dvc repro make`.",
         }[cache]
     )
