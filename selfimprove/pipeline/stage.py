@@ -147,7 +147,7 @@ class Stage(Generic[S]):
         """Report blocked episodes, in which an engine or environment failed permanently.
 
         A blocked episode counts as failed. If there are any, the journal is kept after publication, so that another run
-        of the stage (``dvc repro --force``) repeats only the blocked episodes.
+        of the stage (``dvc repro --force --single-item``) repeats only the blocked episodes.
 
         Raises:
             UserError: their share exceeds ``run.max_blocked``; nothing is published, and the answers are kept.
@@ -171,7 +171,8 @@ class Stage(Generic[S]):
             )
         self._blocked = True
         shown = for_terminal(" ".join(said.split()).rstrip("."))
-        print(f"{self.name}: {shown}. {effect}; `dvc repro --force` repeats them.", file=sys.stderr)
+        again = f"`dvc repro --force --single-item {self.name}`"  # --force alone repeats all stages before it, too
+        print(f"{self.name}: {shown}. {effect}; {again} repeats them.", file=sys.stderr)
 
     @property
     def journal_seconds(self) -> float:

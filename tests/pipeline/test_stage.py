@@ -270,6 +270,7 @@ def test_other_failed_work_has_the_same_limit_as_blocked_episodes(
     said = capsys.readouterr().err
     assert f"{failed} of 4 revision trajectories are blocked; the first, a: judge: no answer. " in said
     assert ("run.max_blocked allows a share of 0.3" in said) == ends
+    assert ("They are left out; `dvc repro --force --single-item small@item` repeats them." in said) != ends
     assert (folder / "results/b.txt").exists() != ends
 
 
