@@ -132,8 +132,7 @@ def read_base(folder: Path) -> tuple[Path, AdapterBase]:
     base = next((one for one in above if one.is_dir()), None)
     if base is None:
         raise UserError(
-            f"{folder} is an adapter of {record.base}, which is missing; get it with `dvc pull {record.base}` or `dvc "
-            "repro`."
+            f"{folder} is an adapter of {record.base}, which is missing; get it with `make fetch` or `dvc repro`."
         )
     if weights_key(base) != record.weights:
         raise UserError(

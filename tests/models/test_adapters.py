@@ -206,7 +206,7 @@ def test_merging_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_base_that_is_missing_or_has_changed_is_refused_with_the_remedy(own: Path) -> None:
     os.rename(own / "iter1", own / "elsewhere")
-    with refused_with(r"iter2 is an adapter of iter1, which is missing; get it with `dvc pull iter1`"):
+    with refused_with(r"iter2 is an adapter of iter1, which is missing; get it with `make fetch` or `dvc repro`"):
         full_weights(own / "iter2")
     os.rename(own / "elsewhere", own / "iter1")
     base = own / "base" / "model.safetensors"

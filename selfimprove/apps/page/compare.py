@@ -118,7 +118,7 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
     there = {path: file for path, file in files.items() if path.endswith("outcomes.jsonl") and file.is_file()}
     about = provenance.git(run, "log", "-1", "--format=%h, %cs: %s", revision)
     missing = sum(path.endswith("outcomes.jsonl") for path in files) - len(there)
-    more = f" The results of {missing} rows are not in the DVC cache; `dvc pull` may fetch them." if missing else ""
+    more = f" DVC's cache lacks the results of {missing} rows; `make fetch RUNS=all` may get them." if missing else ""
     return Other(run, name, f"{about}.{more}", params if isinstance(params, dict) else {}, there)
 
 
