@@ -45,7 +45,7 @@ STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
         Path("selfimprove/pipeline/check.py"),
         Path("selfimprove/pipeline/warm.py"),
     ),
-    TRAINING / "processes.py": (TRAINING / "worker.py",),
+    TRAINING / "processes.py": (TRAINING / "torchrun.py", TRAINING / "worker.py"),
     TRAINING / "xtuner/backend.py": (TRAINING / "xtuner/launch.py", TRAINING / "xtuner/parts.py"),
 }
 """Module -> modules that run in processes it starts (by ``python -m`` or through a config that names them)."""

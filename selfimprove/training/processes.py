@@ -128,7 +128,8 @@ def worker_command(
         endpoint: the nodes' rendezvous; default: the launcher's ``rendezvous``.
         own: additional torchrun options for this node.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
+    torchrun = "selfimprove.training.torchrun" if launcher.nodes == 1 else "torch.distributed.run"
+    command = [sys.executable, "-m", torchrun, f"--nproc-per-node={launcher.processes}"]
     if launcher.nodes == 1:
         # By default the processes meet at this machine's name, which does not resolve on many laptops.
         here = "127.0.0.1"

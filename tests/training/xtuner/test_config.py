@@ -70,7 +70,7 @@ def settings_of(text: str) -> dict[str, Any]:
 def test_the_command_uses_no_option_that_torch_2_5_lacks() -> None:
     """The GPU environment's torch is older than ours, and its torchrun rejects unknown options."""
     command = xtuner._command(Path("/x/python"), run_of(FinetuneParams.model_validate(PAPER, strict=False)))
-    assert command[:4] == ["/x/python", "-m", "torch.distributed.run", "--nproc-per-node=8"]
+    assert command[:4] == ["/x/python", "-m", "selfimprove.training.torchrun", "--nproc-per-node=8"]
     assert command[-3:] == ["-m", xtuner.LAUNCHER, "/s/run/run.json"]
     assert not any("shutdown-timeout" in part for part in command)
 
