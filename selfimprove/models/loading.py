@@ -4,6 +4,7 @@ Importing transformers' modelling code takes about 2.5 s in addition to torch, w
 classes add nothing). It is therefore imported inside the function, and not by any light module.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import load_json
 
 RESTORE = "restore the folder from its source"
+KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+"""Keys of a config.json for which transformers downloads and runs a kernel of the hub, if it is named owner/name."""
 
 
 def load_causal_lm(
@@ -54,11 +57,14 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
         options: further arguments of ``from_pretrained``.
 
     Raises:
-        UserError: the model does not load, or tensors are missing or have a shape other than config.json specifies.
+        UserError: the model does not load, names a kernel of the hub, or tensors are missing or have a shape other than
+            config.json specifies.
         UnsupportedAttention: the architecture lacks the option ``attn_implementation``.
     """
     from transformers import AutoModelForCausalLM, logging
 
+    if not trust_remote_code:
+        refuse_kernels(folder / "config.json")
     # Hide the library's progress bars and warnings; relevant problems are raised below.
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -102,6 +108,27 @@ def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any)
         if not _can_be_saved(generation):
             model.generation_config = type(generation).from_model_config(model.config)
     return model
+
+
+def refuse_kernels(file: Path) -> None:
+    """Refuse a config that makes transformers download code from the hub, whatever ``trust_remote_code`` is.
+
+    Raises:
+        UserError: it names the key. A file that is no JSON is left to the library.
+    """
+    try:
+        waiting = [json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, RecursionError):
+        return
+    while waiting:
+        config = waiting.pop()
+        for key, value in config.items() if isinstance(config, dict) else ():
+            if key in KERNELS and "/" in str(value):
+                raise UserError(
+                    f"{file}: {key} is {str(value)[:100]!r}, code that would be downloaded from the hub and run; "
+                    "remove the key."
+                )
+            waiting.append(value)
 
 
 def _can_be_saved(generation: Any) -> bool:

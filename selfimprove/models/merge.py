@@ -12,7 +12,7 @@ import typer
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.models.adapters import WEIGHTS, complete, is_adapter
-from selfimprove.models.loading import load_whole
+from selfimprove.models.loading import load_whole, refuse_kernels
 from selfimprove.models.merging import full_weights
 
 app = typer.Typer(add_completion=False, help="Full weights of a model folder.")
@@ -37,6 +37,8 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
     from transformers import AutoConfig
 
     source = adapter if (adapter / "config.json").is_file() else base
+    if not trust_remote_code:
+        refuse_kernels(source / "config.json")
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -52,6 +52,21 @@ def test_engines_trainers_and_merging_refuse_a_model_that_ships_code(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_config_that_names_a_kernel_of_the_hub_is_refused(tiny: Path, tmp_path: Path, key: str, inner: bool) -> None:
+    """transformers would download and run the kernel, also if the caller sets another attention."""
+    named, adapter = Path(shutil.copytree(tiny, tmp_path / "named")), tmp_path / "adapter"
+    config = json.loads((named / "config.json").read_text())
+    kernel = {key: "owner/kernel"}
+    (named / "config.json").write_text(json.dumps(config | ({"text_config": kernel} if inner else kernel)))
+    adapter.mkdir()
+    shutil.copy(named / "config.json", adapter)
+    for use in (lambda: load_causal_lm(named), lambda: merge_adapter(tiny, adapter, "auto")):
+        with pytest.raises(UserError, match=rf"config.json: {key} is 'owner/kernel', code that would be downloaded"):
+            use()
+
+
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
     """Calls of ``Auto….from_pretrained`` and ``Auto….from_config``."""
     for node in ast.walk(tree):
