@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -27,7 +28,7 @@ echo "$CLUSTER $*" >> make.log
 
 def submit(folder: Path, nodes: int = 1, **more: str) -> subprocess.Popen[str]:
     """Start the script in a Slurm job with ``nodes`` nodes."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "dvc.yaml").touch()
     (folder / "bin").mkdir()
     for name, body in STAND_INS.items():
@@ -61,6 +62,39 @@ def test_before_the_time_limit_a_job_saves_and_is_requeued_but_when_cancelled_it
     assert (folder / "make.log").read_text().splitlines() == [" --no-print-directory repro METHOD=rise", "saved"]
     requeued = (folder / "scontrol.log").read_text() if (folder / "scontrol.log").exists() else ""
     assert requeued == ("requeue 77\n" if number == signal.SIGUSR1 else "")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [False, pytest.param(True, marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away"))],
+)
+def test_ray_s_files_are_closed_to_other_users_and_in_no_folder_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """Ray lets everyone write to its folder of sessions and sockets."""
+    number = str(10_000_000 + os.getpid())
+    place = Path(f"/tmp/ray-{number}")
+    monkeypatch.setitem(STAND_INS, "srun", 'while [[ $1 == --* ]]; do shift; done; exec "$@"')
+    folder = tmp_path / "job"
+    ray = folder / ".venvs/ray/bin/ray"
+    ray.parent.mkdir(parents=True)
+    ray.write_text("#!/bin/bash\n[ $1 = start ] && echo $* >> ray.log\nexit 0\n")
+    ray.chmod(0o755)
+    try:
+        if other:
+            place.mkdir()
+            os.chown(place, 12345, 12345)
+        script = submit(folder, nodes=2, SLURM_JOB_ID=number)
+        wait_for(folder / "make.log", "ray --no-print-directory repro METHOD=rise")
+        if not other:
+            wait_for(folder / "ray.log", "start --address")
+        (folder / "finish").touch()
+        script.terminate()
+        script.wait(timeout=60)
+        assert (folder / "ray.log").exists() != other
+        assert other or place.stat().st_mode & 0o777 == 0o700
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_several_nodes_require_ray_unless_cluster_is_slurm(tmp_path: Path) -> None:
