@@ -26,6 +26,9 @@ TRIES = 4
 FAREWELL = 5.0
 """Time limit for closing an environment, in seconds; a server that takes longer keeps it."""
 
+LONGEST_ANSWER = 32 << 20
+"""Bytes of a decompressed answer; a longer one would fill memory."""
+
 _SAY = 300  # maximum characters of a server's text in an error
 
 T = TypeVar("T")
@@ -123,11 +126,11 @@ class Link:
                 )
         try:
             async with asyncio.timeout(timeout):
-                if method == "GET":
-                    response = await self._client.get(path, params=dict(fields))
-                else:
-                    # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
-                    response = await self._client.post(path, content=json.dumps(fields, ensure_ascii=True))
+                # ensure_ascii also escapes lone surrogates, which UTF-8 cannot encode.
+                content = None if method == "GET" else json.dumps(fields, ensure_ascii=True)
+                query = dict(fields) if method == "GET" else None
+                async with self._client.stream(method, path, params=query, content=content) as answer:
+                    response = await _whole(answer)
         except TimeoutError:
             raise _Fault("lost", f"no answer within {timeout:g} s") from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -167,6 +170,16 @@ class Link:
         except ValidationError as error:
             what = f"{fault(error)}: {in_short(str(answer))}"
             raise EnvError(f"{self.server}{path}: not this environment's protocol: {what}") from None
+
+
+async def _whole(answer: httpx.Response) -> httpx.Response:
+    """The answer with its body, decompressed. Raises: _Fault: it is longer than ``LONGEST_ANSWER``."""
+    body = bytearray()
+    async for part in answer.aiter_bytes(1 << 16):
+        body += part
+        if len(body) > LONGEST_ANSWER:
+            raise _Fault("lost", f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
+    return httpx.Response(answer.status_code, content=bytes(body))
 
 
 def in_short(text: str) -> str:

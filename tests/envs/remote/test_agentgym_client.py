@@ -123,6 +123,7 @@ def test_a_server_that_is_always_slow_ends_the_episode() -> None:
         (Reply(status=302, location="gateway:8443/step"), "a redirect to something that is no address"),
         (Reply(b"<html>"), "the answer is not JSON: <html>"),
         (Reply(b"[" * 100_000), "the answer is not JSON"),
+        (Reply(b" " * (33 << 20)), "the answer is larger than 32 MiB"),
         (Reply({"observation": "half"}), "not this environment's protocol: field 'reward': Field required"),
         (Reply({"observation": 5, "reward": 0, "done": False}), "protocol: field 'observation': Input should be"),
         (
