@@ -19,6 +19,8 @@ MOST_BRACKETS = 1000
 """Limit for a text that libyaml gets, which crashes at a nesting of many thousands."""
 MOST_VALUES = 1_000_000
 """Limit of the number of values in a file whose aliases are replaced by what they stand for."""
+MOST_BITS = 10_000
+"""Limit of an integer: Python refuses to write one of more than 4,300 digits, such as a long 0x…, into a message."""
 _INDENTS = re.compile(rb"^[ \-?:]*", re.MULTILINE)
 """Beginnings of lines: block mappings and lists need a character there for every two levels."""
 
@@ -60,12 +62,15 @@ def _copied(value: Any, counter: Iterator[int], depth: int) -> Any:
 
     Raises:
         RecursionError: the value is nested too deep, or contains itself.
-        ValueError: nested aliases multiply to too many values.
+        ValueError: nested aliases multiply to too many values, or an integer is too large.
     """
     if depth > DEEPEST:
         raise RecursionError
     if next(counter) > MOST_VALUES:
         raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    scalars = value if isinstance(value, dict) else [value]
+    if any(isinstance(one, int) and one.bit_length() > MOST_BITS for one in scalars):
+        raise ValueError("a number has thousands of digits")
     if isinstance(value, dict):
         return {key: _copied(inner, counter, depth + 1) for key, inner in value.items()}
     if isinstance(value, list):

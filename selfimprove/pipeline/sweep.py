@@ -107,9 +107,10 @@ def parse_grid(text: str) -> list[dict[str, Any]]:
             raise UserError(f"GRID: {key} occurs twice; give all of its values after one equals sign.")
         try:
             axes[key] = [YAML(typ="safe", pure=True).load(value) for value in raw]
-        except (YAMLError, ValueError, LookupError, RecursionError):  # for example, an impossible date
+            written = {repr(value) for value in axes[key]}
+        except (YAMLError, ValueError, LookupError, RecursionError):  # an impossible date; thousands of digits
             raise UserError(f"GRID: a value in {short(word)} is not valid YAML; correct it.") from None
-        if len({repr(value) for value in axes[key]}) < len(raw):
+        if len(written) < len(raw):
             raise UserError(f"GRID: {key} has the same value twice; remove one.")
     if not axes:
         raise UserError(

@@ -49,6 +49,14 @@ def test_text_that_is_not_utf_8_and_a_tag_s_wrong_value_are_errors(tmp_path: Pat
         read_yaml(tmp_path / "params.yaml")
 
 
+@pytest.mark.parametrize("text", ["a: 0x{}", "a: [-0x{}]", "? 0x{}\n: 1", "a: 0o7{}", "a: {}"])
+def test_an_integer_of_thousands_of_digits_is_an_error(tmp_path: Path, text: str) -> None:
+    """Python refuses to write it into a message, which ended in a traceback."""
+    (tmp_path / "params.yaml").write_text(text.format("1" * 5000))
+    with pytest.raises(UserError, match=r"not YAML \(.*digits"):
+        read_yaml(tmp_path / "params.yaml")
+
+
 def test_scalars_are_those_of_yaml_1_2() -> None:
     text = b"[1e-3, 0o17, on, 12:30, .5, ~, 2001-01-01, 1_000, 0x1F, 'a', yes, .inf]"
     assert repr(_parsed(text)) == repr(YAML(typ="safe", pure=True).load(text))

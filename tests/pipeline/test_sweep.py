@@ -39,6 +39,7 @@ def test_a_grid_expands_to_every_combination_and_its_values_are_yaml() -> None:
         ("run.seed=17 run.seed=18", "run.seed occurs twice"),
         ("run.seed=17,17", "run.seed has the same value twice"),
         ("run.seed={", "is not valid YAML"),
+        ("run.seed=0x" + "1" * 5000, "is not valid YAML"),
         ("run.seed=!!bool,2", "is not valid YAML"),
         ("rise.env" + ".b" * 3000 + "=1", "has more than 100 parts"),
         ("run.seed=2026-13-45", "is not valid YAML"),
