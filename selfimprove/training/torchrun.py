@@ -22,7 +22,8 @@ class LocalStore(torch.distributed.TCPStore):
         if is_master:
             listener = socket.create_server((LOOPBACK, port))
             port = listener.getsockname()[1]
-            more["master_listen_fd"] = listener.detach()
+            # torch 2.5, XTuner's, accepts an open socket only without libuv.
+            more.update(master_listen_fd=listener.detach(), use_libuv=False)
         super().__init__(host_name, port, is_master=is_master, **more)
 
 

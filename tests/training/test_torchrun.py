@@ -8,6 +8,7 @@ from pathlib import Path
 
 from selfimprove.training.config import LauncherConfig
 from selfimprove.training.processes import loopback, worker_command
+from selfimprove.training.torchrun import LOOPBACK, LocalStore
 
 PROCESS = """
 import os, psutil, torch.distributed
@@ -31,3 +32,11 @@ def test_torchrun_s_processes_on_one_machine_listen_on_loopback_only(tmp_path: P
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     assert set(ran.stdout.splitlines()) == {"listens at 127.0.0.1."}
+
+
+def test_the_store_does_without_libuv_with_which_xtuner_s_torch_refuses_an_open_socket() -> None:
+    """torch 2.5.1 ends with "The libuv TCPStore backend does not support initialization with an listen fd"."""
+    store = LocalStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    assert not store.libuvBackend  # type: ignore[attr-defined]
+    store.set("key", "value")
+    assert LocalStore(LOOPBACK, store.port).get("key") == b"value"
