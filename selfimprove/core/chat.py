@@ -113,7 +113,8 @@ class ChatFormat:
             inner.no_truncation()
         # Whether SentencePiece's space would come before every part of a dialogue, and not only where a text begins.
         self._spaced = self._raw(_LETTER) != inside.encode(_LETTER, add_special_tokens=False).ids
-        inside = inside if self._spaced else self._content_tokens
+        if not self._spaced:
+            inside = self._content_tokens
         # In content, the text of a special token is encoded as plain text: a model's output can forge no role marker.
         markers = self._role_markers()
         for inner in (first_tokens, inside, self._content_tokens):
