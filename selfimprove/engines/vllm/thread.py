@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 # Read by vLLM when an engine is built; values that the user has set are kept.
-_SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+_SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # It never draws for requests with seeds, as all of ours are, but vLLM compiles it while loading, with CUDA's nvcc.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 _CPU_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 # Engines of one process (a student and its teacher) share vLLM's global state, so they take turns. Any engine's

@@ -74,3 +74,10 @@ def test_a_trainer_in_the_same_process_keeps_tf32(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(PRECISION, "highest")
     built()
     assert os.environ[PRECISION] == "highest"
+
+
+def test_nothing_is_compiled_with_the_cuda_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's sampler would be, when vLLM warms up on a GPU."""
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    built()
+    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
