@@ -13,7 +13,7 @@ from selfimprove.pipeline.plan.hardware import GB, GPUS, Asked, Hardware, parse_
 from selfimprove.pipeline.plan.inference import GRAPH_LAYER, engine_seconds, loaded_engine
 from selfimprove.pipeline.plan.plan import plans
 from selfimprove.pipeline.plan.shapes import shape_of
-from selfimprove.pipeline.plan.training import LAUNCH_LAYER, training_seconds
+from selfimprove.pipeline.plan.training import LAUNCH_LAYER, loading_bytes, training_seconds
 from selfimprove.pipeline.plan.work import Calls, Training
 from selfimprove.pipeline.profiles import names
 from selfimprove.training.config import FinetuneParams, LoraConfig
@@ -51,6 +51,16 @@ def test_kv_caches_of_a_quantised_policy_and_of_the_reflector_take_two_bytes_per
     token = 2 * 48 * 1600  # keys and values of one token
     rows = 64 + 64 + 16  # slots, the same number again for cached prompt blocks, and prefill rows
     assert line(plan, "reflect_rl-reinforce@reflect_rl").memory.kv == rows * 1024 * token * (2 + 2)
+
+
+def test_each_of_xtuner_s_processes_reads_the_model_to_host_memory_in_float32() -> None:
+    """Our trainer reads it to the GPU, one tensor at a time."""
+    shape = shape_of("meta-llama/Llama-3.1-8B-Instruct")
+    launcher = {"kind": "deepspeed", "zero_stage": 2, "processes": 8}
+    shared = {"device": "cuda", "dtype": "bfloat16", "launcher": launcher}
+    ours, theirs = (FinetuneParams.model_validate({**shared, "backend": one}) for one in ("trainer", "xtuner"))
+    assert loading_bytes(ours, shape) == max(8 * 4 * shape.embedding, 2 * shape.parameters)
+    assert loading_bytes(theirs, shape) == 8 * 4 * shape.parameters
 
 
 def test_the_planned_kv_cache_is_what_the_transformers_engine_allocates(tmp_path: Path) -> None:

@@ -168,12 +168,16 @@ def largest_batch(work: Training) -> int:
     most those of a step's examples."""
     params = work.params
     pair = 2 if isinstance(params, PairParams) else 1  # a pair shares one row
-    if isinstance(params, FinetuneParams) and params.backend == "xtuner":
+    if _with_xtuner(params):
         return work.longest
     most = work.tokens
     if isinstance(params, FinetuneParams):
         most = min(most, params.batch_size * pair * work.longest)
     return max(min(params.micro_batch_tokens, most), min(params.row_tokens, most), pair * work.longest)
+
+
+def _with_xtuner(params: FinetuneParams | RLParams) -> bool:
+    return isinstance(params, FinetuneParams) and params.backend == "xtuner"
 
 
 def predicted_tokens(work: Training, tokens: int) -> int:
@@ -185,13 +189,13 @@ def predicted_tokens(work: Training, tokens: int) -> int:
 
 def loading_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
     """Bytes of host memory while all processes load the model (``loading.placement``). With ZeRO-3 each reads the whole
-    checkpoint; otherwise each reads one tensor at a time to its GPU. At the end one process holds the model that it
-    writes."""
+    checkpoint; otherwise each reads one tensor at a time to its GPU. XTuner reads the model to host memory, in float32.
+    At the end one process holds the model that it writes."""
     launcher: LauncherConfig = params.launcher
     written = float(shape.parameters * f.BYTES[params.dtype])
     if launcher.kind == "deepspeed" and launcher.zero_stage == 3:
         each = float(shape.parameters * max(shape.stored, f.BYTES[params.dtype]))
-    elif params.device == "cuda":
+    elif params.device == "cuda" and not _with_xtuner(params):
         each = 4.0 * max(shape.embedding, shape.layer_matrices)
     else:
         each = 4.0 * shape.parameters
