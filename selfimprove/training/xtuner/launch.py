@@ -2,7 +2,7 @@
 
 It runs in this process rather than through the ``xtuner`` command, which always exits with 0. Without a GPU, two gaps
 are bridged: XTuner calls ``torch.cpu.is_bf16_supported``, which torch does not have, and imports torchvision for image
-data sets, of which there is no build for CPUs.
+data sets, of which there is no build for CPUs. With a GPU, importing DeepSpeed would fail without a CUDA toolkit.
 """
 
 import enum
@@ -55,6 +55,7 @@ def train(run: XtunerRun) -> None:
         )
     torch.set_num_threads(run.threads)
     bridge()
+    import_deepspeed()
     arguments = [str(run.folder / "config.py"), "--work-dir", str(run.folder)]
     checkpoint = newest_whole(run.folder)
     single_file = run.params.launcher.kind == "single"
@@ -110,6 +111,22 @@ def export(run: XtunerRun) -> None:
     file = run.trained / (WEIGHTS if run.params.lora is None else ADAPTER)
     with aside(file) as part:
         save_file(tensors, part, metadata={"format": "pt"})
+
+
+def import_deepspeed() -> None:
+    """Import DeepSpeed, as XTuner always does, on a machine with a GPU but without ``nvcc``.
+
+    If torch finds a GPU, version 0.16 asks ``nvcc`` which of its kernels it could compile, and fails if there is none.
+    None of them is used here.
+    """
+    import torch
+
+    available = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        import deepspeed  # noqa: F401
+    finally:
+        torch.cuda.is_available = available
 
 
 def bridge() -> None:

@@ -31,6 +31,7 @@ from selfimprove.training.packing import make_plan
 from selfimprove.training.trainer import SftJob
 from selfimprove.training.xtuner import backend as xtuner
 from selfimprove.training.xtuner.config import START_FACTOR, XtunerRun, config_text, schedulers, zero2_text
+from selfimprove.training.xtuner.launch import import_deepspeed
 from selfimprove.training.xtuner.models import config_for_448, read_trained, tokenizer_config_for_448, write_start
 
 # The stock full-parameter recipe, on eight GPUs with 16 conversations accumulated on each (docs/agent-r.md, A28).
@@ -324,3 +325,15 @@ def test_the_launcher_imports_no_package_that_xtuner_s_environment_lacks() -> No
     names = [name.replace("-", "_") for name in there] + ["selfimprove"]
     done = subprocess.run([sys.executable, "-c", LIGHT, *names], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_deepspeed_is_imported_without_a_look_for_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 0.16, which XTuner pins, looks for it if torch finds a GPU, and fails if it is not there."""
+    (tmp_path / "deepspeed.py").write_text("import torch\nassert not torch.cuda.is_available(), 'no nvcc'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "deepspeed", sys)  # restored afterwards, imported or not
+    del sys.modules["deepspeed"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    import_deepspeed()
+    assert Path(str(sys.modules["deepspeed"].__file__)).parent == tmp_path
+    assert torch.cuda.is_available()
