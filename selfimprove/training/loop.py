@@ -210,6 +210,16 @@ class PlannedTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             raise KeyboardInterrupt
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer, in which every process of ZeRO-2 copies all weights to host memory before the first saves."""
+        if self._takes_part_in_saving():
+            super().save_model(output_dir, _internal_call)
+
+    def _takes_part_in_saving(self) -> bool:
+        """Whether saving the weights needs this process: only the first one, except with ZeRO-3, which gathers them."""
+        gathers = self.is_deepspeed_enabled and self._job.params.launcher.zero_stage == 3
+        return gathers or self.is_world_process_zero()
+
     def _seal_checkpoint(self) -> None:
         folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
         (folder / METRICS).write_text(json.dumps(self.history()), encoding="utf-8")
@@ -299,9 +309,11 @@ class PlannedTrainer(Trainer):
                 write_adapter(adapter, self._job.model_dir, params, out_dir)
             return
         model = self.accelerator.unwrap_model(self.model)
-        state = self.accelerator.get_state_dict(self.model_wrapped) if self.is_deepspeed_enabled else None
-        if state is None:
+        state = None
+        if not self.is_deepspeed_enabled:
             model.to(getattr(torch, params.dtype))
+        elif self._takes_part_in_saving():
+            state = self.accelerator.get_state_dict(self.model_wrapped)
         if self.is_world_process_zero():
             model.config.use_cache = True
             model.save_pretrained(out_dir, state_dict=state)

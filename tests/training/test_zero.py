@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from selfimprove.training.encode import encode_examples
 from selfimprove.training.job import RunJob
 from selfimprove.training.launch import finetune
 from selfimprove.training.loading import load_base
+from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import make_plan
 from selfimprove.training.processes import worker_environment
@@ -193,3 +195,27 @@ def test_a_checkpoint_may_use_getattr_only_for_a_zero_stage(tmp_path: Path, monk
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(before)
+
+
+@pytest.mark.parametrize(("stage", "rank", "copies"), [(2, 0, 2), (2, 1, 0), (3, 0, 2), (3, 1, 2)])
+def test_only_processes_that_are_needed_copy_the_weights_to_host_memory(
+    stage: int, rank: int, copies: int, tmp_path: Path
+) -> None:
+    """With ZeRO-3 all are, since they gather the weights, of which only the first one gets a copy."""
+    seen: list[object] = []
+
+    def state_of(model: object) -> dict[str, torch.Tensor]:
+        seen.append(model)
+        return {}
+
+    trainer: Any = object.__new__(PlannedTrainer)
+    trainer.model = SimpleNamespace(config=SimpleNamespace(), save_pretrained=lambda *_, **more: None)
+    trainer.deepspeed = trainer.model_wrapped = SimpleNamespace(config={}, save_checkpoint=lambda: None)
+    trainer.accelerator = SimpleNamespace(get_state_dict=state_of, unwrap_model=lambda model: model)
+    trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = True, False
+    trainer.is_world_process_zero = lambda: rank == 0
+    trainer.args = SimpleNamespace(should_save=False, push_to_hub=False)
+    trainer._job = SimpleNamespace(params=params(launcher={**ZERO_2, "zero_stage": stage}))
+    trainer.save_model(str(tmp_path))
+    trainer.write_model(tmp_path)
+    assert len(seen) == copies
