@@ -1,10 +1,13 @@
-"""DVC's command line with two shortcuts: ``python -m selfimprove.pipeline.dvc_command repro``.
+"""DVC's command line with two shortcuts and a repair: ``python -m selfimprove.pipeline.dvc_command repro``.
 
 When a stage has ended, DVC parses all of dvc.lock with a parser that preserves comments, and writes all of it again:
 one to three seconds for a hundred stages, during which no other stage can start. Here only the stage's own lines are
 replaced, by those that DVC would write. A dvc.lock in another form than DVC's own is left to DVC.
 
 DVC also parses params.yaml up to seven times for each stage. Here a process does so once, until the file changes.
+
+A kill or a full disk can leave a folder of the run cache empty, with which DVC ends in a TypeError at every later run.
+Here the stage runs, and fills the folder.
 """
 
 import logging
@@ -19,6 +22,7 @@ from typing import Any
 from dvc.cli import main
 from dvc.dependency import param
 from dvc.dvcfile import Lockfile
+from dvc.stage.cache import StageCache, _get_stage_hash
 from dvc.stage.serialize import to_lockfile
 from dvc.utils.serialize import dumps_yaml
 
@@ -37,6 +41,7 @@ ANCHOR = "&id"
 logger = logging.getLogger("dvc.dvcfile")
 dump_all = Lockfile.dump_stages
 read_anew = param.read_param_file
+load_entry = StageCache._load
 
 
 def with_stages(text: str, stages: Mapping[str, Any]) -> str | None:
@@ -93,8 +98,16 @@ def _parsed(_: bytes, fs: Any, path: str) -> dict[str, Any]:
     return found
 
 
+def load(self: StageCache, stage: Any) -> Any:
+    """As DVC's method ``_load``: the stage's entry of the run cache, or None."""
+    folder = Path(self._get_cache_dir(_get_stage_hash(stage)))
+    empty = folder.is_dir() and not any(folder.iterdir())
+    return None if empty else load_entry(self, stage)
+
+
 def take_shortcuts() -> None:
-    """Let DVC, in this process, record stages and read params with the functions above."""
+    """Let DVC, in this process, use the functions above."""
+    StageCache._load = load
     Lockfile.dump_stages = dump_stages
     param.read_param_file = read_param_file
 

@@ -119,3 +119,16 @@ def test_changing_a_value_that_was_read_changes_no_later_one(tmp_path: Path) -> 
     path.write_text("a: {b: [1]}\n")
     read_param_file(LocalFileSystem(), str(path), ["a"], True)["a"]["b"].append(2)
     assert read_param_file(LocalFileSystem(), str(path), ["a"], True) == {"a": {"b": [1]}}
+
+
+def test_a_folder_of_the_run_cache_that_a_killed_run_left_empty_does_not_end_the_next_runs(tmp_path: Path) -> None:
+    run(tmp_path, "git", "init", "--quiet")
+    run(tmp_path, *OURS, "init", "--quiet", PYTHONPATH=str(ROOT))
+    (tmp_path / "dvc.yaml").write_text("stages: {one: {cmd: cp input out, deps: [input], outs: [out]}}\n")
+    (tmp_path / "input").write_text("an input\n")
+    run(tmp_path, *OURS, "repro", "--quiet", PYTHONPATH=str(ROOT))
+    (entry,) = (tmp_path / ".dvc/cache/runs").glob("*/*/*")
+    entry.unlink()
+    (tmp_path / "dvc.lock").unlink()
+    run(tmp_path, *OURS, "repro", "--quiet", PYTHONPATH=str(ROOT))
+    assert entry.is_file()
