@@ -21,6 +21,8 @@ MOST_VALUES = 1_000_000
 """Limit of the number of values in a file whose aliases are replaced by what they stand for."""
 MOST_BITS = 10_000
 """Limit of an integer: Python refuses to write one of more than 4,300 digits, such as a long 0x…, into a message."""
+_CONFLICT = re.compile(rb"^<{7} ", re.MULTILINE)
+"""What git writes into a file that it cannot merge."""
 _INDENTS = re.compile(rb"^[ \-?:]*", re.MULTILINE)
 """Beginnings of lines: block mappings and lists need a character there for every two levels."""
 
@@ -29,7 +31,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping as plain objects (YAML 1.2, as in DVC).
 
     Raises:
-        UserError: the file is missing, not YAML, or not a mapping.
+        UserError: the file is missing, not YAML, or not a mapping, or git could not merge it.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder, but must be a file; name a file, or move the folder away.")
@@ -39,6 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         text = path.read_bytes()
+        refuse_conflict(path)
         text.decode("utf-8")  # DVC reads nothing else
         value = _copied(_parsed(text), count(1), 0)
     except MarkedYAMLError as error:
@@ -55,6 +58,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: a mapping was expected; write lines such as `key: value`.")
     return value
+
+
+def refuse_conflict(path: Path) -> None:
+    """Raises: UserError: git could not merge the file; which side to take is for the user to say."""
+    if _CONFLICT.search(path.read_bytes()):
+        raise UserError(
+            f"{path} has git's conflict markers; take one side whole, with `git checkout --ours {path}` or `git "
+            f"checkout --theirs {path}`, then run it again."
+        )
 
 
 def _copied(value: Any, counter: Iterator[int], depth: int) -> Any:

@@ -13,7 +13,6 @@ processes is a running DVC.
 
 import fcntl
 import os
-import re
 import shutil
 import sys
 import time
@@ -28,6 +27,7 @@ from ruamel.yaml.error import YAMLError
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside, write_text
+from selfimprove.core.yaml import refuse_conflict
 
 DVC = (sys.executable, "-m", "selfimprove.pipeline.dvc_command")
 """The command ``dvc`` of our runs: it records a stage faster."""
@@ -38,8 +38,6 @@ RWLOCK = Path(".dvc/tmp/rwlock")
 REPO_LOCK = Path(".dvc/tmp/lock")
 """Locked (``flock``) by a DVC while it writes; released while its stage runs."""
 
-CONFLICT = re.compile(rb"^<{7} ", re.MULTILINE)
-"""What git writes into a file that it cannot merge."""
 POLL_SECONDS = 0.5
 TURN = Path(".scratch/locks/repro")
 """The run lock: locked by the run that uses this folder; contains its process id."""
@@ -118,14 +116,10 @@ def restore() -> Iterator[str]:
     """Repair what a killed DVC left and yield a sentence per repair. No DVC may be running in this folder.
 
     Raises:
-        UserError: git could not merge dvc.lock; which side to take is for the user to say.
+        UserError: git could not merge dvc.lock.
     """
     if LOCK.exists() and not _whole(LOCK):
-        if CONFLICT.search(LOCK.read_bytes()):
-            raise UserError(
-                f"{LOCK} has git's conflict markers; take one side whole, with `git checkout --ours {LOCK}` or "
-                f"`git checkout --theirs {LOCK}`, then run it again: DVC's run cache knows the stages of both."
-            )
+        refuse_conflict(LOCK)  # either side will do: DVC's run cache knows the stages of both
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:
                 shutil.copyfile(KEPT, part)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.publish import FINDER
-from selfimprove.core.yaml import read_yaml
+from selfimprove.core.yaml import read_yaml, refuse_conflict
 
 LOCK = Path("dvc.lock")
 FOLDER = ".dir"
@@ -55,10 +55,11 @@ def outputs() -> Iterator[Out]:
     """Every output of every finished stage; a folder precedes its files.
 
     Raises:
-        UserError: dvc.lock is missing or damaged.
+        UserError: dvc.lock is missing, damaged or not merged.
     """
     if not LOCK.is_file():
         raise UserError(f"{LOCK} does not exist, so there are no outputs yet; run `make repro`.")
+    refuse_conflict(LOCK)
     try:
         stages = read_yaml(LOCK)["stages"]
         listed = [(stage, out) for stage, entry in stages.items() for out in entry.get("outs", [])]

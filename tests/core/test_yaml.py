@@ -119,6 +119,13 @@ def test_a_file_that_is_not_a_yaml_mapping_is_refused_with_the_reason(tmp_path: 
     assert said in " ".join(str(caught.value).split())
 
 
+def test_a_file_that_git_could_not_merge_is_refused_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("<<<<<<< Updated upstream\n# A comment.\nrun:\n  seed: 17\n=======\nrun:\n>>>>>>> Stashed\n")
+    with pytest.raises(UserError, match="has git's conflict markers; take one side whole, with `git checkout --ours"):
+        read_yaml(path)
+
+
 def test_invalid_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     with pytest.raises(UserError, match="does not exist; run this in the repository's root"):

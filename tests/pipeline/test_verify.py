@@ -151,6 +151,10 @@ def test_a_damaged_or_missing_dvc_lock_is_reported_in_one_sentence(repo: Path) -
             2,
             ["dvc.lock is truncated or damaged; run `make repro`, which restores the last complete copy."],
         )
+    (repo / "dvc.lock").write_text("<<<<<<< HEAD\nstages: {}\n=======\nstages:\n>>>>>>> other\n")
+    code, (said,) = verify(repo)
+    assert code == 2
+    assert "dvc.lock has git's conflict markers" in said
     (repo / "dvc.lock").unlink()
     assert verify(repo) == (2, ["dvc.lock does not exist, so there are no outputs yet; run `make repro`."])
 
