@@ -25,6 +25,7 @@ from selfimprove.apps.claims.published import (
     read_all_published,
     read_published,
 )
+from selfimprove.apps.claims.verify import main as verify
 from selfimprove.apps.claims.verify import told
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
@@ -210,6 +211,15 @@ def test_a_damaged_published_run_is_reported_with_its_field(tmp_path: Path, key:
     write_json(file, {**run("avx2", 17), key: value})
     with pytest.raises(UserError, match=rf"avx2-17\.json: field '{key}' is missing or damaged; restore the file"):
         read_published(tmp_path)
+
+
+def test_a_run_that_was_stopped_before_its_report_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verify()
+    said = "No method has run to its end here, so nothing is compared with the published runs.\n"
+    assert capsys.readouterr() == (said, "")
 
 
 def test_a_run_with_params_that_lack_a_section_is_not_collected(tmp_path: Path) -> None:
