@@ -3,7 +3,9 @@
 A remote is an S3 bucket or a folder shared by several machines. ``publish`` copies to it every output in DVC's cache,
 and the run cache (which stage produced which outputs from which inputs). ``fetch`` downloads what a clone's dvc.lock
 names, and with ``--all-runs`` also the outputs of every other published run. Each fetched object is re-read and
-verified: DVC itself drops a damaged one without naming it, and trusts its own index of the remote.
+verified: DVC itself drops a damaged one without naming it, and trusts its own index of the remote. Whoever may write to
+the remote chooses what the run cache returns, but not where: an entry or a folder's list that names other paths than
+the stage's outputs is refused.
 
 Runs in the environment of ``make env-remote``, which has dvc-s3. Credentials are those found by boto3 (environment
 variables, ``~/.aws``, a machine's role) and are never written.
@@ -13,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -33,6 +35,12 @@ client, would then fail to read metrics of commits."""
 
 EARLIER = "an earlier run"
 """Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
+
+_RUN = re.compile(r"runs/([0-9a-f]{2})/\1[0-9a-f]{62}/[0-9a-f]{64}")
+"""Path of an entry of the run cache: two hashes, of the stage's inputs and of the whole entry."""
+
+_HASH = re.compile(r"[0-9a-f]{32}")
+"""The hash of a file, from which DVC makes the path of its object."""
 
 _WRITABLE = re.compile(r"[^%\"'\x00-\x1f\x7f-\U0010ffff]*")
 """Texts that .dvc/config returns as they were written: it interpolates ``%(name)s``, and is written as ASCII."""
@@ -99,13 +107,20 @@ def fetch(
                 "(RUNS=all fetches what every published run produced)."
             )
         runs = _copy_runs(repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"), repo.cache.legacy)
+        forged = _drop_forged(repo.cache.legacy)
         outs = _locked()
         named = {out.md5: str(out.path) for out in outs}
         if all_runs:
             named |= dict.fromkeys(_of_runs(_runs(repo.cache.legacy)) - set(named), EARLIER)
         missing = _bring(remote, repo.cache.local, named, where)
-        for folder in set(_folders(named)) - set(missing):
-            inner = _entries(repo.cache.local.oid_to_path(folder))
+        for folder in set(_folders(named)) - missing:
+            listed = Path(repo.cache.local.oid_to_path(folder))
+            try:
+                inner = _entries(listed)
+            except UserError:  # its hash is right, so it was published so
+                listed.unlink()
+                missing.add(folder)
+                continue
             named |= {oid: f"{named[folder]}/{path}" for oid, path in inner.items() if oid not in named}
         missing |= _bring(remote, repo.cache.local, named, where)
         absent = missing - set(remote.oids_exist(missing)) if missing else missing
@@ -120,8 +135,9 @@ def fetch(
                 repo.checkout(there, allow_missing=True)
         needed = {out.md5 for out in published if out.stage not in removed}
         excused = {out.md5 for out in outs} - needed
-        faults = list(_faults(missing - excused, named, remote))
-    print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are available here.")
+        faults = [*_faults(missing - excused, named, remote)]
+        faults += [f"{where}/{name} is damaged, so it is not used; delete it there." for name in forged]
+    print(f"{where}: {len(named) - len(missing)} objects and {runs - len(forged)} runs are available here.")
     if unpublished:
         print(f"stages of dvc.lock that were not published: {len(unpublished)}, such as {min(unpublished)}.")
     if removed:
@@ -219,11 +235,12 @@ def _runs(place: Any) -> dict[str, str]:
     """The run cache of a cache or remote: path below its root -> full path."""
     root = place.fs.join(place.path, "runs")
     found = place.fs.find(root) if place.fs.exists(root) else []
-    return {place.fs.relpath(path, place.path): path for path in found}
+    named = {place.fs.relpath(path, place.path): path for path in found}
+    return {name: path for name, path in named.items() if _RUN.fullmatch(name)}
 
 
 def _copy_runs(source: Any, target: Any) -> int:
-    """Copy the run-cache entries that the target lacks and return their number; names contain a hash of the entry."""
+    """Copy the run-cache entries that the target lacks and return their number."""
     from dvc_objects.fs import generic
 
     held = _runs(target)
@@ -235,14 +252,39 @@ def _copy_runs(source: Any, target: Any) -> int:
     return len(new)
 
 
+def _drop_forged(place: Any) -> list[str]:
+    """Delete the entries of the local run cache that do not have the hashes in their names; returns those names.
+
+    DVC would check out whatever paths such an entry names. The first hash covers the paths of the outputs, but not the
+    files that an output may list (``files``), which no stage here has.
+    """
+    from dvc.stage.cache import _get_cache_hash
+
+    reader, forged = YAML(typ="safe"), []
+    for name, path in sorted(_runs(place).items()):
+        try:
+            entry = reader.load(Path(path))
+            lists = any("files" in out for out in entry["outs"])
+            hashes = _get_cache_hash(entry), _get_cache_hash(entry, key=True)
+        except (YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            lists, hashes = True, ("", "")
+        if lists or hashes != (Path(path).name, Path(path).parent.name):
+            Path(path).unlink()
+            with suppress(OSError):  # DVC fails if the folder of a stage is empty
+                Path(path).parent.rmdir()
+            forged.append(name)
+    return forged
+
+
 def _of_runs(runs: dict[str, str]) -> set[str]:
     """The hashes of the outputs that entries of the local run cache name."""
     reader = YAML(typ="safe")
     found: set[str] = set()
     for path in runs.values():
         try:
-            found |= {out["md5"] for out in reader.load(Path(path))["outs"]}
-        except (YAMLError, ValueError, TypeError, KeyError):
+            named = [out["md5"] for out in reader.load(Path(path))["outs"]]
+            found |= {oid for oid in named if _HASH.fullmatch(oid.removesuffix(verify.FOLDER))}
+        except (YAMLError, ValueError, TypeError, KeyError, AttributeError):
             continue  # DVC removes a damaged entry when it encounters it
     return found
 
@@ -250,15 +292,22 @@ def _of_runs(runs: dict[str, str]) -> set[str]:
 def _inner(repo: Any, oids: Iterable[str]) -> set[str]:
     """Hashes of the files in those folders whose lists are in the local cache."""
     lists = [repo.cache.local.oid_to_path(oid) for oid in _folders(oids)]
-    return {oid for path in lists if Path(path).is_file() for oid in _entries(path)}
+    return {oid for path in lists if Path(path).is_file() for oid in _entries(Path(path))}
 
 
-def _entries(path: str) -> dict[str, str]:
-    """Hash -> path of each file in a folder's list. Raises: UserError: the local list is damaged."""
+def _entries(path: Path) -> dict[str, str]:
+    """Hash -> path of each file in a folder's list.
+
+    Raises:
+        UserError: the local list is damaged, or names a path outside of the folder.
+    """
     try:
-        return {entry["md5"]: entry["relpath"] for entry in json.loads(Path(path).read_bytes())}
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path} is damaged; run `make verify`, which shows the remedy.") from None
+        listed = [(entry["md5"], entry["relpath"]) for entry in json.loads(path.read_bytes())]
+        if all(_HASH.fullmatch(oid) and not {"", ".", ".."} & set(inner.split("/")) for oid, inner in listed):
+            return dict(listed)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise UserError(f"{path} is damaged; run `make verify`, which shows the remedy.")
 
 
 def _folders(oids: Iterable[str]) -> list[str]:
