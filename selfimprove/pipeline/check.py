@@ -124,6 +124,16 @@ def folder_faults(folder: Path) -> Iterator[str]:
         yield f"{NO_REPOSITORY}."
     if {*str(folder)} & {*"{}"}:
         yield f"the folder's path {folder} contains a curly bracket, which DVC cannot read; rename or move the folder."
+    if not _is_unicode(str(folder)):
+        yield f"the folder's path {folder} is not UTF-8, so DVC cannot record it; rename or move the folder."
+
+
+def _is_unicode(path: str) -> bool:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:  # Python keeps other bytes as surrogates
+        return False
+    return True
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:

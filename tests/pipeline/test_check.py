@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from functools import reduce
 from pathlib import Path
 
@@ -85,6 +87,18 @@ def test_a_path_that_dvc_cannot_read_is_refused(
     monkeypatch.chdir(folder / "{x}")
     (said,) = ends_with(capsys)
     assert said.startswith(f"the folder's path {folder}/{{x}} contains a curly bracket")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS only has Unicode names")
+def test_a_path_that_is_not_unicode_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = os.fsdecode(os.fsencode(folder) + b"/\xff")
+    os.mkdir(strange)
+    shutil.move("params.yaml", strange)
+    monkeypatch.chdir(strange)
+    (said,) = ends_with(capsys)
+    assert said.startswith(f"the folder's path {folder}/\\udcff is not UTF-8")
 
 
 @pytest.mark.parametrize(
