@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from selfimprove.core import cli
-from selfimprove.core.errors import UserError, first_line
+from selfimprove.core.errors import FULL, UserError, first_line, refusal
 from selfimprove.core.git import git
 from selfimprove.pipeline import verify
 
@@ -382,6 +382,9 @@ def _explained(error: BaseException, where: str, doing: str) -> str | None:
     while step is not None and step not in chain:
         chain.append(step)
         step = step.__cause__ or step.__context__
+    for one in chain:
+        if isinstance(one, OSError) and one.errno in FULL:
+            return refusal(one)  # names the file, which is here or there
     names = {type(one).__name__ for one in chain}
     if names & {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}:
         return (

@@ -5,8 +5,10 @@ The transfers themselves are tested with an S3 server, in ``tests/backends/test_
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +18,8 @@ from dvc.repo import Repo
 from dvc.stage.cache import _get_cache_hash
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.remote import fetch, publish
-from tests.support.sentences import refused_with
+from selfimprove.pipeline.remote import _explained, fetch, publish
+from tests.support.sentences import check_sentence, refused_with
 
 STAGE = "stages: {one: {cmd: mkdir out && echo right > out/file && echo ran >> log, deps: [input], outs: [out]}}\n"
 
@@ -111,3 +113,12 @@ def test_a_fetched_run_is_not_repeated(shared: Path) -> None:
     reproduce()
     assert Path("out/file").read_text() == "right\n"
     assert not Path("log").exists()
+
+
+def test_a_full_disk_is_reported_with_the_file_that_could_not_be_written_and_the_remedy() -> None:
+    error = OSError(
+        errno.ENOSPC, os.strerror(errno.ENOSPC), "/shared/files/md5/ab/c", None, "/here/.dvc/cache/ab/c.tmp"
+    )
+    said = _explained(error, "/shared", "read from") or ""
+    check_sentence(said)
+    assert said.startswith("/here/.dvc/cache/ab/c.tmp can't be written (No space left on device); free some space")
