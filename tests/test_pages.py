@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.yaml import read_yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -56,3 +58,14 @@ def test_make_help_lists_every_target_named_in_the_readme() -> None:
     named = set(re.findall(r"^    make ([a-z][\w/-]*)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M))
     assert named
     assert [name for name in sorted(named) if not re.search(rf"^  make {re.escape(name)}\s", menu, re.M)] == []
+
+
+def test_the_citation_names_every_paper_that_a_method_s_page_opens_with() -> None:
+    opening = "".join(
+        (ROOT / "docs" / page).read_text(encoding="utf-8").partition("\n## ")[0]
+        for page in ("rise.md", "agent-r.md", "reflect-rl.md", "spin.md")
+    )
+    papers = set(re.findall(r"https://arxiv\.org/abs/[\d.]+\d", opening))
+    assert len(papers) == 5  # SPIN's page has two
+    citation = read_yaml(ROOT / "CITATION.cff")
+    assert papers == {reference["url"] for reference in citation["references"]}
