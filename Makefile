@@ -10,8 +10,8 @@ SHELL := /bin/bash
 $(if $(wildcard requirements/main.lock),,$(error $(CURDIR) is not the folder of this Makefile; go there, or run `make -C FOLDER TARGET`))
 
 PYTHON ?= python3.11
-# For CPUs, torch is not in the hashed lock; it is installed separately, in the build that suits the machine:
-#   make setup TORCH_ARGS="--index-url <the index of that build>"
+# For CPUs, torch is not in the hashed lock; it is installed separately, in the build that suits the machine. On Linux,
+# PyPI's brings CUDA libraries of several GB; README.md names the index of the CPU build.
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 METHOD ?= all
