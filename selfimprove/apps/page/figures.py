@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from selfimprove.apps.page.library import Library
+from selfimprove.apps.page.library import SEQUENTIAL, Library
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.charts import Spec, counts_chart, curve_chart, curves_of, lines_chart, rows_chart
 
@@ -14,6 +14,14 @@ Drawn = list[tuple[str, str, Spec]]
 LETTERS = {"s": "solved", "u": "not solved", "b": "blocked"}
 BINS = 8
 REINFORCED = " during reinforcement learning"
+NAMES = {"loss": "training loss", f"steps{REINFORCED}": f"decisions{REINFORCED}"}
+"""Titles of columns whose own name would mislead; a chart of "steps" by step would be a riddle."""
+
+LOSSES = {
+    "rise": "larger for rows trained with reward weights, which scale it",
+    "spin": "rows trained on demonstrations and rows trained on pairs have different losses",
+}
+"""Why the training losses of a method's rows are not comparable."""
 
 
 def rows(run: Run, method: str) -> Spec | None:
@@ -56,9 +64,10 @@ def _training(run: Run, method: str) -> Drawn:
                         series.setdefault(name, {}).setdefault(row, []).append((point["step"], value))
     drawn: Drawn = []
     for name, rows_of in series.items():
-        title = name if name.endswith(REINFORCED) else {"loss": "training loss"}.get(name, f"{name} during training")
+        title = NAMES.get(name, name if name.endswith(REINFORCED) else f"{name} during training")
         title = title[0].upper() + title[1:].replace("_", " ")
-        chart = lines_chart(title, method, rows_of, name.removesuffix(REINFORCED).replace("_", " "))
+        y = NAMES.get(name, name).removesuffix(REINFORCED).replace("_", " ")
+        chart = lines_chart(title, method, rows_of, y, LOSSES.get(method, "") if name == "loss" else "")
         if chart is not None:
             drawn.append(
                 (f"train-{re.sub(r'[^a-z0-9]+', '-', name.lower())}", f"{title} by step, one line per row", chart)
@@ -68,6 +77,8 @@ def _training(run: Run, method: str) -> Drawn:
 
 def _distributions(method: str, library: Library) -> Drawn:
     sets = [one for one in library.sets if one["phase"] == "evaluation" and one["size"]]
+    run = library.runs.get(SEQUENTIAL)
+    of_run = "" if run is None else f", {SEQUENTIAL} runs"
     wanted = [
         ("result", "s", "Episode outcomes"),
         ("turns", "n", "Turns per episode"),
@@ -78,22 +89,27 @@ def _distributions(method: str, library: Library) -> Drawn:
     ]
     drawn: Drawn = []
     for x, key, title in wanted:
-        values = library.lengths if key == "w" else {one["row"]: _column(one, key) for one in sets}
+        values = library.lengths if key == "w" else {one["row"]: _column(one, key, run) for one in sets}
         named = [value for column in values.values() for value in column]
         if len(set(named)) < 2:
             continue
         order, label = _bins(named, key)
         series = {row: Counter(label(value) for value in column) for row, column in values.items()}
-        chart = counts_chart(title, method, series, x, order)
+        chart = counts_chart(f"{title}{of_run}", method, series, x, order)
         if chart is not None:
-            drawn.append((f"spread-{key}", f"{title}, as shares of each row's episodes", chart))
+            drawn.append((f"spread-{key}", f"{title}{of_run}, as shares of each row's episodes", chart))
     return drawn
 
 
-def _column(one: dict[str, Any], key: str) -> list[Any]:
-    column = one[key]
-    values = list(column) if isinstance(column, str | list) else [column] * one["size"]
-    return [value for value in values if value is not None]
+def _column(one: dict[str, Any], key: str, run: int | None) -> list[Any]:
+    """A set's values of a property, or those of one run's episodes."""
+
+    def values(name: str) -> list[Any]:
+        column = one[name]
+        return list(column) if isinstance(column, str | list) else [column] * one["size"]
+
+    pairs = zip(values(key), values("u"), strict=True)
+    return [value for value, of in pairs if value is not None and (run is None or of == run)]
 
 
 def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:

@@ -134,12 +134,11 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
         for point in points
     ]  # fmt: skip
     few = len({point[x] for point in points}) < MANY
-    axis = {"tickMinStep": 1, "format": "d"} | ({"values": sorted({point[x] for point in points})} if few else {})
     wide = {"condition": {"test": "datum.own", "value": 2.6}, "value": 1.4}
     title = f"{x} (controls: the one that they match)" if single else x
     shared = {
         "x": {"field": "place", "type": "quantitative", "title": title,
-              "axis": {**axis, "grid": False},
+              "axis": {**_whole([point[x] for point in points]), "grid": False},
               "scale": {"zero": False, "padding": 8}},
         "color": _legend(method, names),
     }  # fmt: skip
@@ -167,7 +166,9 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
     return _spec(f"{method_name(method)}: {curve['title']}", body, "; ".join(notes))
 
 
-def lines_chart(title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], y: str) -> Spec | None:
+def lines_chart(
+    title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], y: str, note: str = ""
+) -> Spec | None:
     """One line per row through (step, y) points, such as the training loss; None if there are no points."""
     values = [
         {"row": row_name(method, row), "x": point[0], "y": point[1]}
@@ -181,7 +182,7 @@ def lines_chart(title: str, method: str, series: Mapping[str, Sequence[tuple[flo
             "field": "x",
             "type": "quantitative",
             "title": "step",
-            "axis": {"grid": False, "tickMinStep": 1, "labelOverlap": True},
+            "axis": {"grid": False, "labelOverlap": True, **_whole([value["x"] for value in values])},
         },
         "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
         "color": (colour := _legend(method, list(series))),
@@ -191,7 +192,7 @@ def lines_chart(title: str, method: str, series: Mapping[str, Sequence[tuple[flo
         encoding["strokeDash"] = _apart(colour, DASHES[: len(series)][::-1])  # the last row is solid
     layer = [{"mark": {"type": "line", "strokeWidth": 1.6}}, *_points(values, colour)]
     body = {"data": {"values": values}, "width": WIDTH, "height": 260, "encoding": encoding, "layer": layer}
-    return _spec(title, body)
+    return _spec(title, body, note)
 
 
 def counts_chart(
@@ -249,6 +250,12 @@ def _with_comment(png: bytes, text: str) -> bytes:
     body = b"tEXt" + b"Comment\x00" + text.encode("latin-1")
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return png[:-12] + chunk + png[-12:]
+
+
+def _whole(places: Sequence[float]) -> dict[str, Any]:
+    """An axis's ticks at whole numbers; with few points, at these alone, since Vega would also draw halves."""
+    few = sorted(set(places))
+    return {"tickMinStep": 1, "format": "d"} | ({"values": few} if len(few) < MANY else {})
 
 
 def _apart(colour: Mapping[str, Any], kinds: Sequence[Any]) -> Spec:

@@ -5,7 +5,8 @@ import re
 import pytest
 from vl_convert import vegalite_to_svg
 
-from selfimprove.apps.page.figures import _bins
+from selfimprove.apps.page.figures import _bins, _distributions
+from selfimprove.apps.page.library import Library
 from selfimprove.apps.report.charts import VEGA_LITE, Spec, curve_chart, lines_chart
 
 
@@ -71,6 +72,25 @@ def test_a_line_of_one_point_beside_long_lines_is_drawn_as_a_point() -> None:
     few = lines_chart("loss", "rise", {"base": long[:3], "more_sft": [(5.0, 0.4)]}, "loss")
     assert few is not None
     assert marks(few) == 4
+
+
+def test_the_steps_of_a_short_run_are_whole_numbers() -> None:
+    chart = lines_chart("loss", "rise", {"base": [(1.0, 0.5), (2.0, 0.4), (3.0, 0.3)]}, "loss")
+    assert chart is not None
+    labels = re.findall(r">([\d.]+)</text>", vegalite_to_svg(chart, vl_version=VEGA_LITE))
+    assert "3" in labels
+    assert "2.5" not in labels
+
+
+def test_distributions_of_rise_leave_out_the_parallel_attempts() -> None:
+    library = Library("rise", runs={"": 0, "sequential": 1, "parallel": 2})
+    library.sets.append(
+        {"row": "base", "phase": "evaluation", "size": 4, "s": "suuu", "n": [5, 1, 2, 1], "u": [1, 2, 1, 2],
+         "x": 0, "z": 0, "r": [1000, 0, 0, 0]}
+    )  # fmt: skip
+    charts = {key: chart for key, _, chart in _distributions("rise", library)}
+    assert charts["spread-n"]["title"] == "Turns per episode, sequential runs"
+    assert [(bar["x"], bar["count"]) for bar in charts["spread-n"]["data"]["values"]] == [("2", 1), ("5", 1)]
 
 
 @pytest.mark.parametrize(
