@@ -84,7 +84,7 @@ no_profile = $(if $(or $(filter command,$(origin PROFILE)),$(and $(filter enviro
 
 help: ## list all targets
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
-	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | while read -r line; do printf '  make %-14s %s\n' "$${line%%:*}" "$${line##*## }"; done
+	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | while read -r line; do printf '  make %-15s %s\n' "$${line%%:*}" "$${line##*## }"; done
 
 setup: $(READY) ## create .venv and install the pinned packages (on a machine with NVIDIA GPUs, once with ACCELERATOR=cuda)
 
