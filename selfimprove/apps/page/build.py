@@ -173,7 +173,8 @@ class _Report:
         self._view("episodes.html", "Episodes", libraries=with_episodes)
         self._view("trees.html", "Trees", {"tree": trees.drawing()}, iterations=trees.write_trees(self.run, data))
         sets = pairs.write_pairs(self.run, data, scorer.margin, trained)
-        self._view("pairs.html", "Pairs", sets=sets, scored=scorer.scored)
+        can_have = any(key.endswith(pairs.TRAINED) for key, _ in sets)
+        self._view("pairs.html", "Pairs", sets=sets, unscored=can_have and not scorer.scored, logprobs=self.logprobs)
         self._view("compare.html", "Compare", runs=[compare.shown(self.run, other) for other in self.others])
         if self.views is not VIEWS:
             self._view(*LIVE, connect="'self'")

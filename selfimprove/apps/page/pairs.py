@@ -31,6 +31,9 @@ Json = dict[str, Any]
 Said = tuple[str, str]
 """Role and text."""
 
+TRAINED = ("pairs", "outcome")
+"""Names of the files of pairs that a model is trained on; only these have margins."""
+
 Margin = Callable[[str, str, Mapping[str, Any], int], list[float] | None]
 """(method, row, pair, number of lines in its file) -> the pair's margins before and after training."""
 
@@ -72,7 +75,7 @@ def _sources(
     data = run.root / "data" / method
     for row in run.rows(method):
         for path in sorted((data / row / "train").glob("*.jsonl")):
-            if path.stem in ("pairs", "outcome"):
+            if path.stem in TRAINED:
                 learner = trained.get(run.name(path), "") if trained else row
                 what = "training pairs" if learner else f"{path.stem} (not used in training)"
                 label = f"{row_name(method, learner or row)}: {what}"

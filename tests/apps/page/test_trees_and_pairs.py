@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from selfimprove.apps.page.build import build
+from selfimprove.apps.page.scores import Wanted
 from selfimprove.core.records import write_rows
 from tests.support.reports import chunk, make_tree, write_pairs, write_trees
 
@@ -87,3 +90,19 @@ def test_every_pair_is_on_the_page(tmp_path: Path) -> None:
         True,
         False,
     ]  # no positive trajectory has the start of the last one
+
+
+@pytest.mark.parametrize(("wanted", "reason"), [("no", "made without them"), ("auto", "too large or not available")])
+def test_pairs_without_margins_say_why(wanted: Wanted, reason: str, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "run", [("finish[red cheese]", "finish[blue cheese]")])
+    build(tmp_path / "run", tmp_path / "out", wanted)
+    page = (tmp_path / "out/pairs.html").read_text(encoding="utf-8")
+    assert page.count("No margins: ") == 1
+    assert reason in page
+
+
+def test_paths_that_no_model_is_trained_on_as_pairs_lack_no_margins(tmp_path: Path) -> None:
+    write_trees(tmp_path / "run", [make_tree()])
+    build(tmp_path / "run", tmp_path / "out")
+    assert chunk(tmp_path / "out", "pairs-index")["sets"]
+    assert "No margins" not in (tmp_path / "out/pairs.html").read_text(encoding="utf-8")
