@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,9 @@ def test_a_method_s_graph_fits_110_columns_and_lists_every_stage_after_those_it_
             assert mine.intersection(found[name]) <= set(shown[:place]), name
         assert f"{method}-report" == shown[-1]
     assert "rise-evaluate@{base,iter1,iter2,more_sft,single_turn,unweighted}" in picture("rise", found)
+    words = set(re.findall(r"\w+", picture("reflect_rl", found)))
+    assert {"no_curriculum", "policy_positive", "reinforce"} <= words
+    assert words.isdisjoint({"no_cur", "riculum", "_positive", "rl_", "force"})  # no name is broken at a line's end
 
 
 @pytest.mark.parametrize("method", METHODS)

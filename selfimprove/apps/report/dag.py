@@ -48,8 +48,11 @@ def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
     column = max(map(len, mine), default=0) + 2
     lines = [f"{method}: {len(mine)} stages; ← the stages each depends on, besides {ALWAYS}", ""]
     for name in mine:
-        inner = ", ".join(_together([one for one in found[name] if one != ALWAYS]))
-        wrapped = textwrap.wrap(inner, WIDTH - column - 4, break_on_hyphens=False) or [""]
+        width = WIDTH - column - 4
+        kinds = _together([one for one in found[name] if one != ALWAYS])
+        # A list that is longer than a line is broken between its names, never inside one.
+        inner = ", ".join(kind if len(kind) < width else kind.replace(",", ", ") for kind in kinds)
+        wrapped = textwrap.wrap(inner, width, break_long_words=False, break_on_hyphens=False) or [""]
         lines.append(f"  {name:{column}}{'← ' if inner else ''}{wrapped[0]}".rstrip())
         lines += [" " * (column + 4) + more for more in wrapped[1:]]
     return "\n".join(lines)
