@@ -170,7 +170,7 @@ def lines_chart(
     title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], y: str, note: str = ""
 ) -> Spec | None:
     """One line per row through (step, y) points, such as the training loss; None if there are no points."""
-    values = [
+    values: list[dict[str, Any]] = [
         {"row": row_name(method, row), "x": point[0], "y": point[1]}
         for row, points in series.items()
         for point in thinned(points)
