@@ -34,6 +34,11 @@ Said = tuple[str, str]
 TRAINED = ("pairs", "outcome")
 """Names of the files of pairs that a model is trained on; only these have margins."""
 
+SIDES = {
+    "pairs": ("Expert", "Opponent"), "outcome": ("Rewarded", "Not rewarded"), "negatives": ("Positive", "Negative"),
+}  # fmt: skip
+"""What the two sides of a set are called, by the last part of its key; of Agent-R's logs, good and bad path."""
+
 Margin = Callable[[str, str, Mapping[str, Any], int], list[float] | None]
 """(method, row, pair, number of lines in its file) -> the pair's margins before and after training."""
 
@@ -64,7 +69,8 @@ def write_pairs(
             starts = write_records(folder, name, records())
             if same:
                 write_chunk(folder, f"{name}-index", {"starts": starts, "same": "".join(same), **found})
-                sets.append({"key": key, "label": label, "file": name})
+                sides = SIDES.get(key.rpartition("/")[2], ("Good path", "Bad path"))
+                sets.append({"key": key, "label": label, "file": name, "sides": sides})
     write_chunk(folder, "pairs-index", {"sets": sets})
     return [(str(one["key"]), str(one["label"])) for one in sets]
 

@@ -78,6 +78,7 @@ def test_every_pair_is_on_the_page(tmp_path: Path) -> None:
     write_rows(tmp_path / "run/data/reflect_rl/trajectories.jsonl", lines)
     build(tmp_path / "run", tmp_path / "out")
     negatives, pairs = chunk(tmp_path / "out", "pairs-index")["sets"]
+    assert [one["sides"] for one in (negatives, pairs)] == [["Positive", "Negative"], ["Expert", "Opponent"]]
     assert chunk(tmp_path / "out", f"{pairs['file']}-index")["ids"] == [f"iter0-question-{n}" for n in range(1000)]
     assert chunk(tmp_path / "out", f"{negatives['file']}-index")["ids"] == [
         "0-negative_1",
@@ -104,5 +105,5 @@ def test_pairs_without_margins_say_why(wanted: Wanted, reason: str, tmp_path: Pa
 def test_paths_that_no_model_is_trained_on_as_pairs_lack_no_margins(tmp_path: Path) -> None:
     write_trees(tmp_path / "run", [make_tree()])
     build(tmp_path / "run", tmp_path / "out")
-    assert chunk(tmp_path / "out", "pairs-index")["sets"]
+    assert [one["sides"] for one in chunk(tmp_path / "out", "pairs-index")["sets"]] == [["Good path", "Bad path"]]
     assert "No margins" not in (tmp_path / "out/pairs.html").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
   const ROLES = /** @type {Record<string, string>} */ ({ assistant: "model", environment: "environment", reflector: "reflection" });
 
-  /** @typedef {{key: string, label: string, file: string}} Named */
+  /** @typedef {{key: string, label: string, file: string, sides: [string, string]}} Named */
   /** @typedef {Named & {starts: number[], same: string, ids: string[], texts: string[], margins: ([number, number] | null)[]}} Set */
 
   /** @type {Named[]} */
@@ -75,15 +75,16 @@
     const shown = set;
     const pair = (await load(`${shown.file}-${number}`))[place - shown.starts[number]];
     if (mine !== reading) return; // another pair was chosen while this one was loading
-    const facts = el("p", { class: "facts" }, el("span", {}, set.label));
+    const facts = el("p", { class: "facts" }, el("span", {}, shown.label));
+    const [one, other] = shown.sides;
     if (pair.margin) {
       const [before, after] = pair.margin.map((/** @type {number} */ value) => dialogue.signed(value));
-      facts.append(el("span", {}, `margin log p(preferred) − log p(rejected): ${before} before training, ${after} after`),
+      facts.append(el("span", {}, `margin log p(${one.toLowerCase()}) − log p(${other.toLowerCase()}): ${before} before training, ${after} after`),
         el("span", { class: pair.margin[1] >= pair.margin[0] ? "good" : "bad" }, change(pair.margin)));
     }
     const prompt = el("div", { class: "message user" }, el("div", { class: "who" }, el("b", {}, "prompt")), el("div", { class: "text" }, visible(pair.q)));
     renew(byId("reader"), el("h2", {}, visible(pair.i)), facts, prompt,
-      el("div", { class: "beside" }, column("Preferred", pair.real, "ins"), column("Rejected", pair.generated, "del")));
+      el("div", { class: "beside" }, column(one, pair.real, "ins"), column(other, pair.generated, "del")));
   }
 
   async function open() {
