@@ -1,6 +1,6 @@
 """Nested mappings: a profile over the default params, a row's settings over those of all rows, and walks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,17 +24,34 @@ def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
     """Yield every mapping at or below ``node``, a mapping or a list, with its path."""
     if isinstance(node, dict):
         yield path, node
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        yield from mappings(value, (*path, str(key)))
+    for name, inner in entries(node):
+        yield from mappings(inner, (*path, name))
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Yield every text at or below ``value``, except keys."""
+def texts(value: Any, without: Collection[str] = ()) -> Iterator[str]:
+    """Yield every text at or below ``value``, except keys and what is under the keys ``without``."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from texts(inner)
+    for name, inner in entries(value):
+        if name not in without:
+            yield from texts(inner, without)
+
+
+def places(node: Any, parts: Sequence[str], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) of every place whose path below ``node`` has these parts (``*``: any one part)."""
+    if not parts:
+        yield path, node
+        return
+    for name, inner in entries(node):
+        if parts[0] in ("*", name):
+            yield from places(inner, parts[1:], (*path, name))
+
+
+def entries(node: Any) -> list[tuple[str, Any]]:
+    """(name, value) of each entry of a mapping, or of a list, whose entries are named by their index; else none."""
+    if isinstance(node, list):
+        return [(str(index), value) for index, value in enumerate(node)]
+    return [(str(key), value) for key, value in node.items()] if isinstance(node, dict) else []
 
 
 def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -47,24 +64,14 @@ def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -
     full = deepcopy(dict(section))
     for place, keys in takers.items():
         *parts, last = place.removesuffix("?").split(".")
-        for node in _nodes(full, parts):
-            own = node.get(last, {} if place.endswith("?") else None)
+        for _, node in places(full, parts):
+            own = node.get(last, {} if place.endswith("?") else None) if isinstance(node, dict) else None
             if isinstance(own, Mapping):
                 node[last] = {}
                 for settings in [*(full.get(key) for key in keys), own]:
                     if isinstance(settings, Mapping):
                         merge(node[last], settings)
     return full
-
-
-def _nodes(node: Any, parts: Sequence[str]) -> list[dict[str, Any]]:
-    """All mappings at a path."""
-    if not isinstance(node, dict):
-        return []
-    if not parts:
-        return [node]
-    inner = list(node.values()) if parts[0] == "*" else [node.get(parts[0])]
-    return [found for one in inner for found in _nodes(one, parts[1:])]
 
 
 def _replaces(value: Mapping[str, Any], old: Mapping[str, Any]) -> bool:

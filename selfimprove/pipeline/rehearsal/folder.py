@@ -7,10 +7,9 @@ the rehearsal, so that the user's files do not change.
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from selfimprove.core.overlay import texts
 from selfimprove.core.publish import aside, write_text
 from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.math.arithmetic import generate
@@ -67,7 +66,7 @@ def link(place: Path, target: Path) -> None:
 
 def link_named_files(folder: Path, root: Path, params: Params, methods: list[str]) -> None:
     """Link the user's files and folders that the params name by relative path (a model, tasks, a template)."""
-    for name in sorted(set(_texts({key: params[key] for key in ("base", *methods)}))):
+    for name in sorted(set(texts({key: params[key] for key in ("base", *methods)}, NO_INPUTS))):
         path = Path(name)
         named = len(path.parts) > 1 or path.suffix
         if not named or path.is_absolute() or ".." in path.parts or (folder / path).exists():
@@ -121,15 +120,3 @@ def _free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def _texts(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, Mapping):
-        for key, value in node.items():
-            if key not in NO_INPUTS:
-                yield from _texts(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _texts(value)

@@ -4,18 +4,17 @@
 compares both sets of params key by key for every GPU profile.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from selfimprove.core.overlay import mappings
+from selfimprove.core.overlay import entries, mappings, places
 from selfimprove.methods.rows import NONE
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.forks import uses_gpu, uses_vllm
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.recorded import ABSENT, value_at
-from selfimprove.pipeline.rehearsal.keys import matches
 
 Params = dict[str, Any]
 Kind = Literal["size", "device", "model", "service", "data", "left out"]
@@ -322,7 +321,7 @@ def _let_expert_search(edit: _Edit, method: str) -> None:
 def _fit_sizes(edit: _Edit, method: str, processes: int) -> None:
     for table, absent_means_all in ((CAPS, False), (LIMITS, True)):
         for pattern, cap in table.items():
-            for key in list(matches(edit.params, pattern, method, create=absent_means_all)):
+            for key in list(_matches(edit.params, pattern, method, create=absent_means_all)):
                 old = edit.get(key)
                 if old is not None or absent_means_all:
                     edit.set(key, cap if old is None or old == "auto" else min(old, cap), "size")
@@ -340,6 +339,15 @@ def _fit_sizes(edit: _Edit, method: str, processes: int) -> None:
                 min(node.get("max_train_tokens") or TRAINING_TOKENS, TRAINING_TOKENS),
                 "size",
             )
+
+
+def _matches(params: Params, pattern: str, method: str, *, create: bool) -> Iterator[str]:
+    """Yield keys of ``method`` that match a pattern; with ``create``, the last part may be absent from its mapping."""
+    *parts, last = pattern.split(".")
+    for path, node in places({method: params[method]}, parts):
+        names = [name for name, _ in entries(node) if last in ("*", name)]
+        for name in names or ([last] if create and isinstance(node, dict) else []):
+            yield ".".join((*path, name))
 
 
 def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpus: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfimprove.core.overlay import mappings
 from selfimprove.pipeline.rehearsal.rule import Params, Replacement
 
 
@@ -56,18 +57,16 @@ def _kept(methods: Sequence[str], run: Params) -> list[str]:
     return lines
 
 
-def _trainings(node: Any) -> set[str]:
+def _trainings(section: Params) -> set[str]:
     """Backend, launcher and trained weights of each training in a section."""
     found: set[str] = set()
-    if isinstance(node, Mapping):
+    for _, node in mappings(section):
         if "launcher" in node and node.get("epochs") != 0:
             launcher = node["launcher"]
             kind = launcher["kind"] + (f" ZeRO-{launcher.get('zero_stage', 3)}" * (launcher["kind"] == "deepspeed"))
             lora = node.get("lora")
             what = _adapters(lora.get("quantize", "none")) if lora else "all weights"
             found.add(f"training by {node.get('backend', 'trainer')}, {kind}, {what}")
-        for value in node.values():
-            found |= _trainings(value)
     return found
 
 
