@@ -18,7 +18,7 @@ from types import FrameType
 from filelock import FileLock
 from ruamel.yaml import YAML
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, for_terminal
 from selfimprove.core.overlay import mappings
 from selfimprove.core.publish import write_json, write_text
 from selfimprove.core.records import read_object
@@ -31,7 +31,7 @@ from selfimprove.pipeline.rehearsal import stand_in
 from selfimprove.pipeline.rehearsal.rule import Here, Params, rehearsable, rehearsed, uses_gpu_packages
 from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
-from selfimprove.pipeline.rehearsal.tell import printable, tell
+from selfimprove.pipeline.rehearsal.tell import tell
 from selfimprove.pipeline.sections import schema_faults, spelled_out
 from selfimprove.pipeline.warm import PARALLEL
 
@@ -243,7 +243,7 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: 
         if jobs == 1:
             _note(folder, minutes, stage, began)
         return 0
-    end = "\n".join(f"  | {printable(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
+    end = "\n".join(f"  | {for_terminal(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
     print(
         f"{end}\n{f'stage {stage}' if jobs == 1 and stage else 'the run'} failed; {log} contains the full output. "
         "Fix the cause and run the same command again: it resumes there.",

@@ -89,8 +89,3 @@ def _not_rehearsed(asked: Params, methods: Sequence[str]) -> list[str]:
 def _short(value: Any) -> str:
     text = "(absent)" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def printable(text: str) -> str:
-    """A line with non-printable characters, such as terminal control codes, replaced by spaces."""
-    return "".join(char if char.isprintable() else " " for char in text)
