@@ -41,9 +41,11 @@ class Overall:
             return line
         self.end()
         self._met.add(found[1])
-        if not line.startswith("Running") or found[1] == ALWAYS:
+        if not line.startswith("Running"):
             return line
         self._running, self._since = found[1], time.monotonic()
+        if found[1] == ALWAYS:
+            return line
         if not self._names:  # deferred: a run without changes reads no files
             self._names = stage_names(self._goals)
         return f"{line.rstrip().rstrip(':')} ({self._position()}):\n"
@@ -86,10 +88,10 @@ def keep_seconds(stage: str, seconds: float) -> None:
         write_json(SECONDS, known_seconds() | {stage: round(seconds, 1)})
 
 
-def known_seconds() -> dict[str, float]:
-    """Stage -> duration of its last run here, in seconds."""
+def known_seconds(root: Path = Path()) -> dict[str, float]:
+    """Stage -> duration of its last run in this folder, in seconds."""
     try:
-        value = json.loads(SECONDS.read_text(encoding="utf-8"))
+        value = json.loads((root / SECONDS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     found = value.items() if isinstance(value, dict) else ()

@@ -1,6 +1,5 @@
 """Runs a rehearsal: prepares its folder, serves the teacher, runs DVC and prints the report."""
 
-import json
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
+from graphlib import TopologicalSorter
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -20,9 +20,9 @@ from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError, for_terminal
 from selfimprove.core.overlay import mappings
-from selfimprove.core.publish import write_json, write_text
-from selfimprove.core.records import read_object
+from selfimprove.core.publish import write_json
 from selfimprove.pipeline.lock import alone
+from selfimprove.pipeline.overall import known_seconds
 from selfimprove.pipeline.parallel import needs_of
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import composed
@@ -213,12 +213,12 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
 def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: int = 1) -> int:
     """Run DVC in a folder, printing one line per stage; its output goes to a log, the end of which is shown on failure.
 
-    ``jobs``: number of parallel stages; if it is 1, their durations are recorded (``minutes_of``).
+    ``jobs``: number of parallel stages.
     """
-    log, minutes = folder / "log.txt", _noted(folder)
+    log = folder / "log.txt"
     how = ["dvc", "repro"] if jobs == 1 else [*PARALLEL, str(jobs)]
     command = [_python(environment), "-m", "selfimprove.pipeline.warm", *how, *goals]  # as in `make repro`
-    stage, began = "", time.monotonic()
+    stage = ""
     with (
         log.open("w", encoding="utf-8") as out,
         _ended_with_us(
@@ -234,14 +234,10 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: 
             out.flush()
             found = _RUNNING.search(line)
             if found is not None:
-                if jobs == 1:
-                    _note(folder, minutes, stage, began)
-                stage, began = found[1], time.monotonic()
+                stage = found[1]
                 print(f"  {time.strftime('%H:%M:%S')}  {stage}", flush=True)
         code = process.wait()
     if code == 0:
-        if jobs == 1:
-            _note(folder, minutes, stage, began)
         return 0
     end = "\n".join(f"  | {for_terminal(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
     print(
@@ -273,24 +269,12 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[
             process.wait()
 
 
-def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> None:
-    if stage:
-        minutes.pop(stage, None)  # the most recent comes last
-        minutes[stage] = round((time.monotonic() - began) / 60, 2)
-        write_text(folder / "minutes.json", json.dumps(minutes, indent=2) + "\n")
-
-
 def minutes_of(folder: Path, goals: list[str]) -> dict[str, float]:
-    """Stage -> minutes of its last run, in this or an earlier call, of the goals and the stages that they need."""
+    """Minutes of the last run, in this or an earlier call, of the goals and the stages that they need, these first."""
     from dvc.repo import Repo
 
     with Repo(str(folder)) as repo:
         needs = needs_of(repo, [f"{folder / 'dvc.yaml'}:{goal}" for goal in goals])
-    needed = {stage.rpartition(":")[2] for stage in needs}
-    return {stage: minutes for stage, minutes in _noted(folder).items() if stage in needed}
-
-
-def _noted(folder: Path) -> dict[str, float]:
-    """The minutes of all stages that have run in the folder."""
-    file = folder / "minutes.json"
-    return read_object(file) if file.is_file() else {}
+    order = [stage.rpartition(":")[2] for stage in TopologicalSorter(needs).static_order()]
+    seconds = known_seconds(folder)
+    return {stage: round(seconds[stage] / 60, 2) for stage in order if stage in seconds}
