@@ -34,7 +34,7 @@ from selfimprove.pipeline import dvc_files, kernels, warm
 from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, S, load_section, named_paths
-from selfimprove.pipeline.recorded import check_unedited
+from selfimprove.pipeline.recorded import check_unedited, of_method
 from selfimprove.pipeline.stage_log import kept_log
 from selfimprove.training.stopping import sigterm_interrupts
 
@@ -86,8 +86,7 @@ class Stage(Generic[S]):
             raise RuntimeError(f"{self.name}: input {path} was declared after the work began")
         place = Path(path)
         if not place.exists():
-            own = self.item if self.item in METHODS else "all"  # of a stage that the methods share
-            method = next((one for one in METHODS if self.name.startswith(f"{one}-")), own)
+            method = next((one for one in METHODS if of_method(self.name, one)), "all")
             raise UserError(
                 f"{path} does not exist; run `make repro METHOD={method}`, which first runs the stages that write it."
             )

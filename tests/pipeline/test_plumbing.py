@@ -53,7 +53,10 @@ NOTHING: dict[str, str] = {
         def stage_lock(folder, stage): return nullcontext()
     """,
     "selfimprove/pipeline/overall.py": "",
-    "selfimprove/pipeline/recorded.py": "def check_unedited(stage, values): pass",
+    "selfimprove/pipeline/recorded.py": """
+        def check_unedited(stage, values): pass
+        def of_method(stage, method): return False
+    """,
     "selfimprove/pipeline/stage_log.py": """
         from contextlib import nullcontext
         def kept_log(stage): return nullcontext()

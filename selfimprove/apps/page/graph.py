@@ -14,6 +14,7 @@ from selfimprove.apps.report.words import method_name, row_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.recorded import of_method
 
 CODE = "data/code/"
 """Folder of code hashes: every stage has one as an input, but they are of no interest to readers."""
@@ -107,7 +108,7 @@ def stages(run: Run) -> list[StageShown]:
             for out in one["outputs"]
             for there in [(run.root / out["path"]).exists()]
         ]
-        method = next((name for name in METHODS if one["name"].split("-")[0].split("@")[-1] == name), "")
+        method = next((name for name in METHODS if of_method(one["name"], name)), "")
         found.append(
             StageShown(
                 one["name"], one["what"], method, kind, row, one["needs"], one["after"],
