@@ -48,7 +48,7 @@ from selfimprove.models.base import MADE, BaseParams, BaseSection
 from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.plan.shapes import find_config, usable_positions
-from selfimprove.pipeline.recorded import ABSENT, has_results, planned, value_at
+from selfimprove.pipeline.recorded import ABSENT, GRAPH, has_results, planned, value_at
 from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 from selfimprove.training.config import FinetuneParams
@@ -57,7 +57,6 @@ SAY = "--say"
 """Option of ``make check``: report success as well; before a run, only faults are printed."""
 PARAMS_ONLY = "params"
 """In place of a method: check only params.yaml."""
-GRAPH_FILE = Path("dvc.yaml")
 LOCAL = ("models/", "/", "./", "../")
 """Prefixes of model names that must be folders; any other name may be on the hub."""
 FILE_KEYS = (
@@ -140,8 +139,8 @@ def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
     """One sentence per invalid key and per key missing for DVC, and one if the tracking package cannot be used."""
     faults = list(schema_faults(values, str(PARAMS_FILE)))
     yield from faults
-    if not faults and GRAPH_FILE.is_file():
-        yield from graph_faults(values, _graph(GRAPH_FILE.absolute(), GRAPH_FILE.stat().st_mtime_ns))
+    if not faults and GRAPH.is_file():
+        yield from graph_faults(values, _graph(GRAPH.absolute(), GRAPH.stat().st_mtime_ns))
     with suppress(ValidationError):  # already reported
         yield from _said("", check_package, TrackingParams.model_validate(values.get("tracking", {})))
 

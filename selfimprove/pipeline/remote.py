@@ -28,6 +28,7 @@ from selfimprove.core import cli
 from selfimprove.core.errors import FULL, UserError, first_line, refusal
 from selfimprove.core.git import git
 from selfimprove.pipeline import verify
+from selfimprove.pipeline.recorded import LOCK
 
 NAME = "shared"
 """The remote's name in .dvc/config. It is not DVC's default remote, because the main environment's DVC, which has no S3
@@ -101,9 +102,9 @@ def fetch(
     dvc.lock also names stages that the publisher did not run, such as the default's; these are only counted.
     """
     with _opened("read from") as (repo, remote, where):
-        if not verify.LOCK.is_file() and not all_runs:
+        if not LOCK.is_file() and not all_runs:
             raise UserError(
-                f"{verify.LOCK}, which names what to fetch, does not exist; commit it where the run was made, and pull "
+                f"{LOCK}, which names what to fetch, does not exist; commit it where the run was made, and pull "
                 "(RUNS=all fetches what every published run produced)."
             )
         runs = _copy_runs(repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"), repo.cache.legacy)
@@ -227,7 +228,7 @@ def _faults(missing: Iterable[str], named: dict[str, str], remote: Any) -> Itera
 
 def _locked() -> list[verify.Out]:
     """The outputs that DVC's cache keeps."""
-    outs = verify.outputs() if verify.LOCK.is_file() else ()
+    outs = verify.outputs() if LOCK.is_file() else ()
     return [out for out in outs if not out.path.is_relative_to(verify.KEPT_BY_GIT)]
 
 

@@ -42,8 +42,9 @@ from selfimprove.pipeline.jobs import asked, gpu_shares
 from selfimprove.pipeline.layout import rewritten
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS, PARAMS_FILE, named_paths, short
+from selfimprove.pipeline.recorded import LOCK
 from selfimprove.pipeline.stage import content_digest
-from selfimprove.pipeline.verify import KEPT_BY_GIT, LOCK, outputs
+from selfimprove.pipeline.verify import KEPT_BY_GIT, outputs
 
 HOME = Path(".scratch/sweep")
 MOST_POINTS = 1000

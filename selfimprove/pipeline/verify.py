@@ -16,8 +16,8 @@ from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.publish import FINDER
 from selfimprove.core.yaml import read_yaml, refuse_conflict
+from selfimprove.pipeline.recorded import LOCK
 
-LOCK = Path("dvc.lock")
 FOLDER = ".dir"
 """Suffix of a folder's hash, for which the cache holds a JSON list of the folder's files and their hashes."""
 KEPT_BY_GIT = Path("results/headline")
@@ -61,14 +61,28 @@ def outputs() -> Iterator[Out]:
         raise UserError(f"{LOCK} does not exist, so there are no outputs yet; run `make repro`.")
     refuse_conflict(LOCK)
     try:
-        stages = read_yaml(LOCK)["stages"]
-        listed = [(stage, out) for stage, entry in stages.items() for out in entry.get("outs", [])]
-        for stage, out in listed:
-            yield from _expanded(Out(stage, Path(out["path"]), out["md5"]))
-    except (UserError, ValueError, KeyError, TypeError, AttributeError):
+        for out in outputs_of(read_yaml(LOCK)):
+            yield from _expanded(out)
+    except (UserError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{LOCK} is truncated or damaged; run `make repro`, which restores the last complete copy."
         ) from None
+
+
+def outputs_of(lock: Any) -> list[Out]:
+    """Every output in ``lock``, the content of a dvc.lock, without the files of folders.
+
+    Raises:
+        ValueError: it lacks stages, or an output's path or hash.
+    """
+    try:
+        return [
+            Out(stage, Path(out["path"]), str(out["md5"]))
+            for stage, entry in lock["stages"].items()
+            for out in entry.get("outs", [])
+        ]
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError("it lacks stages, or an output's path or hash") from None
 
 
 def stages_absent(outs: list[Out], there: Callable[[Out], bool]) -> set[str]:

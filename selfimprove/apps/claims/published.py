@@ -28,6 +28,7 @@ from selfimprove.pipeline.kernels import name_of
 from selfimprove.pipeline.params import METHODS, RunParams, load_section
 from selfimprove.pipeline.profiles import DEFAULT
 from selfimprove.pipeline.sections import schema_faults
+from selfimprove.pipeline.verify import outputs_of
 
 FOLDER = Path("results/published")
 PROFILES = "profiles"
@@ -138,12 +139,9 @@ def output_hashes(lock: Path) -> dict[str, str]:
     if not lock.is_file():
         return {}
     try:
-        stages = read_yaml(lock)["stages"]
-        return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{lock} is damaged: it lacks stages, or an output's path or hash; restore it with `git restore {lock}`."
-        ) from None
+        return {str(out.path): out.md5 for out in outputs_of(read_yaml(lock))}
+    except ValueError as error:
+        raise UserError(f"{lock} is damaged: {error}; restore it with `git restore {lock}`.") from None
 
 
 def publish(run: Published, folder: Path = FOLDER) -> Path:

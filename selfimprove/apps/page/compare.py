@@ -12,7 +12,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from selfimprove.apps.page import provenance
-from selfimprove.apps.page.graph import hashes_of
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.page.tables import Plain
 from selfimprove.apps.report.charts import own_rows
@@ -21,7 +20,7 @@ from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate, Outcome, average, paired_difference, unpaired_difference
 from selfimprove.methods.summary import headline
-from selfimprove.pipeline.verify import cache_of
+from selfimprove.pipeline.verify import cache_of, outputs_of
 
 EXPERIMENTS = "refs/exps"
 MOST = 8
@@ -105,7 +104,7 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
     if not text:
         return None
     try:
-        hashes = hashes_of(YAML(typ="safe").load(text) or {})
+        outs = outputs_of(YAML(typ="safe").load(text))
         params = YAML(typ="safe", pure=True).load(provenance.git(run, "show", f"{revision}:params.yaml"))
     except (YAMLError, ValueError, RecursionError):
         return None
@@ -114,7 +113,7 @@ def _of_revision(run: Run, revision: str, name: str) -> Other | None:
     except UserError as error:
         run.tell(str(error))
         return None
-    files = {path: cache / md5[:2] / md5[2:] for path, md5 in hashes.items() if md5}
+    files = {str(out.path): cache / out.md5[:2] / out.md5[2:] for out in outs}
     there = {path: file for path, file in files.items() if path.endswith("outcomes.jsonl") and file.is_file()}
     about = provenance.git(run, "log", "-1", "--format=%h, %cs: %s", revision)
     missing = sum(path.endswith("outcomes.jsonl") for path in files) - len(there)

@@ -9,12 +9,13 @@ from typing import Any
 
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.charts import COLOURS, SCHEMA, Spec, theme
-from selfimprove.apps.report.schema import Part, Trained, read_timing
+from selfimprove.apps.report.schema import Trained, read_timing
 from selfimprove.apps.report.words import method_name, row_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.recorded import of_method
+from selfimprove.pipeline.verify import outputs_of
 
 CODE = "data/code/"
 """Folder of code hashes: every stage has one as an input, but they are of no interest to readers."""
@@ -46,21 +47,6 @@ class StageShown:
     def anchor(self) -> str:
         """Id of its entry in the page."""
         return "stage-" + "".join(one if one.isalnum() else "-" for one in self.name)
-
-
-class _Out(Part):
-    path: str
-    md5: str | int = ""
-
-
-class _Entry(Part):
-    outs: list[_Out] | None = None
-
-
-class _Lock(Part):
-    """What is read of ``dvc.lock``."""
-
-    stages: dict[str, _Entry] | None = None
 
 
 _ASK = """
@@ -124,20 +110,10 @@ def locked(run: Run) -> dict[str, str]:
     """Output -> its hash in ``dvc.lock``."""
     path = run.root / "dvc.lock"
     try:
-        return hashes_of(read_yaml(path)) if path.exists() else {}
+        return {str(out.path): out.md5 for out in outputs_of(read_yaml(path))} if path.exists() else {}
     except (OSError, ValueError, UserError):
         run.tell("dvc.lock cannot be read; `git checkout dvc.lock` restores it.")
         return {}
-
-
-def hashes_of(lock: object) -> dict[str, str]:
-    """Output -> its hash in the parsed ``dvc.lock``.
-
-    Raises:
-        ValueError: it is not a ``dvc.lock``.
-    """
-    entries = (_Lock.model_validate(lock).stages or {}).values()
-    return {out.path: str(out.md5) for entry in entries for out in entry.outs or []}
 
 
 def trained_on(found: list[StageShown]) -> dict[str, str]:
