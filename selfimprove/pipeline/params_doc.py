@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from selfimprove.core.pages import markdown
 from selfimprove.envs.registry import INNER
 from selfimprove.pipeline.meanings import MEANINGS
 from selfimprove.pipeline.sections import SCHEMAS
@@ -27,10 +28,12 @@ def page() -> str:
         text = " ".join((schema.__doc__ or "").split())
         more = ["", f"The same keys: {', '.join(f'`{place}`' for place in places[1:])}."] if places[1:] else []
         variant = f" ({_variant(schema)})" if titles[places[0]] > 1 else ""
-        lines += ["", f"## `{places[0]}`{variant}", "", text, *more]
-        lines += ["", "| key | type | default | meaning |", "|---|---|---|---|"]
-        for key, field in keys_of(schema):
-            lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning(schema, key)} |")
+        rows = [
+            [f"`{key}`", _type(field.annotation), _default(field), meaning(schema, key)]
+            for key, field in keys_of(schema)
+        ]
+        table = markdown(["key", "type", "default", "meaning"], rows)
+        lines += ["", f"## `{places[0]}`{variant}", "", text, *more, "", table.rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 

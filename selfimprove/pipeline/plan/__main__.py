@@ -1,7 +1,7 @@
 """``make plan``: estimates what every stage of params.yaml, or of ``PROFILE=name``, needs and checks that it fits."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -46,32 +46,18 @@ def main(
     """Print the plan. Exit code 2: something does not fit (``all``: one of the profiles), or an option is invalid."""
     if method != "all" and method not in METHODS:
         raise UserError(f"METHOD={method!r} is not a method; choose all, {', '.join(METHODS)}.")
-    machines = parse_nodes(nodes)
     asked = Asked(
         gpus=parse_gpus(gpus) if gpus else None,
         gpu=parse_gpu(gpu) if gpu else None,
         disk=parse_disk(disk) if disk else None,
         price=parse_price(price) if price else None,
+        nodes=parse_nodes(nodes),
         hourly=parse_hourly(gpu_price) if gpu_price else None,
     )
-
-    def planned(count: int, *, wide: bool = False) -> list[MethodPlan]:
-        return [
-            plan
-            for name in (names() if profile == "all" else [profile])
-            if profile != "all" or method in ("all", *methods_of(name))
-            for plan in plans(name, method, replace(asked, nodes=count, wide=wide))
-            if profile != "all" or any(line.gpus for line in plan.lines)
-        ]
-
-    found = planned(machines)
     if profile == "all":
-        print(overview(found) if machines == 1 else cluster_overview(planned(1), found, planned(machines, wide=True)))
-        unfit = [name for name in names() if faults([plan for plan in found if plan.profile == name])]
-        if unfit:
-            alone = "does not fit; plan it alone (PROFILE={}, other settings unchanged) to see why."
-            raise UserError("\n".join(f"{name} {alone.format(name)}" for name in unfit))
+        _plan_all(method, asked)
         return
+    found = plans(profile, method, asked)
     console = Console(markup=False, emoji=False)
     for plan in found:
         show(plan, console, detail=detail)
@@ -81,6 +67,23 @@ def main(
     if problems:
         raise UserError("\n".join(f"does not fit: {problem}" for problem in problems))
     console.print("Everything fits.", highlight=False)
+
+
+def _plan_all(method: str, asked: Asked) -> None:
+    """Print the totals of every profile that uses GPUs, for one machine or, with several, also compared with one."""
+
+    def planned(**changes: Any) -> list[MethodPlan]:
+        profiles = [name for name in names() if method in ("all", *methods_of(name))]
+        found = [plan for name in profiles for plan in plans(name, method, replace(asked, **changes))]
+        return [plan for plan in found if any(line.gpus for line in plan.lines)]
+
+    found = planned()
+    one = asked.nodes == 1
+    print(overview(found) if one else cluster_overview(planned(nodes=1), found, planned(wide=True)), end="")
+    unfit = [name for name in names() if faults([plan for plan in found if plan.profile == name])]
+    if unfit:
+        alone = "does not fit; plan it alone (PROFILE={}, other settings unchanged) to see why."
+        raise UserError("\n".join(f"{name} {alone.format(name)}" for name in unfit))
 
 
 if __name__ == "__main__":

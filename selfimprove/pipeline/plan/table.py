@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from selfimprove.core.pages import markdown
 from selfimprove.pipeline.plan.estimate import Estimate
 from selfimprove.pipeline.plan.hardware import GB
 from selfimprove.pipeline.plan.plan import MethodPlan, disk_of
@@ -150,42 +151,47 @@ def cluster_overview(one: Sequence[MethodPlan], several: Sequence[MethodPlan], w
     """A Markdown table of each GPU profile's hours on one machine, on several, and on several with all training spread
     over them; with the longest stage, GPU hours and cost of the second case."""
     machine = several[0].machine
-    rows = [
-        f"| profile | hours, 1 node | {machine.nodes} nodes | training on all, too | longest stage on {machine.nodes} "
-        "| its GPUs | GPU hours | cost |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = [
+        "profile", "hours, 1 node", f"{machine.nodes} nodes", "training on all, too",
+        f"longest stage on {machine.nodes}", "its GPUs", "GPU hours", "cost",
+    ]  # fmt: skip
+    rows = []
     for before, plan, best in zip(one, several, wide, strict=True):
         worst, total = plan.bottleneck, plan.hours or 0.0
         method = f" ({plan.method})" if sum(other.profile == plan.profile for other in several) > 1 else ""
         share = f", {(worst.hours or 0.0) / total:.0%}" if total else ""
         rows.append(
-            f"| `{plan.profile}`{method} | {hours(before.hours)} | {hours(plan.hours)} | {hours(best.hours)} "
-            f"| {short(worst, plan)}{share} | {worst.at_work} of {machine.gpus} | {hours(total * machine.gpus)} "
-            f"| {'–' if plan.cost is None else f'{plan.cost:,.0f}'} |"
-        )
-    return "\n".join(rows)
+            [
+                f"`{plan.profile}`{method}", hours(before.hours), hours(plan.hours), hours(best.hours),
+                f"{short(worst, plan)}{share}", f"{worst.at_work} of {machine.gpus}", hours(total * machine.gpus),
+                "–" if plan.cost is None else f"{plan.cost:,.0f}",
+            ]
+        )  # fmt: skip
+    return markdown(heads, rows)
 
 
 def overview(found: Sequence[MethodPlan]) -> str:
     """A Markdown table with one line per profile and method: its totals and whether it fits."""
-    rows = [
-        "| profile | GPUs | GB a GPU | host GB | disk GB | tokens read | written | teacher tokens | GPU hours | fits |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = [
+        "profile", "GPUs", "GB a GPU", "host GB", "disk GB", "tokens read", "written", "teacher tokens", "GPU hours",
+        "fits",
+    ]  # fmt: skip
+    rows = []
     for plan in found:
         machine = plan.machine
         remote = sum(read + written for _, read, written in plan.remote.values())
         method = f" ({plan.method})" if sum(other.profile == plan.profile for other in found) > 1 else ""
         total = sum((line.hours or 0.0) * line.gpus for line in plan.lines)
         rows.append(
-            f"| `{plan.profile}`{method} | {machine.count} × {machine.gpu.name}, {machine.memory / GB:.0f} GB "
-            f"| {size(max(line.memory.total for line in plan.lines))} | {size(max(line.host for line in plan.lines))} "
-            f"| {size(plan.kept + plan.while_running)} | {count(sum(line.read for line in plan.lines))} "
-            f"| {count(sum(line.written for line in plan.lines))} | {count(remote) if remote else '–'} "
-            f"| {hours(total)} | {'no' if plan.problems else 'yes'} |"
-        )
-    return "\n".join(rows)
+            [
+                f"`{plan.profile}`{method}", f"{machine.count} × {machine.gpu.name}, {machine.memory / GB:.0f} GB",
+                size(max(line.memory.total for line in plan.lines)), size(max(line.host for line in plan.lines)),
+                size(plan.kept + plan.while_running), count(sum(line.read for line in plan.lines)),
+                count(sum(line.written for line in plan.lines)), count(remote), hours(total),
+                "no" if plan.problems else "yes",
+            ]
+        )  # fmt: skip
+    return markdown(heads, rows)
 
 
 def short(line: Estimate, plan: MethodPlan) -> str:
