@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from selfimprove.core.errors import UserError, sentence
+from selfimprove.core.errors import UserError, meant, sentence
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.pipeline.kernels import Kernels
@@ -30,6 +30,9 @@ OUTPUTS = ("data", "models", "results", ".scratch")
 
 CLOSE, MOST_TRIED = 0.5, 5
 """How similar a known key must be to an unknown one to be suggested, and how many are tried in its place."""
+
+RENAME = "remove it or fix its name."
+"""The remedy for an unknown key if no known one is close."""
 
 SHOWN = 60
 """Maximum number of characters of a value that a message repeats."""
@@ -130,7 +133,7 @@ def _holds_outputs(path: Path) -> bool:
 def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
     unknown = [key for key in values if key not in SECTIONS]
     if unknown:
-        raise UserError(f"{where}: unknown section {unknown[0]!r}{_nearest(str(unknown[0]), SECTIONS)}")
+        raise UserError(f"{where}: unknown section {unknown[0]!r}; {meant(unknown[0], SECTIONS, RENAME)}")
     if name not in values:
         raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
     for path in sorted(named_paths(values[name], every=True)):
@@ -150,8 +153,8 @@ def _sentence(fault: ErrorDetails, section: str, value: Any, schema: type[Sectio
     kind = fault["type"]
     if kind == "extra_forbidden":
         close = get_close_matches(place[-1], sorted(_known_keys()), n=MOST_TRIED, cutoff=CLOSE)
-        taken = [key for key in close if _takes(schema, value, place, key)]
-        return f"{path}: unknown key{_nearest(place[-1], taken)}"
+        taken = next((key for key in close if _takes(schema, value, place, key)), None)
+        return f"{path}: unknown key; {f'did you mean {taken!r}?' if taken else RENAME}"
     if kind == "missing":
         return f"{path}: missing; add it."
     if kind == "union_tag_invalid" and (key := str(fault["ctx"]["discriminator"]).strip("'")).isidentifier():
@@ -209,8 +212,3 @@ def _known_keys() -> set[str]:
         known.update(schema.model_fields)
         waiting.extend(schema.__subclasses__())
     return known
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=CLOSE)
-    return f"; did you mean {close[0]!r}?" if close else "; remove it or fix its name."
