@@ -34,6 +34,7 @@ from selfimprove.methods.rows import NONE, START
 from selfimprove.methods.summary import headline
 from selfimprove.models.base import BaseParams
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.recorded import value_at
 
 MORE = "more_sft"
 METRICS = {"agent_r": "success", "reflect_rl": "success", "spin": "em"}
@@ -103,24 +104,21 @@ def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | Non
 
 def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
     """Whether methods start from the same named model; from scratch, each method has its own tokenizer."""
-    bases = {method: _section(params, ("base", method), BaseParams) for method in methods}
+    bases = {method: _section(params, f"base.{method}", BaseParams) for method in methods}
     starts = {(one.model, one.revision, one.adapter_of) if one.model else method for method, one in bases.items()}
     return len(starts) == 1
 
 
-def _section(params: Mapping[str, Any], keys: Sequence[str], kind: type[P]) -> P:
-    """A part of params.yaml, which the page reads even if no stage accepts it.
+def _section(params: Mapping[str, Any], key: str, kind: type[P]) -> P:
+    """The part of params.yaml at a dotted key, which the page reads even if no stage accepts it.
 
     Raises:
         UserError: it is missing or not valid.
     """
-    found: Any = params
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(value_at(params, key))
     except ValidationError as error:
-        raise UserError(f"params.yaml, {'.'.join(keys)}: {fault(error)}; correct it.") from None
+        raise UserError(f"params.yaml, {key}: {fault(error)}; correct it.") from None
 
 
 def _largest_group(solved: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -146,7 +144,7 @@ def _measured(
 ) -> dict[str, Any]:
     """A method's part: metrics of its three rows, their differences, and the cost of the last row."""
     last, order = summary["last"], summary["order"]
-    iterations = _section(params, (method,), _Section).iterations
+    iterations = _section(params, method, _Section).iterations
     lineage = _lineage(iterations, last)
     base = iterations[lineage[0]].init  # the warm start: base, or the policy that reinforcement starts from
     rows = {"base": base, "more": MORE, "last": last}
