@@ -15,19 +15,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from selfimprove.apps.page.run import as_json
-
 BYTES = 1 << 20
 """Approximate size of a chunk of records in bytes of JSON."""
 
 
 def write_chunk(folder: Path, name: str, value: Any) -> None:
     """Write one chunk, ``<name>.js``."""
-    write_chunk_text(folder, name, as_json(value))
+    _write(folder, name, _as_json(value))
 
 
-def write_chunk_text(folder: Path, name: str, text: str) -> None:
-    """Like ``write_chunk``, for a value that is already JSON text."""
+def _write(folder: Path, name: str, text: str) -> None:
     packed = base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode()
     (folder / f"{name}.js").write_text(f"chunk({json.dumps(name)},{json.dumps(packed)});\n", encoding="ascii")
 
@@ -43,11 +40,11 @@ def write_records(folder: Path, name: str, records: Iterable[Any], size: int = B
     count = held = 0
 
     def flush() -> None:
-        write_chunk_text(folder, f"{name}-{len(starts)}", "[" + ",".join(lines) + "]")
+        _write(folder, f"{name}-{len(starts)}", "[" + ",".join(lines) + "]")
         starts.append(count - len(lines))
 
     for record in records:
-        line = as_json(record)
+        line = _as_json(record)
         if lines and held + len(line) > size:
             flush()
             lines, held = [], 0
@@ -57,3 +54,7 @@ def write_records(folder: Path, name: str, records: Iterable[Any], size: int = B
     if lines:
         flush()
     return starts
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

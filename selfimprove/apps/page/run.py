@@ -5,7 +5,6 @@ skipped and reported in ``Run.problems``; in a JSONL file only the damaged lines
 """
 
 import csv
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -247,11 +246,6 @@ class Run:
 def _reason(error: Exception) -> str:
     """What is wrong with a line or file, briefly: the message may quote a key or a number of the file."""
     return (fault(error) if isinstance(error, ValidationError) else first_line(error))[:300]
-
-
-def as_json(value: Any) -> str:
-    """Compact JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _base_first(name: str) -> tuple[bool, list[Any]]:

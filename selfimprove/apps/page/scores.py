@@ -175,11 +175,7 @@ def dialogues(line: Mapping[str, Any], record: Mapping[str, Any]) -> Iterator[Di
         yield messages, _written(messages, parts)
     elif "turns" in line:
         episode = Episode.model_validate(line)
-        opened, later = len(episode.prompt), list[Message]()
-        for turn in episode.turns:
-            said = turn.attempt
-            later.append(Message(role="assistant", content=said.text, token_ids=said.token_ids, finish=said.finish))
-            later.append(Message(role="user", content=turn.observation))
+        opened, later = len(episode.prompt), [message for turn in episode.turns for message in turn.messages]
         for omitted, turns in groupby(range(len(episode.turns)), lambda number: episode.turns[number].omitted):
             numbers = list(turns)
             first, last = 2 * numbers[0], 2 * numbers[-1]
