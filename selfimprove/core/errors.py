@@ -26,10 +26,14 @@ class UserError(Exception):
     """
 
 
-def fault(error: ValidationError) -> str:
-    """The first validation error with its location: ``field 'tasks.0.id': Field required``."""
+def fault(error: ValidationError, within: str = "") -> str:
+    """The first validation error with its location: ``field 'tasks.0.id': Field required``.
+
+    ``within``: the location of the validated part in its file.
+    """
     first = error.errors()[0]
-    place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    parts = (within, *first["loc"]) if within else first["loc"]
+    place, message = ".".join(map(str, parts)), first["msg"].removeprefix("Value error, ")
     return f"field {place!r}: {message}" if place else message
 
 

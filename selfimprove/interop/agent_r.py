@@ -57,7 +57,7 @@ COEFFICIENT = 0.25
 _FILE = re.compile(r"search_results_(\d+)\.json")
 
 
-def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
+def to_json(tree: Tree) -> dict[str, Any]:
     """The root in the original's format, with its children nested. Scores are normalised to [0, 1], as everywhere here.
 
     Raises:
@@ -79,7 +79,7 @@ def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
             "visits": node.visits,
             "value": node.value,
             "prior": 1,
-            "puct_value": uct(node, parent, exploration),
+            "puct_value": uct(node, parent, COEFFICIENT),
             "obs": node.observation,
             "llm_response": ROOT if parent is None else node.reply,
             "depth": node.depth,
@@ -215,10 +215,7 @@ def _read(kind: type[E], data: object, where: str, place: str = "") -> E:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, (place, *first["loc"])))
-        wrong = f"field {field!r}: {first['msg'].removeprefix('Value error, ')}" if place else fault(error)
-        raise UserError(f"{where}: {wrong}; fix or delete the file.") from None
+        raise UserError(f"{where}: {fault(error, place)}; fix or delete the file.") from None
 
 
 def _plain(message: Message) -> dict[str, str]:
