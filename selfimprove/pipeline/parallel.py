@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
+from threading import Event
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
@@ -87,27 +88,16 @@ class _Job:
         return "Running stage " in self.printed()
 
 
-@dataclass
-class Stop:
-    """Whether the user has interrupted the run. The terminal interrupts the stages too, and they save their work."""
-
-    asked: bool = False
-
-    def ask(self, *_: object) -> None:
-        """Signal handler."""
-        self.asked = True
-
-
 class Parallel:
     """Runs stages in parallel.
 
     Args:
         needs: the stages to run, with their dependencies among these.
         shares: one set of environment variables (such as its GPUs) for each concurrent stage.
-        stop: once asked, no further stage starts, and running stages are awaited.
+        stop: once set, no further stage starts, and running stages are awaited.
     """
 
-    def __init__(self, needs: Needs, shares: Sequence[Mapping[str, str]], stop: Stop) -> None:
+    def __init__(self, needs: Needs, shares: Sequence[Mapping[str, str]], stop: Event) -> None:
         self._needs, self._free, self._jobs, self._stop = needs, list(shares), len(shares), stop
         known = known_seconds()
         self._seconds = {name: known.get(name, UNKNOWN_SECONDS) for name in needs}
@@ -138,11 +128,11 @@ class Parallel:
             finally:
                 for job in self._at_work.values():
                     job.process.wait()
-        return INTERRUPTED if self._stop.asked else self._code
+        return INTERRUPTED if self._stop.is_set() else self._code
 
     @property
     def _ends(self) -> bool:
-        return self._stop.asked or self._code != 0
+        return self._stop.is_set() or self._code != 0
 
     def _begin(self) -> None:
         ready = [name for name in self._waiting if self._needs[name] <= self._done]
@@ -166,7 +156,7 @@ class Parallel:
         code = job.process.returncode
         with job.output:
             lines, ran = job.lines(), job.ran
-        if code and self._stop.asked:  # hide tracebacks of a DVC interrupted during start-up
+        if code and self._stop.is_set():  # hide tracebacks of a DVC interrupted during start-up
             lines = [line for line in lines if line.startswith(f"{name}:")]
         for line in lines:
             self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -249,8 +239,8 @@ def main() -> None:
     parser.add_argument("goals", nargs="+")
     parser.add_argument("--set", default="")
     args = parser.parse_args()
-    stop = Stop()
-    signal.signal(signal.SIGINT, stop.ask)
+    stop = Event()  # the terminal interrupts the stages too, and they save their work
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
     if args.set:
         write_settings(args.set)
     params = read_yaml(PARAMS_FILE)
