@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,8 @@ class ChatFormat:
             _forget_special(inner)
         self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
         self._inner_ids_of = _remembered_ids(inside)
-        self._literals_known: dict[tuple[str, bool, bool], tuple[list[int], bool]] = {}
-        self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
-        self._strips_of: dict[tuple[tuple[str, ...], bool], list[tuple[bool, bool]]] = {}
+        self._strips, self._parts = cache(self._find_strips), cache(self._find_parts)
+        self._literal = cache(self._find_literal)
         self.end_id = self._find_end()
         eos = self._tokens.token_to_id(special.get("eos_token", ""))
         self.stop_ids = frozenset({self.end_id} if eos is None else {self.end_id, eos})
@@ -236,20 +235,16 @@ class ChatFormat:
         """Whether ``text`` survives a round trip through the tokenizer."""
         return self.decode(self._content_tokens.encode(text, add_special_tokens=False).ids) == text
 
-    def _strips(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[bool, bool]]:
+    def _find_strips(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[bool, bool]]:
         """Whether the template strips the start and the end of each message's content, as pairs.
 
         Llama-3 strips both ends of all, ``rise`` of the first message. Llama-2 strips neither of a system message, and
         only the end of the user's message that it is part of. Content is stripped before it is tokenised.
         """
-        known = self._strips_of.get((roles, add_generation_prompt))
-        if known is None:
-            around = self._literals(roles, add_generation_prompt, pad="\t")
-            known = [(not a.endswith("\t"), not b.startswith("\t")) for a, b in pairwise(around)]
-            self._strips_of[(roles, add_generation_prompt)] = known
-        return known
+        around = self._literals(roles, add_generation_prompt, pad="\t")
+        return [(not a.endswith("\t"), not b.startswith("\t")) for a, b in pairwise(around)]
 
-    def _parts(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[str, str]]:
+    def _find_parts(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[str, str]]:
         """The template's own text before each message and after the last, as pairs.
 
         Before an assistant's message the first part is the generation prompt. Text beyond it (Llama-2: a space) is
@@ -258,9 +253,6 @@ class ChatFormat:
         Raises:
             UserError: a prompt is not a prefix of the dialogue with the assistant's reply.
         """
-        known = self._parts_of.get((roles, add_generation_prompt))
-        if known is not None:
-            return known
         literals = self._literals(roles, add_generation_prompt)
         parts = [(literal, "") for literal in literals]
         for index, role in enumerate(roles):
@@ -274,7 +266,6 @@ class ChatFormat:
                             "other prompts than it sees; name another with the param chat_template."
                         )
                 parts[index] = (prompt[index], literals[index][len(prompt[index]) :])
-        self._parts_of[(roles, add_generation_prompt)] = parts
         return parts
 
     def _literals(self, roles: tuple[str, ...], add_generation_prompt: bool, pad: str = "") -> list[str]:
@@ -299,25 +290,20 @@ class ChatFormat:
     def _raw(self, text: str) -> list[int]:
         return list(self._tokens.encode(text, add_special_tokens=False).ids)
 
-    def _literal(self, text: str, *, after: bool = False, before: bool = False) -> tuple[list[int], bool]:
+    def _find_literal(self, text: str, *, after: bool = False, before: bool = False) -> tuple[list[int], bool]:
         """Ids of the template's own text, and whether a content that follows it gets no space, as in the whole text.
 
         ``after``: the text comes after a content; ``before``: it comes before one.
         """
-        known = self._literals_known.get((text, after, before))
-        if known is None:
-            known = self._raw(text), before and self._spaced
-            if self._spaced:
-                whole = self._raw(f"{_LETTER * after}{text}{_LETTER * before}")
-                start = self._raw(_LETTER) if after else []
-                contents = (self._ids_of(_LETTER), False), (self._inner_ids_of(_LETTER), True)
-                for content, inner in contents if before else [((), False)]:
-                    end = len(whole) - len(content)
-                    if whole[: len(start)] == start and tuple(whole[end:]) == content:
-                        known = whole[len(start) : end], inner
-                        break
-            self._literals_known[text, after, before] = known
-        return known
+        if self._spaced:
+            whole = self._raw(f"{_LETTER * after}{text}{_LETTER * before}")
+            start = self._raw(_LETTER) if after else []
+            contents = (self._ids_of(_LETTER), False), (self._inner_ids_of(_LETTER), True)
+            for content, inner in contents if before else [((), False)]:
+                end = len(whole) - len(content)
+                if whole[: len(start)] == start and tuple(whole[end:]) == content:
+                    return whole[len(start) : end], inner
+        return self._raw(text), before and self._spaced
 
     def _role_markers(self) -> list[str]:
         """Tokens that the template writes around contents and that the tokenizer does not list as special tokens.
