@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.apps.claims.claims import BEYOND, by_side, shown_runs, side_of
-from selfimprove.apps.claims.published import FOLDER, identity, kernels_here, params_digest, pooled, rounded
+from selfimprove.apps.claims.published import FOLDER, identity, kernels_of, params_digest, pooled, rounded
 from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, attempts_of, basis, between_of, rows_of
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
 from selfimprove.apps.report.words import method_name
@@ -157,9 +157,9 @@ def _against_others(found: Arena) -> list[str]:
 
 @one_sentence()
 def main() -> None:
-    """Publish the run in the given folder (default: this one), which must have used this machine's kernels."""
+    """Publish the run in the given folder (default: this one), which must have run on this machine."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
-    run = collected_arena(root, kernels_here())
+    run = collected_arena(root, kernels_of(root))
     if run is None:
         raise UserError(f"{root}: no two methods were tested on the same tasks; `make use PROFILE=arena-textcraft`.")
     print(publish_arena(run))
