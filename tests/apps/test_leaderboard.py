@@ -134,7 +134,7 @@ def test_output_without_the_requested_metric_or_few_shot_examples_is_refused(
     with pytest.raises(UserError) as caught:
         files.parse_metric(GSM8K, answer(**changes))
     assert told in str(caught.value)
-    assert "make env-leaderboard" in str(caught.value)
+    assert "delete .venvs/leaderboard and run `make env-leaderboard`" in str(caught.value)
 
 
 def test_an_unavailable_standard_error_is_read_as_none() -> None:

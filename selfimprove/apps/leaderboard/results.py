@@ -24,6 +24,7 @@ from selfimprove.core.sources import sha256_of
 
 FOLDER = Path("results/leaderboard")
 MISSING = "–"
+REBUILD = "delete .venvs/leaderboard and run `make env-leaderboard`, which installs the locked version"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 
 
@@ -80,15 +81,14 @@ def parse_metric(task: LeaderboardTask, results: Mapping[str, Any]) -> Metric:
     if task.key not in found:
         raise UserError(
             f"lm-evaluation-harness gave no {task.key} for {task.name} (it gave: "
-            f"{', '.join(sorted(found)) or 'nothing'}); rebuild its environment with the locked version "
-            "('make env-leaderboard')."
+            f"{', '.join(sorted(found)) or 'nothing'}); {REBUILD}."
         )
     members = _members(task.name, results.get("group_subtasks", {}))
     shots = {results["n-shot"][member] for member in members}
     if shots != {task.few_shot}:
         raise UserError(
             f"lm-evaluation-harness evaluated {task.name} with {', '.join(map(str, sorted(shots)))} examples where "
-            f"{task.few_shot} belong; rebuild its environment with the locked version ('make env-leaderboard')."
+            f"{task.few_shot} belong; {REBUILD}."
         )
     stderr = found.get(f"{task.metric}_stderr,{task.filter}")
     return Metric(
