@@ -19,6 +19,7 @@ from selfimprove.core.records import only_regular, read_rows
 
 SOURCES = Path("data/sources.yaml")
 
+TIMEOUT_SECONDS = 60.0
 _CHUNK = 1 << 20
 
 
@@ -72,14 +73,13 @@ def fetch(
     sources_file: Path = SOURCES,
     tries: int = 5,
     backoff: float = 1.0,
-    timeout: float = 60.0,
 ) -> list[Path]:
     """Fetch a source's files into ``folder``; returns their paths in the order declared.
 
     Files are copied from ``mirror`` if given (without any network access), otherwise downloaded by HTTP with ``tries``
-    attempts, a wait of ``backoff`` seconds before the second that doubles each time, and a timeout of ``timeout``
-    seconds without data. An existing file with the right hash is kept. JSONL files are parsed once, so that a truncated
-    line is found here and not in the middle of a run.
+    attempts, a wait of ``backoff`` seconds before the second that doubles each time, and a timeout of
+    ``TIMEOUT_SECONDS`` without data. An existing file with the right hash is kept. JSONL files are parsed once, so that
+    a truncated line is found here and not in the middle of a run.
 
     Raises:
         UserError: unknown source, missing or unreachable file, wrong hash, truncated line.
@@ -101,7 +101,7 @@ def fetch(
                     )
                 else:
                     origin = file.url
-                    _download(file.url, part, tries=tries, backoff=backoff, timeout=timeout)
+                    _download(file.url, part, tries=tries, backoff=backoff)
                 _verify(part, file, origin, sources_file)
         paths.append(target)
     return paths
@@ -119,7 +119,7 @@ def _copy(origin: Path, part: Path, *, downloads: bool) -> None:
         ) from None
 
 
-def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: float) -> None:
+def _download(url: str, part: Path, *, tries: int, backoff: float) -> None:
     import httpx
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -137,7 +137,7 @@ def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: floa
         reraise=True,
     )
     with client_settings():
-        client = httpx.Client(timeout=timeout, follow_redirects=True)
+        client = httpx.Client(timeout=TIMEOUT_SECONDS, follow_redirects=True)
     try:
         for attempt in retrying:
             with attempt, client.stream("GET", url) as response, part.open("wb") as target:

@@ -8,9 +8,9 @@ exit code. Stages started without the helper do their own imports; a test checks
 A SIGTERM to the stage's process is forwarded to the child, and one to this command (make forwards its own) to all
 running stages: they save their work and report it, and then DVC exits as it does on Ctrl-C.
 
-The helper has imported third-party packages and, of ours, only what reads ``run.threads`` (this module,
-``pipeline.forks``, ``pipeline.params``, ``params``, ``errors``). It has computed nothing, which makes forking safe, and
-ends with the command. A child is killed when its stage's process is.
+The helper has imported third-party packages and, of ours, only this module and what it imports, which read the section
+``run`` and whether the params name a GPU. It has computed nothing, which makes forking safe, and ends with the command.
+A child is killed when its stage's process is.
 
 Which stages can be forked on a machine with a GPU: ``pipeline.forks``. On macOS no stage is (``core.forking``).
 """
