@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from selfimprove.apps.report.arena import arena
-from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.apps.report.table import read_summaries
 from selfimprove.core.overlay import merge
 from selfimprove.pipeline.params import METHODS
 from tests.methods.cells import STAGES, overlay
@@ -64,7 +64,7 @@ def test_all_four_methods_start_from_byte_identical_models(folder: Path) -> None
 
 
 def test_one_table_compares_all_methods_on_the_same_tasks(folder: Path) -> None:
-    found = arena(folder, read_summaries([], folder / SUMMARIES), folder / TIMING)
+    found = arena(folder, read_summaries(root=folder))
     assert found is not None
     assert (found["env"], found["tasks"], found["same_start"]) == ("textcraft", 3, True)
     assert list(found["methods"]) == list(METHODS)

@@ -13,7 +13,7 @@ from typing import Any
 from selfimprove.apps.claims.claims import BEYOND, by_side, shown_runs, side_of
 from selfimprove.apps.claims.published import FOLDER, identity, kernels_of, params_digest, pooled, rounded
 from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, attempts_of, basis, between_of, rows_of
-from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.apps.report.table import read_summaries
 from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
@@ -37,7 +37,7 @@ PublishedArena = Mapping[str, Any]
 
 def collected_arena(root: Path, kernels: str) -> dict[str, Any] | None:
     """The identity and comparison of a finished run; None if its methods share no test tasks."""
-    found = arena(root, read_summaries([], root / SUMMARIES), root / TIMING)
+    found = arena(root, read_summaries(root=root))
     if found is None:
         return None
     params = read_yaml(root / "params.yaml")

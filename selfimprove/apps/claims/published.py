@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from selfimprove.apps.report.table import SUMMARIES, read_summaries
+from selfimprove.apps.report.table import read_summaries
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
@@ -78,7 +78,7 @@ def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
     Raises:
         UserError: there are none, or a summary or the params are damaged.
     """
-    found = read_summaries([], root / SUMMARIES)
+    found = read_summaries(root=root)
     if not found:
         raise UserError(f"{root} contains no results to publish; run `make repro` there first.")
     params, outputs = read_yaml(root / "params.yaml"), output_hashes(root / "dvc.lock")

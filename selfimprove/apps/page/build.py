@@ -23,7 +23,7 @@ from selfimprove.apps.page.run import Run
 from selfimprove.apps.page.scores import Scorer, Wanted
 from selfimprove.apps.page.tables import Plain
 from selfimprove.apps.report.charts import VEGA_LITE
-from selfimprove.apps.report.table import TIMING, figure_text, signed_text
+from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import beyond
@@ -154,7 +154,6 @@ class _Report:
         self.logprobs, self.others = logprobs, others
         self.views = [*VIEWS, LIVE] if live else VIEWS
         self.run, self.folder, self.templates = run, folder, environment()
-        self.timing = run.root / TIMING
         self.summaries = run.summaries
         self.stages = graph.stages(run)
 
@@ -189,7 +188,7 @@ class _Report:
 
     def _overview(self) -> None:
         run, summaries = self.run, self.summaries
-        table = tables.all_methods(summaries, self.timing)
+        table = tables.all_methods(summaries, run.root)
         charts = {f"rows-{method}": chart for method in summaries if (chart := figures.rows(run, method))}
         drawn = [(method, method_name(method)) for method in summaries if f"rows-{method}" in charts]
         graphs = graph.graph_charts(self.stages)
@@ -205,7 +204,7 @@ class _Report:
             "index.html", "Overview", charts, profile=provenance.profile(run), summaries=summaries,
             methods_known=len(METHODS), problems=run.problems, missing=graph.missing(self.stages), stages=self.stages,
             claims=[claim for method in summaries if (claim := _claim(method, summaries[method], run))], table=table,
-            arena=tables.arena(run, self.timing),
+            arena=tables.arena(run),
             charted=drawn, papers=_papers(), facts=provenance.facts(run), own_params=provenance.own_params(run),
             graphed=[(method, method_name(method)) for method in graphs],
             grouped=[(name, group) for name, group in [*groups, ("shared", shared)] if group],
@@ -221,7 +220,7 @@ class _Report:
         downloads = []
         if summary:
             by_level = tables.levels(self.run, method, summary)
-            results, differences = tables.results(method, summary, self.timing), tables.differences(method, summary)
+            results, differences = tables.results(method, summary, self.run.root), tables.differences(method, summary)
             for kind, table in (("results", results), ("differences", differences)):
                 if table:
                     file = f"tables/{method}-{kind}.tex"

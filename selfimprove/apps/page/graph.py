@@ -190,11 +190,10 @@ def _kind_and_row(name: str) -> tuple[str, str]:
 
 def _timing(run: Run, name: str, outputs: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds and tokens of the stage's last run; {} if its outputs were restored from the run cache."""
-    path = run.root / ".scratch" / "timing" / f"{name}.json"
-    if not path.is_file():
+    found = read_timing(run.root, name)
+    if not found:
         return {}
     trained = [run.json(run.root / out["path"], Trained) for out in outputs if out["path"].endswith("train.json")]
-    found = read_timing(path)
     if tokens := sum(one.get("real_tokens", 0) for one in trained):
         found["tokens_read_in_training"] = tokens
     return found

@@ -14,7 +14,7 @@ import psutil
 from pydantic import Field, ValidationError
 
 from selfimprove.apps.page.episodes import clip
-from selfimprove.apps.report.schema import Number, Part, read_timing
+from selfimprove.apps.report.schema import TIMING, Number, Part, read_timing
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_object
 from selfimprove.pipeline.warm import born
@@ -44,8 +44,8 @@ def status(root: Path) -> Json:
     scratch = root / SCRATCH
     working = [_stage(scratch, name) for name in _working(scratch / "locks")]
     ended = sorted(
-        ({"stage": path.stem, "at": path.stat().st_mtime, "seconds": read_timing(path).get("seconds")}
-         for path in (scratch / "timing").glob("*.json")),
+        ({"stage": path.stem, "at": path.stat().st_mtime, "seconds": read_timing(root, path.stem).get("seconds")}
+         for path in (root / TIMING).glob("*.json")),
         key=lambda one: -float(one["at"] or 0),
     )  # fmt: skip
     memory = psutil.virtual_memory()

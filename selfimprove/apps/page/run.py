@@ -16,13 +16,14 @@ from pydantic import BaseModel, ValidationError
 
 from selfimprove.apps.page.lines import Task
 from selfimprove.apps.report.schema import Metrics, Trained
-from selfimprove.apps.report.table import SUMMARIES, differ, read_summaries
+from selfimprove.apps.report.table import differ, read_summaries
 from selfimprove.core.errors import UserError, fault, first_line
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.records import load_json, only_regular, parse_row
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.recorded import SUMMARIES
 
 SPLITS = ("train", "dev", "test")
 
@@ -76,7 +77,7 @@ class Run:
         found = {}
         for method in self.methods:
             try:
-                whole = read_summaries([method], self.root / SUMMARIES)
+                whole = read_summaries([method], self.root)
             except (OSError, UserError) as error:
                 self.tell_of(self.root / SUMMARIES / f"{method}.json", error)
                 whole = {}

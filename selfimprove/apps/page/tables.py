@@ -34,11 +34,11 @@ class Plain:
     notes: list[str]
 
 
-def results(method: str, summary: dict[str, Any], timing: Path) -> Plain | None:
+def results(method: str, summary: dict[str, Any], root: Path) -> Plain | None:
     """Rows by metrics; None if no row has been measured yet."""
     if not summary["order"] or not summary["columns"]:
         return None
-    return _plain(results_table(method, summary, timing), method, summary)
+    return _plain(results_table(method, summary, root), method, summary)
 
 
 def differences(method: str, summary: dict[str, Any]) -> Plain | None:
@@ -80,12 +80,12 @@ def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
     ]
 
 
-def all_methods(summaries: Summaries, timing: Path) -> Plain | None:
+def all_methods(summaries: Summaries, root: Path) -> Plain | None:
     """Every row's headline metric."""
     whole = {name: one for name, one in summaries.items() if one["order"] and one["columns"]}
     if not whole:
         return None
-    table = _cells(overview(whole, timing))
+    table = _cells(overview(whole, root))
     table.title = "Headline metric of every row"
     own = []
     for row in table.rows:
@@ -97,11 +97,11 @@ def all_methods(summaries: Summaries, timing: Path) -> Plain | None:
     return table
 
 
-def arena(run: Run, timing: Path) -> list[Plain]:
+def arena(run: Run) -> list[Plain]:
     """The comparison of methods that share their test tasks; [] if there are none or a file is missing."""
     whole = {method: one for method, one in run.summaries.items() if one["last"] is not None}
     try:
-        found = compare_methods(run.root, whole, timing)
+        found = compare_methods(run.root, whole)
     except FileNotFoundError:  # an unfinished run
         return []
     except (OSError, UserError) as error:

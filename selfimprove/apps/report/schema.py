@@ -140,13 +140,17 @@ class Summary(Part):
         return self
 
 
-def read_timing(path: Path) -> dict[str, float]:
-    """Seconds and tokens of a stage's last run here; {} if they are not recorded or the file is damaged.
+TIMING = Path(".scratch/timing")
+"""Folder of the seconds and tokens of each stage's last run, below the run's folder."""
+
+
+def read_timing(root: Path, stage: str) -> dict[str, float]:
+    """Seconds and tokens of a stage's last run in a folder; {} if they are not recorded or the file is damaged.
 
     They are no results, so a damaged file must not prevent a table.
     """
     try:
-        found = read_object(path)
+        found = read_object(root / TIMING / f"{stage}.json")
     except (OSError, UserError):
         return {}
     return {key: value for key, value in found.items() if isinstance(value, int | float) and abs(value) <= LARGEST}

@@ -28,10 +28,9 @@ from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.summary import headline
 from selfimprove.pipeline.lock import LOCKS, in_turn
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.recorded import SUMMARIES
 
 STAGES = ("generate", "convert", "finetune", "evaluate")
-SUMMARIES = Path("results/summary")
-TIMING = Path(".scratch/timing")
 OUT = Path("report")
 
 
@@ -52,7 +51,7 @@ def main() -> None:
     for table in tables:
         show(table, console)
     try:
-        compared = arena(Path(), read_summaries([]), TIMING)
+        compared = arena(Path(), read_summaries())
     except (OSError, UserError) as error:  # in the results of another method
         print(f"the methods cannot be compared: {first_line(error)}", file=sys.stderr)
     else:
@@ -63,13 +62,15 @@ def main() -> None:
     console.print(f"plots: {OUT}/*.png; all metrics: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
-def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str, Any]:
-    """Method -> its summary, for the given methods (all if empty) that have been run, in the order of ``METHODS``.
+def read_summaries(methods: Sequence[str] = (), root: Path = Path()) -> dict[str, Any]:
+    """Method -> its summary in the run in ``root``, for the given methods (none: all) that have been run.
+
+    They are in the order of ``METHODS``.
 
     Raises:
         UserError: a summary is damaged.
     """
-    files = {method: folder / f"{method}.json" for method in METHODS if method in methods or not methods}
+    files = {method: root / SUMMARIES / f"{method}.json" for method in METHODS if method in methods or not methods}
     found = {method: read_object(file) for method, file in files.items() if file.is_file()}
     for method, summary in found.items():
         try:
@@ -102,8 +103,8 @@ def differ(summarised: Mapping[str, Any], metrics: Mapping[str, Any]) -> bool:
     return any(summarised.get(key) != value for key, value in metrics.items())
 
 
-def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:
-    """Rows x metrics, mean ± standard error; the gains within a row; and the cost of each row."""
+def results_table(method: str, summary: dict[str, Any], root: Path = Path()) -> Table:
+    """Rows x metrics, mean ± standard error; the gains within a row; and each row's cost in the run in ``root``."""
     columns, order, rows = summary["columns"], summary["order"], summary["rows"]
     gains, rates = summary["gains"], summary["rates"]
     first = rows[order[0]]["metrics"]
@@ -134,7 +135,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         cells += [signed_text(metrics[gain], gain) if gain in metrics else "-" for gain in gains]
         cells += [rate_text(metrics.get(key)) for key in rates]
         cells += [percent_text(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
-        cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
+        cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, root)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append(
@@ -211,7 +212,7 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(width=1 << 12), table).maximum
 
 
-def overview(summaries: dict[str, Any], timing: Path = TIMING) -> Table:
+def overview(summaries: dict[str, Any], root: Path = Path()) -> Table:
     """All methods in one table: each row's headline metric, the last row minus it, and what the row cost."""
     table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left")
     for column in ("method", "metric", "row"):
@@ -226,7 +227,7 @@ def overview(summaries: dict[str, Any], timing: Path = TIMING) -> Table:
                 method, metric, name + (" (last)" if difference is None else ""),
                 figure_text(row["metrics"][metric], metric), str(row["metrics"][metric]["n"]),
                 "" if difference is None else signed_text(difference[metric], metric),
-                f"{row['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing),
+                f"{row['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, root),
                 end_section=name == summary["order"][-1],
             )  # fmt: skip
     return table
@@ -256,12 +257,12 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
                 write_png(curve_chart(method, curve, summary["solid"]), folder / name)
 
 
-def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
-    """Seconds of a row's training and evaluation in their last run here; "-" if they were restored."""
+def seconds_of(method: str, row: str, root: Path) -> tuple[str, str]:
+    """Seconds of a row's training and evaluation in their last run in ``root``; "-" if they were restored."""
     found = []
     for steps in (("finetune", "reinforce"), ("evaluate", "agent")):
-        paths = [timing / f"{method}-{step}@{row}.json" for step in steps]
-        seconds = next((read_timing(path).get("seconds") for path in paths if path.is_file()), None)
+        timings = (read_timing(root, f"{method}-{step}@{row}") for step in steps)
+        seconds = next((one["seconds"] for one in timings if "seconds" in one), None)
         found.append("-" if seconds is None else f"{seconds:.0f}")
     return found[0], found[1]
 

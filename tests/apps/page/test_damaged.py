@@ -101,7 +101,7 @@ def test_a_summary_with_a_wrong_value_is_reported_with_its_field_and_its_rows_ar
     assert problem.endswith("; run `make repro METHOD=rise`.")
     assert "RISE, iteration 1" in (tmp_path / "out/rise.html").read_text()
     with pytest.raises(UserError, match=re.escape(f"is not a summary of a run ({said}")):
-        read_summaries(["rise"], path.parent)
+        read_summaries(["rise"], run)
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ def test_csv_has_the_summary_s_numbers_and_latex_is_escaped(run: Path) -> None:
     found = next(row for row in rows if row["row"] == "base" and row["metric"] == "m1@t2")
     assert float(found["mean"]) == wanted["mean"]
     assert float(found["last_minus_row"]) == summaries["rise"]["last_minus"]["base"]["m1@t2"]["mean"]
-    table = tables.results("rise", summaries["rise"], run / "timing")
+    table = tables.results("rise", summaries["rise"], run)
     assert table is not None
     table.rows[0][0] = "50% of_a & {b} \\ $x$ ~^#"
     latex = tables.as_latex(table, "rise")

@@ -15,14 +15,15 @@ from selfimprove.apps.page import tables
 from selfimprove.apps.page.build import environment
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.arena import Arena, arena, arena_tables, attempts_of, between_of, rows_of, same_start
-from selfimprove.apps.report.table import SUMMARIES, read_summaries, show
+from selfimprove.apps.report.schema import TIMING
+from selfimprove.apps.report.table import read_summaries, show
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.publish import write_json, write_text
 from selfimprove.core.records import mean_and_error, write_jsonl
+from selfimprove.pipeline.recorded import SUMMARIES
 from tests.support.profiles import profile
 
-TIMING = Path("timing")
 ARENAS = ("arena-textcraft", "arena-encyclopedia")
 METRIC = {"rise": "m1@t3", "agent_r": "success", "reflect_rl": "success", "spin": "em"}
 ROWS = {
@@ -81,14 +82,12 @@ def write_method(root: Path, method: str, tasks: Sequence[int] = (7, 3, 5, 9), e
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / SUMMARIES).mkdir(parents=True)
-    (tmp_path / TIMING).mkdir()
     write_text(tmp_path / "params.yaml", json.dumps(profile("arena-textcraft")))
     return tmp_path
 
 
 def found(root: Path) -> Arena:
-    one = arena(root, read_summaries([], root / SUMMARIES), root / TIMING)
+    one = arena(root, read_summaries(root=root))
     assert one is not None
     return one
 
@@ -202,7 +201,7 @@ def test_methods_without_results_or_with_other_tasks_are_listed_with_the_reason(
 def test_methods_with_different_test_tasks_are_not_compared(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "agent_r", tasks=(7, 3, 5, 8))
-    assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
+    assert arena(root, read_summaries(root=root)) is None
 
 
 def test_summaries_without_outcomes_are_not_compared(root: Path) -> None:
@@ -210,13 +209,13 @@ def test_summaries_without_outcomes_are_not_compared(root: Path) -> None:
         write_method(root, method)
         for file in (root / "results" / method).glob("*/outcomes.jsonl"):
             file.unlink()
-    assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
+    assert arena(root, read_summaries(root=root)) is None
 
 
 def test_the_page_has_the_same_cells_and_reports_unreadable_outcomes(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "spin")
-    table, between = tables.arena(Run(root), root / TIMING)
+    table, between = tables.arena(Run(root))
     assert table.rows == [row for row in rows_of(found(root)) if len(row) > 2]
     assert [text for text, _ in between.head] == ["", "− RISE", "− SPIN"]
     html = (
@@ -227,7 +226,7 @@ def test_the_page_has_the_same_cells_and_reports_unreadable_outcomes(root: Path)
     assert '<td class="number">+.250±' in html
     run = Run(root)
     (root / "results/spin/base/outcomes.jsonl").write_text("{torn")
-    assert tables.arena(run, root / TIMING) == []
+    assert tables.arena(run) == []
     assert "the methods cannot be compared" in run.problems[0]
 
 

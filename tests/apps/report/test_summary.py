@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from selfimprove.apps.report import table as table_command
+from selfimprove.apps.report.schema import TIMING
 from selfimprove.apps.report.table import (
     difference_table,
     draw,
@@ -26,11 +27,12 @@ from selfimprove.apps.report.table import (
 from selfimprove.apps.report.words import signed_text
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
-from selfimprove.core.publish import write_json
+from selfimprove.core.publish import write_json, write_text
 from selfimprove.core.records import mean_and_error, write_jsonl
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
+from selfimprove.pipeline.recorded import SUMMARIES
 from tests.support.profiles import profile
 
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
@@ -227,7 +229,7 @@ def test_a_plot_is_drawn_only_if_it_is_missing_damaged_or_outdated(results: Path
 def test_summaries_of_methods_that_have_run_are_read_in_the_pipeline_s_order(results: Path, tmp_path: Path) -> None:
     summary = json.dumps(summarise_rise(params(), results))
     for method in ("agent_r", "rise", "spin"):
-        (tmp_path / f"{method}.json").write_text(summary)
+        write_text(tmp_path / SUMMARIES / f"{method}.json", summary)
     assert list(read_summaries([], tmp_path)) == ["rise", "agent_r", "spin"]
     assert read_summaries(["spin", "reflect_rl"], tmp_path) == {"spin": json.loads(summary)}
 
@@ -298,17 +300,16 @@ def test_plots_drawn_concurrently_are_complete(results: Path, tmp_path: Path, mo
 
 
 def test_damaged_timings_are_left_out_of_the_table(results: Path, tmp_path: Path) -> None:
-    (tmp_path / "timing").mkdir()
     for row, text in zip(ROWS, ["", "[]", "{}", '{"seconds": "x"}', "null", '{"seconds": 3.2}'], strict=True):
-        (tmp_path / "timing" / f"rise-finetune@{row}.json").write_text(text)
-    table = results_table("rise", summarise_rise(params(), results), tmp_path / "timing")
+        write_text(tmp_path / TIMING / f"rise-finetune@{row}.json", text)
+    table = results_table("rise", summarise_rise(params(), results), tmp_path)
     train = next(column for column in table.columns if column.header == "train")
     assert list(train.cells) == ["-", "-", "-", "-", "-", "3"]
 
 
 @pytest.mark.parametrize("text", ["{}", '{"rows": {}}', "[]", "{torn"])
 def test_the_error_names_a_damaged_summary_and_its_remedy(tmp_path: Path, text: str) -> None:
-    (tmp_path / "rise.json").write_text(text)
+    write_text(tmp_path / SUMMARIES / "rise.json", text)
     with pytest.raises(UserError, match=r"rise\.json (is|holds) no.*; (run `make repro METHOD=rise`|restore)"):
         read_summaries([], tmp_path)
 
