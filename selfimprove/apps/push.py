@@ -27,10 +27,9 @@ from selfimprove.models.adapters import BASE, CONFIG, is_adapter, read_base
 from selfimprove.models.base import SHIPPED, BaseParams, BaseSection
 from selfimprove.models.card import METHODS, Row, card, escaped
 from selfimprove.models.merging import full_weights
-from selfimprove.pipeline.params import load_section
+from selfimprove.pipeline.params import PARAMS_FILE, load_section
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
-PARAMS = Path("params.yaml")
 FOLDER = Path(".scratch/push")
 OURS = "apache-2.0"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -56,9 +55,9 @@ def prepare(model: Path, repository: str) -> Path:
         raise UserError(f"push: MODEL={model} is not the folder of a trained row, such as models/rise/iter2.")
     if not (model / "config.json").is_file():
         raise UserError(f"push: {model} contains no model (config.json); run `make repro`, or name another row.")
-    values = read_yaml(PARAMS)
-    base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS)))[method]
-    load_section(values, method, METHOD_SCHEMAS[method], str(PARAMS))
+    values = read_yaml(PARAMS_FILE)
+    base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS_FILE)))[method]
+    load_section(values, method, METHOD_SCHEMAS[method], str(PARAMS_FILE))
     public = _public(base)
     adapter = public is not None and _is_plain(base) and _is_adapter_of_base(model, method)
     row = Row(

@@ -6,13 +6,12 @@
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.pipeline.overall import ALWAYS
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.recorded import of_method
+from selfimprove.pipeline.recorded import GRAPH, of_method
 
 WIDTH = 100
 
@@ -28,7 +27,7 @@ def needs() -> dict[str, list[str]]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    if not Path("dvc.yaml").is_file():
+    if not GRAPH.is_file():
         raise UserError("dvc.yaml does not exist; run this in the repository's root, or `git restore dvc.yaml`.")
     try:
         graph = Repo().index.graph
