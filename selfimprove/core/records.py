@@ -151,14 +151,10 @@ def dump_line(record: Record) -> str:
     return json.dumps(record.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False, allow_nan=False)
 
 
-def write_jsonl(path: Path, records: Iterable[Record]) -> int:
-    """Write records to a new file and return their number. Callers publish the file atomically (``core.publish``)."""
-    count = 0
+def write_jsonl(path: Path, records: Iterable[Record]) -> None:
+    """Write records to a new file. Callers publish the file atomically (``core.publish``)."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for record in records:
-            file.write(dump_line(record) + "\n")
-            count += 1
-    return count
+        file.writelines(dump_line(record) + "\n" for record in records)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
