@@ -23,6 +23,8 @@ from selfimprove.pipeline.warm import born, parents
 
 HOST = socket.gethostname()
 LOCKS = Path(".scratch/locks")
+OWNER = ".owner.json"
+"""Suffix of the file in which the process that holds a stage's lock describes itself."""
 POLL_SECONDS = 0.2
 UNNAMED_POLLS = 10
 """Number of attempts after which a lock held by an unidentified process is reported."""
@@ -64,7 +66,7 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
         UserError: it is held by a run whose parents are alive, or by a run on another machine.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}.owner.json"
+    lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}{OWNER}"
     _acquire(lock, owner, stage)
     try:
         me = psutil.Process()
@@ -85,8 +87,8 @@ def _acquire(lock: FileLock, owner: Path, stage: str) -> None:
             lock.acquire(timeout=0)
             return
         except Timeout:
-            holder = _holder(owner)
-        if holder is None:  # not written yet, or the file was removed
+            found = holder(owner)
+        if found is None:  # not written yet, or the file was removed
             tried += 1
             if tried == UNNAMED_POLLS:
                 print(
@@ -94,32 +96,35 @@ def _acquire(lock: FileLock, owner: Path, stage: str) -> None:
                     f"(`fuser {lock.lock_file}` shows its id)",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
-        elif holder.get("host", HOST) != HOST:
+        elif found.get("host", HOST) != HOST:
             raise UserError(
-                f"stage {stage} is already running on {holder['host']} (process {holder['pid']}); only one machine "
+                f"stage {stage} is already running on {found['host']} (process {found['pid']}); only one machine "
                 "at a time can run stages in this folder: wait for it, or end that process there."
             )
-        elif not _is_orphan(holder):
+        elif not _is_orphan(found):
             raise UserError(
-                f"stage {stage} is already running (process {holder['pid']}); wait for it, or end that process."
+                f"stage {stage} is already running (process {found['pid']}); wait for it, or end that process."
             )
         elif not said:
             print(
-                f"{stage}: process {holder['pid']} of a killed run is still running this stage; waiting for it",
+                f"{stage}: process {found['pid']} of a killed run is still running this stage; waiting for it",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
             said = True
         time.sleep(POLL_SECONDS)
 
 
-def _holder(owner: Path) -> dict[str, Any] | None:
-    """The lock holder's description of itself; None if the process is gone or the file is missing or damaged."""
+def holder(owner: Path) -> dict[str, Any] | None:
+    """The lock holder's description of itself; None if the process is gone or the file is missing or damaged.
+
+    A holder on another machine, whose processes cannot be looked up, counts as alive.
+    """
     try:
         value: dict[str, Any] = json.loads(owner.read_text())
         _ = [float(one) for one in (value["pid"], value["created"], *itertools.chain(*value["parents"]))]
-        elsewhere = value.get("host", HOST) != HOST  # alive, since it holds the lock
+        elsewhere = value.get("host", HOST) != HOST
         return value if elsewhere or _lives(value["pid"], value["created"]) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

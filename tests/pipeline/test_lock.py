@@ -85,7 +85,13 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("name", [None, "[]", "null", '{"host": "other"}', '{"pid": 1, "created": "x", "parents": []}'])
+@pytest.mark.parametrize(
+    "name",
+    [
+        None, "[]", "null", "[" * 5000, '{"host": "other"}', '{"pid": 1, "created": "x", "parents": []}',
+        '{"pid": 1e999, "created": 1, "parents": []}',
+    ],
+)  # fmt: skip
 def test_waiting_for_a_holder_with_a_missing_or_damaged_owner_file_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str | None
 ) -> None:

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import Field, ValidationError
 
 from selfimprove.apps.page.episodes import clip
-from selfimprove.apps.report.schema import TIMING, Number, Part, read_timing
-from selfimprove.core.errors import UserError
-from selfimprove.core.records import read_object
-from selfimprove.pipeline.warm import born
+from selfimprove.apps.report.schema import TIMING, read_timing
+from selfimprove.pipeline.lock import HOST, OWNER, holder
 
 SCRATCH = Path(".scratch")
 TAIL = 64_000
@@ -30,13 +27,6 @@ _COUNT = re.compile(r"(\d{1,15})/(\d{1,15})")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|(?<![^\S\n\r])[^\S\n\r]*+\r")
 
 Json = dict[str, Any]
-
-
-class _Owner(Part):
-    """The process that holds a lock."""
-
-    pid: int = Field(ge=0, lt=1 << 31)
-    created: Number
 
 
 def status(root: Path) -> Json:
@@ -56,14 +46,11 @@ def status(root: Path) -> Json:
 
 
 def _working(locks: Path) -> Iterator[str]:
-    """Stages whose lock belongs to a live process."""
-    for path in sorted(locks.glob("*.owner.json")):
-        try:
-            owner = _Owner.model_validate(read_object(path))
-            if abs(born(psutil.Process(owner.pid)) - owner.created) < 2:
-                yield path.name.removesuffix(".owner.json")
-        except (OSError, UserError, ValidationError, psutil.Error):
-            continue
+    """Stages whose lock belongs to a live process of this machine."""
+    for path in sorted(locks.glob(f"*{OWNER}")):
+        found = holder(path)
+        if found is not None and found.get("host", HOST) == HOST:
+            yield path.name.removesuffix(OWNER)
 
 
 def _stage(scratch: Path, lock: str) -> Json:
