@@ -59,7 +59,7 @@ def _variant(schema: type[BaseModel]) -> str:
     for key in ("name", "engine"):
         field = schema.model_fields.get(key)
         if field is not None and get_origin(field.annotation) is Literal:
-            return ", ".join(f"`{option}`" for option in _options(field.annotation))
+            return ", ".join(f"`{option}`" for option in get_args(field.annotation))
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", schema.__name__.removesuffix("Params")).lower()
 
 
@@ -91,22 +91,17 @@ def _default(field: FieldInfo) -> str:
 
 
 def _type(annotation: Any) -> str:
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return "section" if issubclass(annotation, BaseModel) else annotation.__name__
-    names = str(annotation)
-    models = list(_models(annotation))
-    if models:
-        return "section" if get_origin(annotation) is not dict else "sections by name"
-    if "Literal" in names:
-        options = [str(option) for option in _options(annotation)]
-        return " \\| ".join(options)
+    if any(_models(annotation)):
+        return "sections by name" if get_origin(annotation) is dict else "section"
     return _named(annotation).replace("|", "\\|")
 
 
 def _named(annotation: Any) -> str:
     """A type in the terms of params.yaml, without its bounds."""
-    arguments = [_named(argument) for argument in get_args(annotation)]
     origin = get_origin(annotation)
+    if origin is Literal:
+        return " | ".join(map(str, get_args(annotation)))
+    arguments = [_named(argument) for argument in get_args(annotation)]
     if origin is Annotated:
         return arguments[0]
     if origin in (Union, UnionType):
@@ -115,16 +110,6 @@ def _named(annotation: Any) -> str:
         return "null"
     name = str(getattr(origin or annotation, "__name__", annotation))
     return f"{name}[{', '.join(arguments)}]" if arguments else name
-
-
-def _options(annotation: Any) -> Iterator[Any]:
-    for argument in get_args(annotation):
-        if get_args(argument):
-            yield from _options(argument)
-        elif argument is type(None):
-            yield "null"
-        else:
-            yield argument.__name__ if isinstance(argument, type) else argument
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
