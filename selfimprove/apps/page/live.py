@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -15,6 +13,7 @@ import psutil
 from selfimprove.apps.page.episodes import clip
 from selfimprove.apps.report.schema import TIMING, read_timing
 from selfimprove.pipeline.lock import HOST, OWNER, holder
+from selfimprove.pipeline.plan.hardware import nvidia_smi
 
 SCRATCH = Path(".scratch")
 TAIL = 64_000
@@ -128,17 +127,6 @@ def tail(path: Path) -> bytes:
 
 
 def gpus() -> list[Json]:
-    """Utilisation and memory of each NVIDIA GPU, from ``nvidia-smi``; [] if it is not available."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    asked = "name,utilization.gpu,memory.used,memory.total"
-    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    found = []
-    for line in done.stdout.splitlines():
-        name, use, used, total = (part.strip() for part in line.split(","))
-        found.append({"name": name, "use": use, "used": used, "total": total})
-    return found
+    """Utilisation and memory of each NVIDIA GPU."""
+    rows = nvidia_smi("name", "utilization.gpu", "memory.used", "memory.total")
+    return [dict(zip(("name", "use", "used", "total"), row, strict=True)) for row in rows]

@@ -132,21 +132,27 @@ def default_gpu(memory: float) -> Gpu:
 def visible_gpus() -> tuple[int, float, Gpu] | None:
     """This machine's GPUs by nvidia-smi and CUDA_VISIBLE_DEVICES: their number, smallest memory and kind; None without
     a GPU."""
+    rows = nvidia_smi("name", "memory.total", "uuid")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    rows = rows if named is None else _named(rows, named.split(","))
     try:
-        shown = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total,uuid", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=20, check=True,
-        )  # fmt: skip
-        rows = [line.rsplit(",", 2) for line in shown.stdout.splitlines() if line.strip()]
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        rows = rows if named is None else _named(rows, named.split(","))
         memory = min(float(mib) * UNITS["MIB"] for _, mib, _ in rows)
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except ValueError:  # there are none, or the driver does not know the memory
         return None
     name = re.sub(r"RTX +(?=\d)", "RTX", rows[0][0].upper())
     # Whole names: an L40 is no L4, an RTX A1000 no A100, and a GH200 no H200.
     known = next((gpu for gpu in GPUS.values() if re.search(rf"\b{gpu.name}(?!\d)", name)), None)
     return len(rows), memory, known or default_gpu(memory)
+
+
+def nvidia_smi(*fields: str) -> list[list[str]]:
+    """These fields of each of this machine's NVIDIA GPUs; [] without a GPU or its driver."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
 def _named(rows: list[list[str]], names: list[str]) -> list[list[str]]:
@@ -161,7 +167,7 @@ def _named(rows: list[list[str]], names: list[str]) -> list[list[str]]:
         elif name.startswith("MIG-"):
             match = rows[:1]
         else:
-            match = [row for row in rows if name.startswith("GPU-") and row[2].strip().startswith(name)]
+            match = [row for row in rows if name.startswith("GPU-") and row[2].startswith(name)]
         if len(match) != 1:
             break
         found += match
