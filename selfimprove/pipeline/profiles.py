@@ -88,11 +88,10 @@ def _file(name: str, folder: Path) -> Path:
 def main() -> None:
     """Write params.yaml, unless the profile is invalid or the file contains edits that exist nowhere else."""
     from selfimprove.pipeline.dvc_files import active
-    from selfimprove.pipeline.sections import schema_faults
+    from selfimprove.pipeline.sections import check_schemas
 
     name = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
-    if faults := list(schema_faults(composed(name), str(_file(name, FOLDER)))):
-        raise UserError("\n".join(dict.fromkeys(faults)))
+    check_schemas(composed(name), str(_file(name, FOLDER)))
     text = compose(name)
     if active():
         raise UserError(

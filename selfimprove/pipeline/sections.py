@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -34,6 +35,12 @@ def schema_faults(values: Mapping[str, Any], where: str) -> Iterator[str]:
     values = {"tracking": {}, **values}
     for name, schema in SCHEMAS.items():
         yield from section_faults(values, name, schema, where)
+
+
+def check_schemas(values: Mapping[str, Any], where: str) -> None:
+    """Raises: UserError: one sentence per invalid key of params; ``where``: their file."""
+    if faults := dict.fromkeys(schema_faults(values, where)):
+        raise UserError("\n".join(faults))
 
 
 def spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:

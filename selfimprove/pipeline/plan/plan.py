@@ -20,7 +20,7 @@ from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed, named, names
-from selfimprove.pipeline.sections import METHOD_SCHEMAS, schema_faults
+from selfimprove.pipeline.sections import METHOD_SCHEMAS, check_schemas
 from selfimprove.training.config import FinetuneParams
 
 
@@ -147,8 +147,7 @@ def plans(
             f"PROFILE={DEFAULT} METHOD={method}."
         )
     where = f"{folder}/{profile}.yaml" if profile else str(PARAMS_FILE)
-    if invalid := list(schema_faults(values, where)):  # in any section: each would end the run
-        raise UserError("\n".join(dict.fromkeys(invalid)))
+    check_schemas(values, where)  # of all sections, since a fault in any would end the run
     asked_for = own if method == "all" else [method]
     return [make_plan(profile, values, name, asked, where, named_memory(written)) for name in asked_for]
 

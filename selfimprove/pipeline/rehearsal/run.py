@@ -32,7 +32,7 @@ from selfimprove.pipeline.rehearsal.rule import Here, Params, rehearsable, rehea
 from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from selfimprove.pipeline.rehearsal.tell import tell
-from selfimprove.pipeline.sections import schema_faults, spelled_out
+from selfimprove.pipeline.sections import check_schemas, spelled_out
 from selfimprove.pipeline.warm import PARALLEL
 
 REAL = stand_in.REAL
@@ -110,8 +110,7 @@ def _composed(profile: str, root: Path) -> Params:
     for _, base in mappings(checked.get("base")):
         if base.get("model"):
             base["revision"] = base.get("revision") or "any"  # as of a hub model, which need not be here
-    if found := list(schema_faults(checked, f"profiles/{profile}.yaml")):
-        raise UserError("\n".join(dict.fromkeys(found)))
+    check_schemas(checked, f"profiles/{profile}.yaml")
     return spelled_out(values)
 
 
