@@ -45,7 +45,7 @@ def _demo(root: Path, folder: Path, profile: str) -> int:
     lay_out(folder, root)
     write_if_changed(folder / "params.yaml", compose(profile, root / "profiles"))
     print("demo: Reflect-RL on DangerousTaxi, about a minute on two idle cores", flush=True)
-    code = repro(folder, [f"{METHOD}-report"], {**os.environ, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"})
+    code = repro(folder, [f"{METHOD}-report"], os.environ)
     if code:
         return code
     table = [sys.executable, "-m", "selfimprove.apps.report.table", METHOD]

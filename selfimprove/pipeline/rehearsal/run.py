@@ -40,6 +40,9 @@ CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
 """The environment with vLLM's build for CPUs and all other packages."""
 
 MAIN_ENVIRONMENT = Path(".venv/bin")
+AS_MAKE = {"PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
+"""What the Makefile sets for every command."""
+
 LOG_LINES = 15
 _RUNNING = re.compile(r"Running stage '([^']+)'")
 
@@ -205,8 +208,8 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
         for engine in params[method]["engines"].values()
         if engine["engine"] == "openai"
     }
-    own = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
-    return {**os.environ, **own, **keys, **({} if gpus else {"HF_HUB_OFFLINE": "1"})}
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, **keys, **({} if gpus else {"HF_HUB_OFFLINE": "1"})}
 
 
 def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: int = 1) -> int:
@@ -222,8 +225,8 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str], jobs: 
         log.open("w", encoding="utf-8") as out,
         _ended_with_us(
             subprocess.Popen(
-                command, cwd=folder, env=dict(environment), text=True, errors="replace", start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                command, cwd=folder, env={**environment, **AS_MAKE}, text=True, errors="replace",
+                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
         ) as process,
     ):  # fmt: skip
