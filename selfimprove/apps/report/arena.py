@@ -281,7 +281,7 @@ def basis(found: Arena) -> str:
 def arena_tables(found: Arena) -> list[Table]:
     """The comparison, and the differences between methods."""
     title = f"arena: {basis(found)}"
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for place, head in enumerate(HEADS):
         table.add_column(head, no_wrap=True, justify="left" if place < 2 else "right")
     missing = []
@@ -293,7 +293,7 @@ def arena_tables(found: Arena) -> list[Table]:
     table.caption = "\n".join([NOTE, *attempts_of(found), *missing])
     names, *lines = between_of(found)
     title = "arena: last row of each method minus the last row of each other method, paired by task"
-    matrix = Table(title=title, box=box.SIMPLE, title_justify="left")
+    matrix = Table(title=title, box=box.SIMPLE)
     for place, cell in enumerate(names):
         matrix.add_column(cell, no_wrap=True, justify="right" if place else "left")
     for cells in lines:

@@ -137,7 +137,7 @@ def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def table_of(runs: list[Run]) -> Table:
     """The runs, one per row; params are compared with those of the first."""
     columns = list(dict.fromkeys(heading for _, _, cells in runs for heading in cells))
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("run", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)

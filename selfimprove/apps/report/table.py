@@ -112,8 +112,6 @@ def results_table(method: str, summary: dict[str, Any], root: Path = Path()) -> 
         title=f"{method}: held-out split, n = {first[columns[0]]['n']}, mean ± standard error",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
-        title_justify="left",
-        caption_justify="left",
     )
     table.add_column("row", no_wrap=True)
     # Omissions (blocked, cut or left out) have a column only if there are any.
@@ -214,7 +212,7 @@ def _width(table: Table, console: Console) -> int:
 
 def overview(summaries: dict[str, Any], root: Path = Path()) -> Table:
     """All methods in one table: each row's headline metric, the last row minus it, and what the row cost."""
-    table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left")
+    table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in ("method", "metric", "row"):
         table.add_column(column, no_wrap=True)
     for column in ("mean ± se", "n", "Δ (last − row)", "tokens", "train", "eval"):
@@ -236,7 +234,7 @@ def overview(summaries: dict[str, Any], root: Path = Path()) -> Table:
 def difference_table(method: str, summary: dict[str, Any]) -> Table:
     """The last iteration minus every other row, over the same tasks; * marks more than three standard errors."""
     title = f"{method}: {summary['last']} minus each other row, paired"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    table = Table(title=title, box=box.SIMPLE)
     table.add_column("row")
     for column in summary["columns"]:
         table.add_column(column, justify="right")
