@@ -57,4 +57,5 @@ def write_records(folder: Path, name: str, records: Iterable[Any], size: int = B
 
 
 def _as_json(value: Any) -> str:
+    """Compact JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

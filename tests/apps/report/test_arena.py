@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from selfimprove.apps.claims.arena import main
 from selfimprove.apps.page import tables
 from selfimprove.apps.page.build import environment
 from selfimprove.apps.page.run import Run
@@ -202,6 +203,22 @@ def test_methods_with_different_test_tasks_are_not_compared(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "agent_r", tasks=(7, 3, 5, 8))
     assert arena(root, read_summaries(root=root)) is None
+
+
+def test_a_single_run_is_published_under_the_kernels_that_its_params_select(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = profile("arena-textcraft")
+    params["run"] |= {"kernels": "portable", "seed": 18}
+    write_text(root / "params.yaml", json.dumps(params))
+    for method in ("rise", "spin"):
+        write_method(root, method)
+    monkeypatch.chdir(root)
+    monkeypatch.setattr("sys.argv", ["arena"])
+    main()
+    file = "results/published/arena/textcraft-portable-18.json"
+    assert capsys.readouterr().out == f"{file}\n"
+    assert json.loads((root / file).read_text())["kernels"] == "portable"
 
 
 def test_summaries_without_outcomes_are_not_compared(root: Path) -> None:
