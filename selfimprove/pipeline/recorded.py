@@ -1,4 +1,4 @@
-"""Compares params.yaml with the params that DVC records: those of a running stage, and those of finished ones.
+"""Tells which stages dvc.yaml defines and which params DVC records for each, and compares these with params.yaml.
 
 A stage reads params.yaml when it starts, and DVC reads it again when the stage has ended. If the stage's params were
 edited in between, DVC would record the new values with outputs of the old ones. The stage fails instead, so that DVC
