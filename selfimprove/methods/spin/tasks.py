@@ -16,7 +16,7 @@ from shutil import copyfile
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Example, Message, read_rows
+from selfimprove.core.records import Example, Message, read_records
 from selfimprove.core.sources import fetch, load_sources
 from selfimprove.envs.own_classes import make_own
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, folded
@@ -24,8 +24,8 @@ from selfimprove.envs.qa.datasets import load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
 from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts, scripted_experts
 from selfimprove.envs.qa.experts import Expert, Quest, QuestSource, hotpotqa_quest
-from selfimprove.envs.qa.hotpotqa import read_question, task_order
-from selfimprove.envs.qa.tools.bm25 import LocalSearch
+from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question, task_order
+from selfimprove.envs.qa.tools.bm25 import LocalSearch, read_corpus
 from selfimprove.envs.qa.tools.dispatch import Tools, make_tools
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.spin.chats import read_chats
@@ -213,16 +213,14 @@ def _hotpotqa(
     if tasks.experts in ("scripted", "both"):
         search = LocalSearch(known.corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
         asked = {folded(expert.question.question) for expert in experts}
-        others = [read_question(row, "train300_context.jsonl") for row in known.train]
-        quests = [hotpotqa_quest(one) for one in others if folded(one.question) not in asked]
+        quests = [hotpotqa_quest(one) for one in known.train if folded(one.question) not in asked]
         scripted, own = scripted_experts(quests, search)
         experts, audit = experts + scripted, audit.joined(own) if audit else own
     assert audit is not None  # tasks.experts names at least one of the two
     experts = _first(experts, tasks.train, "train")
-    dev = [read_question(row, "dev_hard100_context.jsonl") for row in known.hard]
     splits: dict[Split, list[Question]] = {
         "train": [expert.question for expert in experts],
-        "dev": _first(dev, tasks.dev, "dev"),
+        "dev": _first(known.hard, tasks.dev, "dev"),
         "test": _first(known.dev, tasks.test, "test") if tasks.other is None else [],
     }
     return Material(splits, experts, known.corpus, audit)
@@ -233,23 +231,27 @@ class _Contexts:
     """HotpotQA's questions with known paragraphs: dev 0 to 499, hard ones of dev beyond them, some of train."""
 
     dev: list[Question]
-    hard: list[dict[str, Any]]
-    train: list[dict[str, Any]]
+    hard: list[Question]
+    train: list[Question]
     corpus: list[Paragraph]
 
     @classmethod
     def read(cls, files: Sequence[Path]) -> _Contexts:
         """Read the files of the source ``hotpotqa_contexts``."""
         found = {path.name: path for path in files}
-        path = found["dev500_questions.jsonl"]
-        dev = [read_question(row, f"{path}, line {line}") for line, row in read_rows(path)]
-        paragraphs = {row["title"]: row["text"] for _, row in read_rows(found["dev500_corpus.jsonl"])}
-        train = [row for _, row in read_rows(found["train300_context.jsonl"])]
-        hard = [row for _, row in read_rows(found["dev_hard100_context.jsonl"]) if row["idx"] >= len(dev)]
-        for row in [*train, *hard]:
-            for title, sentences in row["context"]:
-                paragraphs.setdefault(title, " ".join("".join(sentences).split()))
-        return cls(dev, hard, train, [Paragraph(title=title, text=text) for title, text in paragraphs.items()])
+        dev, train, hard = (
+            list(read_records(found[name]))
+            for name in ("dev500_questions.jsonl", "train300_context.jsonl", "dev_hard100_context.jsonl")
+        )
+        hard = [(place, row) for place, row in hard if row["idx"] >= len(dev)]
+        corpus = {one.title: one for one in read_corpus(found["dev500_corpus.jsonl"])}
+        for one in context_paragraphs([*train, *hard]):
+            corpus.setdefault(one.title, one)
+
+        def questions(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Question]:
+            return [read_question(row, place) for place, row in rows]
+
+        return cls(questions(dev), questions(hard), questions(train), list(corpus.values()))
 
 
 def _other(other: OtherTask, download: Path, mirror: Path | None) -> list[Question]:
