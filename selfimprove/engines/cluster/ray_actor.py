@@ -75,10 +75,6 @@ class ReplicaActor:
             await self._some.wait()
         return seen + len(self._done), list(self._done), self._engine.stats
 
-    async def forget_prefixes(self) -> None:
-        """Empty the engine's prefix cache."""
-        self._engine.forget_prefixes()
-
     def _tell(self, number: int, outcome: str, value: Any) -> None:
         self._done.append((number, outcome, value))
         self._some.set()

@@ -154,10 +154,6 @@ class RayEngine(Dispatcher[_Worker]):
             self._say(self._summary())
         self._leave()
 
-    def forget_prefixes(self) -> None:
-        """Empty the replicas' prefix caches. Results do not change; the next prompts are prefilled from scratch."""
-        self._ray.get([worker.actor.forget_prefixes.remote() for worker in self._workers])
-
     def requests_by_node(self) -> dict[str, int]:
         """Number of requests answered on each node, by ``Node.place``."""
         counted: Counter[str] = Counter()
