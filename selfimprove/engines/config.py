@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
@@ -155,17 +156,26 @@ EngineConfig = Annotated[
 ]
 
 
-def check_own_model(name: str, cfg: EngineConfig, method: str) -> None:
-    """Refuse settings that would run another model or chat format than the row's own, with which it is trained.
+def check_own_model(name: str, engines: Mapping[str, EngineConfig], method: str, use: str) -> None:
+    """Check the engine that runs a row's own model: it must have a model, and the chat format of the model's training.
 
     Args:
         name: the engine's name in the section ``engines``.
         method: the method of the section; its base's settings are ``base.<method>``.
+        use: what the method uses the engine for, for the message that it is missing.
 
     Raises:
-        ValueError: the engine sets another model, or its own chat template.
+        ValueError: the engine is missing, is scripted, or sets another model or its own chat template.
     """
-    if isinstance(cfg, OpenAiEngineConfig | ScriptedEngineConfig):
+    if name not in engines:
+        raise ValueError(f"engines: {name!r}, the engine for {use}, is missing; add it")
+    cfg = engines[name]
+    if isinstance(cfg, ScriptedEngineConfig):
+        raise ValueError(
+            f"engines.{name}: a scripted engine has no model to train; use another kind here, and give a scripted "
+            "teacher a name of its own"
+        )
+    if isinstance(cfg, OpenAiEngineConfig):
         return
     if cfg.model != POLICY:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from selfimprove.core.params import Section, check_answer_room
-from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
+from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.registry import TextSection
 from selfimprove.methods.lineage import check_known, check_room, check_split
 from selfimprove.methods.rows import Iterated, TrainedRow
@@ -219,14 +219,7 @@ class AgentRParams(Iterated):
             raise ValueError(f"tasks.layouts: {self.env.name} has only one layout per task; set 1")
         if self.tasks.games is not None and not self.env.has_games:
             raise ValueError(f"tasks.games: {self.env.name} has no numbered games; remove it")
-        if "actor" not in self.engines:
-            raise ValueError("engines: 'actor', the engine for search, judging and evaluation, is missing; add it")
-        if isinstance(self.engines["actor"], ScriptedEngineConfig):
-            raise ValueError(
-                "engines.actor: a scripted engine has no model for judging and evaluation; to use one for search, "
-                "define it under another name and set iterations.*.generate.engine"
-            )
-        check_own_model("actor", self.engines["actor"], "agent_r")
+        check_own_model("actor", self.engines, "agent_r", "search, judging and evaluation")
         check_answer_room("evaluate.max_tokens", self.evaluate.max_tokens, "actor", self.engines["actor"])
         for key, iteration in self.iterations.items():
             asked = iteration.convert

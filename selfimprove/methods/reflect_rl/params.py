@@ -243,17 +243,13 @@ class ReflectRLParams(Trained):
 
     @model_validator(mode="after")
     def _engines(self) -> ReflectRLParams:
-        for key in ("policy", "reflector"):
-            if key not in self.engines:
-                raise ValueError(f"engines: {key!r} is missing; add it")
-            check_own_model(key, self.engines[key], "reflect_rl")
+        for key, use in (("policy", "training and evaluation"), ("reflector", "reflections")):
+            check_own_model(key, self.engines, "reflect_rl", use)
         if not isinstance(self.engines["policy"], TransformersEngineConfig):
             raise ValueError(
                 "engines.policy: must share the weights that reinforcement learning updates; use transformers "
                 "(evaluate.engine may name a vllm engine for evaluation)"
             )
-        if isinstance(self.engines["reflector"], ScriptedEngineConfig):
-            raise ValueError("engines.reflector: a scripted engine has no model; use transformers, vllm or openai")
         self._evaluates()
         check_known("generate.teacher", "engine", self.generate.teacher, self.engines)
         self._is_taught("generate.teacher", self.generate.teacher)
@@ -285,9 +281,9 @@ class ReflectRLParams(Trained):
         """Check the policy's engine for evaluations."""
         name, cfg = self.evaluate.engine, self.evaluate
         check_known("evaluate.engine", "engine", name, self.engines)
-        check_own_model(name, self.engines[name], "reflect_rl")
         if isinstance(self.engines[name], ScriptedEngineConfig | OpenAiEngineConfig):
             raise ValueError("evaluate.engine: must load the evaluated weights; use transformers or vllm")
+        check_own_model(name, self.engines, "reflect_rl", "evaluation")
         if isinstance(self.engines[name], VllmEngineConfig) and not (cfg.shrink_head or cfg.mask_invalid):
             raise ValueError(
                 "evaluate.engine: vllm can only choose among labels; set evaluate.shrink_head or "

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section, check_answer_room
-from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
+from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.params import Difficulty
 from selfimprove.envs.problems import Source
@@ -172,10 +172,6 @@ class RiseParams(Iterated):
         source, env = self.tasks.source, self.env.name
         if source in ("gsm8k", "math") and self.env.own_tasks:
             raise ValueError(f"tasks.source: {source} provides problems, but {env} has tasks of its own; set embedded")
-        if "student" not in self.engines:
-            raise ValueError("engines: 'student', the engine that evaluation uses, is missing; add it")
-        if isinstance(self.engines["student"], ScriptedEngineConfig):
-            raise ValueError("engines.student: a scripted engine has no model to train; name another engine")
-        check_own_model("student", self.engines["student"], "rise")
+        check_own_model("student", self.engines, "rise", "evaluation")
         check_answer_room("evaluate.max_tokens", self.evaluate.max_tokens, "student", self.engines["student"])
         return self

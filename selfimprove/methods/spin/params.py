@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from selfimprove.core.errors import meant
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section, check_answer_room
-from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, check_own_model
 from selfimprove.envs.interface import MakesProblems
 from selfimprove.envs.own_classes import own_class
 from selfimprove.envs.params import AnswerParams, EnvParams, TextParams
@@ -282,11 +282,7 @@ class SpinParams(Iterated):
 
     @model_validator(mode="after")
     def _engine(self) -> SpinParams:
-        if "policy" not in self.engines:
-            raise ValueError("engines: 'policy', the engine for self-play and evaluation, is missing; add it")
-        if isinstance(self.engines["policy"], ScriptedEngineConfig):
-            raise ValueError("engines.policy: a scripted engine has no model to train; name another engine")
-        check_own_model("policy", self.engines["policy"], "spin")
+        check_own_model("policy", self.engines, "spin", "self-play and evaluation")
         if isinstance(self.engines["policy"], OpenAiEngineConfig) and is_flat(self.prompt.format):
             raise ValueError("prompt.format: an endpoint accepts only chat turns; set chat, or use another engine")
         plain = self.tasks.source == "chat" or isinstance(self.env, AnswerParams)

@@ -138,18 +138,21 @@ def test_an_environment_accepts_its_own_options_and_others_at_their_defaults() -
             {"models": {**MODELS, "policy": {**MODELS["policy"], "match": "reflect_rl"}}},
             "models.policy.match: 'reflect_rl' itself depends on 'policy'",
         ),
-        ({"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}}, "'reflector' is missing"),
+        (
+            {"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}},
+            "'reflector', the engine for reflections, is missing",
+        ),
         (
             {"engines": {"policy": {"engine": "scripted"}, "reflector": ENGINE, "teacher": ENGINE}},
-            "engines.policy: must share the weights that reinforcement learning updates; use transformers",
+            "engines.policy: a scripted engine has no model to train; use another kind here",
         ),
         (
             {"engines": {"policy": VLLM, "reflector": ENGINE, "teacher": ENGINE}},
-            "engines.policy: must share the weights",
+            "engines.policy: must share the weights that reinforcement learning updates; use transformers",
         ),
         (
             {"engines": {"policy": ENGINE, "reflector": {"engine": "scripted"}, "teacher": ENGINE}},
-            "engines.reflector: a scripted engine has no model; use transformers, vllm or openai",
+            "engines.reflector: a scripted engine has no model to train; use another kind here",
         ),
         (
             {"engines": {"policy": ENGINE, "reflector": {**VLLM, "model": "/m"}, "teacher": ENGINE}},
