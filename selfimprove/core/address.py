@@ -1,4 +1,4 @@
-"""Checks the addresses of servers that params name, and the environment's settings for calling them."""
+"""Checks the addresses of servers that params name, and the environment's settings for calling them; reads answers."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -15,6 +15,13 @@ DIRECT: dict[str, httpx.AsyncBaseTransport | None] = {
     f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOCAL
 }
 """``mounts`` of an httpx client that reads the environment's settings, but calls ``LOCAL`` without its proxies."""
+
+LONGEST_ANSWER = 32 << 20
+"""Bytes of a decompressed answer that are read; a longer one would fill memory."""
+
+
+class TooLong(Exception):
+    """A server's answer is longer than ``LONGEST_ANSWER``."""
 
 
 def checked_address(key: str, address: str, example: str, options: Collection[str] = ()) -> httpx.URL:
@@ -79,3 +86,14 @@ def _check_ports() -> None:
             port = httpx.URL(address if "://" in address else f"http://{address}").port
             if port is not None and port > 65535:
                 raise ValueError(f"port {port} of {kind.upper()}_PROXY exceeds 65535")
+
+
+async def whole(answer: httpx.Response) -> httpx.Response:
+    """A streamed answer with its whole body, decompressed. Raises: TooLong."""
+    body = bytearray()
+    async for part in answer.aiter_bytes(1 << 16):
+        body += part
+        if len(body) > LONGEST_ANSWER:
+            raise TooLong(f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
+    headers = [(name, value) for name, value in answer.headers.raw if name.lower() != b"content-encoding"]
+    return httpx.Response(answer.status_code, headers=headers, content=bytes(body))

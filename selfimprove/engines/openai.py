@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     import httpx
     from tenacity import RetryCallState
 
-LONGEST_ANSWER = 32 << 20
-"""Bytes of a decompressed answer: a longer one cannot be ``n_per_call`` samples, and would fill memory."""
-
 LATE_SECONDS = 30.0
 """How long the answer to a sent call is awaited after its episode is cancelled, because it is paid for."""
 
@@ -175,7 +172,7 @@ class OpenAiEngine:
     async def _call(self, body: dict[str, Any], request: Request) -> list[Completion]:
         import httpx
 
-        from selfimprove.core.address import DIRECT, client_settings, reads_environment
+        from selfimprove.core.address import DIRECT, TooLong, client_settings, reads_environment
 
         if self._client is None:
             headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -208,6 +205,8 @@ class OpenAiEngine:
             raise
         except TimeoutError:
             raise Passing(f"no answer within {self._cfg.timeout:g} s") from None
+        except TooLong as error:
+            raise Passing(str(error)) from None
         except httpx.ConnectError as error:
             if not self._answered and "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise UserError(
@@ -239,21 +238,15 @@ class OpenAiEngine:
             return []
 
     async def _post(self, content: bytes) -> httpx.Response:
-        """The answer with its complete body, at most ``LONGEST_ANSWER`` bytes, within the time limit of a call."""
-        import httpx
+        """The answer with its complete body, within the time limit of a call."""
+        from selfimprove.core.address import whole
 
         assert self._client is not None
         async with (
             asyncio.timeout(self._cfg.timeout),
             self._client.stream("POST", self._url, content=content) as response,
         ):
-            body = bytearray()
-            async for part in response.aiter_bytes(1 << 16):
-                body += part
-                if len(body) > LONGEST_ANSWER:
-                    raise Passing(f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
-        headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
-        return httpx.Response(response.status_code, headers=headers, content=bytes(body))
+            return await whole(response)
 
     def _check_status(self, response: httpx.Response) -> None:
         status = response.status_code

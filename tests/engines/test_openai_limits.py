@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.address import LONGEST_ANSWER
 from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.journal import JournaledEngine
-from selfimprove.engines.openai import LONGEST_ANSWER, OpenAiEngine
+from selfimprove.engines.openai import OpenAiEngine
 from tests.engines.http_endpoint import Reply, Seen, answer, echo, endpoint
 from tests.engines.test_openai import KEY, ask, config, fail, run
 from tests.support.http_server import Handler, Server

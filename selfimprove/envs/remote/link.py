@@ -15,7 +15,7 @@ import httpx
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
-from selfimprove.core.address import DIRECT, checked_address, client_settings, reads_environment
+from selfimprove.core.address import DIRECT, TooLong, checked_address, client_settings, reads_environment, whole
 from selfimprove.core.errors import UserError, fault, printable_line
 from selfimprove.core.records import plain_text
 from selfimprove.envs.interface import EnvError
@@ -25,9 +25,6 @@ TRIES = 4
 
 FAREWELL = 5.0
 """Time limit for closing an environment, in seconds; a server that takes longer keeps it."""
-
-LONGEST_ANSWER = 32 << 20
-"""Bytes of a decompressed answer; a longer one would fill memory."""
 
 _SAY = 300  # maximum characters of a server's text in an error
 
@@ -130,9 +127,11 @@ class Link:
                 content = None if method == "GET" else json.dumps(fields, ensure_ascii=True)
                 query = dict(fields) if method == "GET" else None
                 async with self._client.stream(method, path, params=query, content=content) as answer:
-                    response = await _whole(answer)
+                    response = await whole(answer)
         except TimeoutError:
             raise _Fault("lost", f"no answer within {timeout:g} s") from None
+        except TooLong as error:
+            raise _Fault("lost", str(error)) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             self.absences += 1
             raise _Fault("unreached", f"cannot connect: {in_short(str(error)) or type(error).__name__}") from None
@@ -170,16 +169,6 @@ class Link:
         except ValidationError as error:
             what = f"{fault(error)}: {in_short(str(answer))}"
             raise EnvError(f"{self.server}{path}: not this environment's protocol: {what}") from None
-
-
-async def _whole(answer: httpx.Response) -> httpx.Response:
-    """The answer with its body, decompressed. Raises: _Fault: it is longer than ``LONGEST_ANSWER``."""
-    body = bytearray()
-    async for part in answer.aiter_bytes(1 << 16):
-        body += part
-        if len(body) > LONGEST_ANSWER:
-            raise _Fault("lost", f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
-    return httpx.Response(answer.status_code, content=bytes(body))
 
 
 def in_short(text: str) -> str:
