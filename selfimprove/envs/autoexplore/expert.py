@@ -75,12 +75,16 @@ def _way(cwd: str, target: str, seen: Collection[str]) -> list[Action]:
 
 def explain(question: str, action: Action, key: Sequence[object]) -> str:
     """One sentence on why an action helps; ``key`` determines its wording."""
-    kind, word = action.name, ""
-    if action.text == "cd ..":
-        kind = "cd .."
-    elif kind != "id" and (word := shared_word(question, action.operand)):
-        kind += ", shared"
+    kind, word = occasion(question, action.name, action.operand)
     return rng("autoexplore thought", *key, action.text).choice(_THOUGHTS[kind]).format(name=action.operand, word=word)
+
+
+def occasion(question: str, name: str, operand: str) -> tuple[str, str]:
+    """The kind of sentence about a command, a key of ``_THOUGHTS``, and the question's word that its operand shares."""
+    if (name, operand) == ("cd", ".."):
+        return "cd ..", ""
+    word = "" if name == "id" else shared_word(question, operand)
+    return f"{name}, shared" if word else name, word
 
 
 def shared_word(question: str, name: str) -> str:

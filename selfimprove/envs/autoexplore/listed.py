@@ -15,7 +15,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import choose
 from selfimprove.envs.autoexplore.env import ACTED, ACTION_HEADING, AutoExplore, ExploreSnapshot
-from selfimprove.envs.autoexplore.expert import plan, shared_word
+from selfimprove.envs.autoexplore.expert import occasion, plan
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tasks import Task, depth_levels
 from selfimprove.envs.interface import CutState, Last, Played, State
@@ -130,12 +130,8 @@ class EnumeratedAutoExplore:
             said.append(words.choice(_WRONG.get(kind, _WRONG[""])).format(name=operand))
         way = self.oracle()
         if way:
-            kind, _, operand = way[0].partition(" ")
-            word = ""
-            if way[0] == "cd ..":
-                kind = "cd .."
-            elif kind != "id" and (word := shared_word(self._game.question(), operand)):
-                kind += ", shared"
+            name, _, operand = way[0].partition(" ")
+            kind, word = occasion(self._game.question(), name, operand)
             said.append(words.choice(_SEEN[kind]).format(name=operand, word=word))
         return " ".join(said)
 
