@@ -34,16 +34,16 @@ class EnumeratedKitchen(ListedText):
     rules = INSTRUCTION.partition("\nAnswer each time")[0]
     helped = ("That helped.", "So far so good.", "One step is done.")
     wrong = ("The last command did not help.", "That brought nothing.", "That was not needed.")
+    _game: PlannedGame
 
     def __init__(
         self, game: PlannedGame, max_turns: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
     ) -> None:
         super().__init__(game, max_turns, labels, shuffle_action, seed)
         self.name, self.instruction = "alfworld", ""
-        self._planned = game
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        return self._planned.task_ids(split)
+        return self._game.task_ids(split)
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
         """See ``EnumeratedEnv``; the greeting is removed."""
@@ -56,5 +56,5 @@ class EnumeratedKitchen(ListedText):
         """See ``EnumeratedEnv``; also defined when the game has no thought for the command."""
         if self._now.ended:
             return []
-        self._planned.restore(self._now.game)
-        return self._planned.oracle()
+        self._game.restore(self._now.game)
+        return self._game.oracle()
