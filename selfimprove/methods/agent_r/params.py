@@ -13,7 +13,6 @@ from selfimprove.methods.lineage import check_known, check_room, check_split
 from selfimprove.methods.rows import Iterated, TrainedRow
 from selfimprove.training.config import FinetuneParams
 
-Judge = Literal["actor", "scripted"]
 JudgeStyle = Literal["full", "short"]
 StopText = Annotated[str, Field(min_length=1)]
 
@@ -137,7 +136,9 @@ class ConvertParams(Section):
     max_pairs_per_tree: int | None = Field(
         default=None, ge=1, description="null: all pairs, quadratic in the number of leaves"
     )
-    judge: Judge = Field(default="actor", description="actor: the model itself; scripted: the environment's expert")
+    judge: Literal["actor", "scripted"] = Field(
+        default="actor", description="actor: the model itself; scripted: the environment's expert"
+    )
     judge_style: JudgeStyle = Field(
         default="full", description="short: a few lines, for a small model; one sentence of reasons"
     )
