@@ -126,10 +126,6 @@ class WebShop:
         """The current task's instruction, in the original server's format."""
         return f"Instruction: {self._shop.goals[self._state.task].instruction}"
 
-    def observation(self) -> str:
-        """The current page."""
-        return render(self._shop, self._state)
-
     def _score(self) -> Any:
         state = self._state
         return score(self._shop.goals[state.task], self._shop.by_id[state.product], dict(state.options))

@@ -178,8 +178,9 @@ def test_the_webshop_server_implements_agentgyms_protocol() -> None:
         assert server.raw("/create", b"") == 0
         assert server.post("/create") == 1
         assert server.get("/list_envs") == [0, 1]
-        assert server.post("/reset", env_idx=1, session_id=5) == [env.reset(5), None]
-        assert server.get("/observation", env_idx=1) == env.observation()
+        page = env.reset(5)
+        assert server.post("/reset", env_idx=1, session_id=5) == [page, None]
+        assert server.get("/observation", env_idx=1) == page
         assert server.get("/instruction_text", env_idx=1) == env.instruction_text()
         assert server.get("/available_actions", env_idx=1) == {"has_search_bar": True, "clickables": ["search"]}
         for _, action in env.expert():

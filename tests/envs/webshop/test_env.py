@@ -95,9 +95,8 @@ def test_the_experts_plan_shortens_by_one_action_per_step(shop: WebShop) -> None
 
 
 def test_pages_follow_the_original(shop: WebShop) -> None:
-    shop.reset(0)
     goal = open_shop(1000, 233).goals[0].instruction
-    assert shop.observation() == f"WebShop [SEP] Instruction: [SEP] {goal} [SEP] Search"
+    assert shop.reset(0) == f"WebShop [SEP] Instruction: [SEP] {goal} [SEP] Search"
     assert shop.available_actions() == {"has_search_bar": True, "clickables": ["search"]}
     head = f"Instruction: [SEP] {goal} [SEP] Back to Search [SEP] "
     first, second = play(shop, "search[color]", "click[Next >]")
@@ -257,14 +256,14 @@ def test_valid_actions_are_sorted_and_all_accepted(shop: WebShop) -> None:
 def test_a_snapshot_restores_its_state_in_any_copy(shop: WebShop) -> None:
     shop.reset(0)
     moves = [move.action for move in shop.expert()]
-    play(shop, *moves[:3])
-    moment, page = shop.snapshot(), shop.observation()
+    page = play(shop, *moves[:3])[-1].observation
+    moment = shop.snapshot()
     assert hash(moment) == hash(ShopState(*moment))
     after = play(shop, *moves[3:])
     other = WebShop()
     other.reset(99)
     other.restore(moment)
-    assert other.observation() == page
+    assert other.step("wait").observation == page
     assert play(other, *moves[3:]) == after
 
 

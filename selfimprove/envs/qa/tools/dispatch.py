@@ -45,11 +45,6 @@ class Tools:
         self.stats: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tools' names, lower-cased, sorted."""
-        return tuple(sorted(self._tools))
-
     def has(self, name: str) -> bool:
         """Whether there is such a tool."""
         return name.strip().lower() in self._tools

@@ -40,7 +40,6 @@ def test_tool_names_are_case_insensitive(name: str) -> None:
     made = tools(str.upper)
     assert made.has(name)
     assert call(made, "owl", name) == "OWL"
-    assert made.names == ("search",)
 
 
 def test_an_unknown_tool_returns_none_and_is_counted() -> None:
@@ -190,7 +189,6 @@ def test_built_in_tools_are_created_by_name(tmp_path: Path) -> None:
     (tmp_path / "snippets.jsonl").write_text('{"query": "tolma", "snippet": "by the sea"}\n')
     params = ToolsParams(use={"search": "local", "recall": "replay"}, snippets=str(tmp_path / "snippets.jsonl"))
     made = make_tools(params, tmp_path / "corpus.jsonl")
-    assert made.names == ("recall", "search")
     assert [call(made, "Tolma"), call(made, "tolma", "Recall")] == ["A town by the sea.", "by the sea"]
     made.close()
     with pytest.raises(UserError, match=r"tools\.use\.search: local needs a corpus"):
