@@ -11,7 +11,7 @@ $(if $(wildcard requirements/main.lock),,$(error $(CURDIR) is not the folder of 
 
 PYTHON ?= python3.11
 # For CPUs, torch is not in the hashed lock; it is installed separately, in the build that suits the machine. On Linux,
-# PyPI's brings CUDA libraries of several GB; README.md names the index of the CPU build.
+# PyPI's brings CUDA libraries of several GB; README.md says how to get the CPU build.
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 METHOD ?= all

@@ -57,7 +57,7 @@ COEFFICIENT = 0.25
 _FILE = re.compile(r"search_results_(\d+)\.json")
 
 
-def to_json(tree: Tree) -> dict[str, Any]:
+def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
     """The root in the original's format, with its children nested. Scores are normalised to [0, 1], as everywhere here.
 
     Raises:
@@ -79,7 +79,7 @@ def to_json(tree: Tree) -> dict[str, Any]:
             "visits": node.visits,
             "value": node.value,
             "prior": 1,
-            "puct_value": uct(node, parent, COEFFICIENT),
+            "puct_value": uct(node, parent, exploration),
             "obs": node.observation,
             "llm_response": ROOT if parent is None else node.reply,
             "depth": node.depth,
