@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -208,7 +208,7 @@ def test_only_processes_that_are_needed_copy_the_weights_to_host_memory(
         seen.append(model)
         return {}
 
-    trainer: Any = object.__new__(PlannedTrainer)
+    trainer: Any = object.__new__(cast(Any, PlannedTrainer))
     trainer.model = SimpleNamespace(config=SimpleNamespace(), save_pretrained=lambda *_, **more: None)
     trainer.deepspeed = trainer.model_wrapped = SimpleNamespace(config={}, save_checkpoint=lambda: None)
     trainer.accelerator = SimpleNamespace(get_state_dict=state_of, unwrap_model=lambda model: model)
