@@ -123,8 +123,10 @@ def test_a_teacher_s_tokens_are_counted() -> None:
 
 def test_checkpoints_are_counted_as_those_kept_plus_the_one_being_written() -> None:
     (plan,) = plans("rise-llama2-7b")
-    # ZeRO-3: master weights and two moments in float32, 16-bit weights both sharded and consolidated
-    assert line(plan, "rise-finetune@iter1").while_running == (2 + 1) * (12 + 2 + 2) * 6_738_415_616
+    # ZeRO: master weights and two moments in float32, and 16-bit weights, in stage 2 a second time by DeepSpeed
+    assert line(plan, "rise-finetune@iter1").while_running == (2 + 1) * (12 + 2) * 6_738_415_616
+    (plan,) = plans("agent-r-llama3.1-8b")
+    assert line(plan, "agent_r-finetune@iter1").while_running == (2 + 1) * (12 + 2 + 2) * 8_030_261_248
     (plan,) = plans("spin-llama2-7b")
     adapters = 32 * 8 * 4 * 4096
     assert line(plan, "spin-finetune@base").while_running == (2 + 1) * 12 * adapters

@@ -236,7 +236,7 @@ def merged_bytes(runs: Iterable[Training], shape: f.Shape) -> float:
 
 def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
     """Bytes of the kept checkpoints and of the one being written: master weights and moments of what is trained and,
-    with ZeRO, its 16-bit weights (twice in stage 3, which also saves them unsharded)."""
+    with ZeRO, its 16-bit weights, which in stage 2 both Trainer (not XTuner) and DeepSpeed save."""
     params, launcher = work.params, work.params.launcher
     moments = optimiser_bytes(params)
     if params.lora is not None:
@@ -244,7 +244,8 @@ def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
     else:
         each = shape.parameters * (4 + moments)
         if launcher.kind == "deepspeed":
-            each += shape.parameters * (2 if launcher.zero_stage == 2 else 4)
+            twice = launcher.zero_stage == 2 and not _with_xtuner(params)
+            each += shape.parameters * (4 if twice else 2)
     # Besides every save_steps, checkpoints are written periodically and when a run is stopped (training/stopping.py).
     return float(min(params.save_total_limit + 1, max(0, work.steps - 1)) * each)
 
