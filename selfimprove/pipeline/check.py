@@ -45,7 +45,7 @@ from selfimprove.envs.taxi.world import TaxiParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.models.base import MADE, BaseParams, BaseSection
-from selfimprove.pipeline.params import METHODS, PARAMS_FILE, RunParams, load_section
+from selfimprove.pipeline.params import METHODS, PARAMS_FILE, UNKNOWN, RunParams, load_section
 from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.plan.shapes import find_config, usable_positions
 from selfimprove.pipeline.recorded import ABSENT, GRAPH, has_results, planned, value_at
@@ -55,6 +55,8 @@ from selfimprove.training.config import FinetuneParams
 
 SAY = "--say"
 """Option of ``make check``: report success as well; before a run, only faults are printed."""
+OUTDATED = 4
+"""Number of unknown keys from which a params.yaml may be that of an earlier version."""
 PARAMS_ONLY = "params"
 """In place of a method: check only params.yaml."""
 LOCAL = ("models/", "/", "./", "../")
@@ -139,6 +141,11 @@ def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
     """One sentence per invalid key and per key missing for DVC, and one if the tracking package cannot be used."""
     faults = list(schema_faults(values, str(PARAMS_FILE)))
     yield from faults
+    if sum(UNKNOWN in fault for fault in faults) >= OUTDATED:
+        yield (
+            f'{PARAMS_FILE} may be of an earlier version; docs/reference.md lists the new names under "Names that '
+            'changed", and `make use PROFILE=…` writes a profile as it is now.'
+        )
     if not faults and GRAPH.is_file():
         yield from graph_faults(values, _graph(GRAPH.absolute(), GRAPH.stat().st_mtime_ns))
     with suppress(ValidationError):  # already reported

@@ -31,6 +31,8 @@ OUTPUTS = ("data", "models", "results", ".scratch")
 CLOSE, MOST_TRIED = 0.5, 5
 """How similar a known key must be to an unknown one to be suggested, and how many are tried in its place."""
 
+UNKNOWN = ": unknown key"
+"""Part of the sentence about a key that no schema has."""
 RENAME = "remove it or fix its name."
 """The remedy for an unknown key if no known one is close."""
 
@@ -154,7 +156,7 @@ def _sentence(fault: ErrorDetails, section: str, value: Any, schema: type[Sectio
     if kind == "extra_forbidden":
         close = get_close_matches(place[-1], sorted(_known_keys()), n=MOST_TRIED, cutoff=CLOSE)
         taken = next((key for key in close if _takes(schema, value, place, key)), None)
-        return f"{path}: unknown key; {f'did you mean {taken!r}?' if taken else RENAME}"
+        return f"{path}{UNKNOWN}; {f'did you mean {taken!r}?' if taken else RENAME}"
     if kind == "missing":
         return f"{path}: missing; add it."
     if kind == "union_tag_invalid" and (key := str(fault["ctx"]["discriminator"]).strip("'")).isidentifier():

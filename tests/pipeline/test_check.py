@@ -89,6 +89,14 @@ def test_a_path_that_dvc_cannot_read_is_refused(
     assert said.startswith(f"the folder's path {folder}/{{x}} contains a curly bracket")
 
 
+def test_the_params_of_an_earlier_version_are_refused_with_the_place_of_the_new_names() -> None:
+    old = {**profile("smoke"), "rise": profile("smoke")["rise"] | {"sft": {}, "controls": {}, "teacher": {}}}
+    assert not any("docs/reference.md" in said for said in check.params_faults(old))  # three mistyped keys
+    *faults, last = check.params_faults({**old, "spin": profile("smoke")["spin"] | {"sft": {}}})
+    assert len(faults) == 4
+    assert "docs/reference.md lists the new names" in last
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS only has Unicode names")
 def test_a_path_that_is_not_unicode_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
