@@ -135,7 +135,9 @@ def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Sp
     ]  # fmt: skip
     few = len({point[x] for point in points}) < MANY
     wide = {"condition": {"test": "datum.own", "value": 2.6}, "value": 1.4}
-    title = f"{x} (controls: the one that they match)" if single else x
+    places = ["0: the base"] if any(point[x] == 0 for point in points) else []
+    places += ["controls: the one that they match"] if single else []
+    title = f"{x} ({'; '.join(places)})" if places else x
     shared = {
         "x": {"field": "place", "type": "quantitative", "title": title,
               "axis": {**_whole([point[x] for point in points]), "grid": False},

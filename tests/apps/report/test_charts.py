@@ -22,7 +22,7 @@ def test_controls_at_one_iteration_are_drawn_beside_each_other_and_keep_their_nu
     assert [value["x"] for value in values] == [0, 1, 1, 1]
     assert [value["place"] for value in values[:2]] == [0, 1]
     assert 1 < values[2]["place"] < values[3]["place"] < 1.5
-    assert spec["layer"][-1]["encoding"]["x"]["title"] == "iteration (controls: the one that they match)"
+    assert spec["layer"][-1]["encoding"]["x"]["title"] == "iteration (0: the base; controls: the one that they match)"
     assert spec["title"] == "Agent-R: score by iteration"  # only one line, which needs no explanation
 
 
