@@ -398,4 +398,4 @@ def test_make_help_is_the_same_with_the_sed_of_macos(tmp_path: Path) -> None:
         for environment in (dict(os.environ), {**os.environ, "PATH": path})
     ]
     assert helped[0] == helped[1]
-    assert "\n  make setup          create .venv and install the pinned packages (" in helped[0]
+    assert "\n  make setup           create .venv and install the pinned packages (" in helped[0]
