@@ -15,19 +15,17 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from selfimprove.core import cli
 from selfimprove.core.errors import FULL, UserError, first_line, refusal
 from selfimprove.core.git import git
-from selfimprove.pipeline import verify
+from selfimprove.pipeline import run_cache, verify
 from selfimprove.pipeline.recorded import LOCK
 
 NAME = "shared"
@@ -36,12 +34,6 @@ client, would then fail to read metrics of commits."""
 
 EARLIER = "an earlier run"
 """Placeholder path of an object that only the run cache names. A remote need not contain all of these."""
-
-_RUN = re.compile(r"runs/([0-9a-f]{2})/\1[0-9a-f]{62}/[0-9a-f]{64}")
-"""Path of an entry of the run cache: two hashes, of the stage's inputs and of the whole entry."""
-
-_HASH = re.compile(r"[0-9a-f]{32}")
-"""The hash of a file, from which DVC makes the path of its object."""
 
 _WRITABLE = re.compile(r"[^%\"'\x00-\x1f\x7f-\U0010ffff]*")
 """Texts that .dvc/config returns as they were written: it interpolates ``%(name)s``, and is written as ASCII."""
@@ -73,7 +65,7 @@ def publish() -> None:
     """Upload every output and run-cache entry that the remote lacks."""
     with _opened("write to") as (repo, remote, where):
         cache = repo.cache.local
-        here = {out.md5 for out in _locked()} | _of_runs(_runs(repo.cache.legacy))
+        here = {out.md5 for out in _locked()} | run_cache.outputs(run_cache.entries(repo.cache.legacy))
         held = {oid for oid in here | _inner(repo, here) if Path(cache.oid_to_path(oid)).is_file()}
         if not held:
             raise UserError("DVC's cache holds no outputs, so there is nothing to publish; run `make repro`.")
@@ -84,7 +76,7 @@ def publish() -> None:
         # A folder's list is sent last, so that its presence implies that of its files.
         for part in sorted(new - set(_folders(new))), sorted(_folders(new)):
             _copy(cache, remote, part, f"uploading to {where}", check=False)
-        runs = _copy_runs(repo.cache.legacy, repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"))
+        runs = run_cache.copy(repo.cache.legacy, repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"))
     print(f"{where}: uploaded {len(new)} objects and {runs} runs; {len(held) - len(new)} objects were already there.")
     changed = [file for file in COMMITTED if git("status", "--porcelain", "--", file)[1].strip()]
     if changed:
@@ -107,12 +99,12 @@ def fetch(
                 f"{LOCK}, which names what to fetch, does not exist; commit it where the run was made, and pull "
                 "(RUNS=all fetches what every published run produced)."
             )
-        runs = _copy_runs(repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"), repo.cache.legacy)
-        forged = _drop_forged(repo.cache.legacy)
+        runs = run_cache.copy(repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"), repo.cache.legacy)
+        forged = run_cache.drop_forged(repo.cache.legacy)
         outs = _locked()
         named = {out.md5: str(out.path) for out in outs}
         if all_runs:
-            named |= dict.fromkeys(_of_runs(_runs(repo.cache.legacy)) - set(named), EARLIER)
+            named |= dict.fromkeys(run_cache.outputs(run_cache.entries(repo.cache.legacy)) - set(named), EARLIER)
         missing = _bring(remote, repo.cache.local, named, where)
         for folder in set(_folders(named)) - missing:
             listed = Path(repo.cache.local.oid_to_path(folder))
@@ -232,64 +224,6 @@ def _locked() -> list[verify.Out]:
     return [out for out in outs if not out.path.is_relative_to(verify.KEPT_BY_GIT)]
 
 
-def _runs(place: Any) -> dict[str, str]:
-    """The run cache of a cache or remote: path below its root -> full path."""
-    root = place.fs.join(place.path, "runs")
-    found = place.fs.find(root) if place.fs.exists(root) else []
-    named = {place.fs.relpath(path, place.path): path for path in found}
-    return {name: path for name, path in named.items() if _RUN.fullmatch(name)}
-
-
-def _copy_runs(source: Any, target: Any) -> int:
-    """Copy the run-cache entries that the target lacks and return their number."""
-    from dvc_objects.fs import generic
-
-    held = _runs(target)
-    new = [(path, target.fs.join(target.path, name)) for name, path in _runs(source).items() if name not in held]
-    if new:
-        for folder in {target.fs.parent(path) for _, path in new}:
-            target.fs.makedirs(folder, exist_ok=True)
-        generic.copy(source.fs, [path for path, _ in new], target.fs, [path for _, path in new])
-    return len(new)
-
-
-def _drop_forged(place: Any) -> list[str]:
-    """Delete the entries of the local run cache that do not have the hashes in their names; returns those names.
-
-    DVC would check out whatever paths such an entry names. The first hash covers the paths of the outputs, but not the
-    files that an output may list (``files``), which no stage here has.
-    """
-    from dvc.stage.cache import _get_cache_hash
-
-    reader, forged = YAML(typ="safe"), []
-    for name, path in sorted(_runs(place).items()):
-        try:
-            entry = reader.load(Path(path))
-            lists = any("files" in out for out in entry["outs"])
-            hashes = _get_cache_hash(entry), _get_cache_hash(entry, key=True)
-        except (YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            lists, hashes = True, ("", "")
-        if lists or hashes != (Path(path).name, Path(path).parent.name):
-            Path(path).unlink()
-            with suppress(OSError):  # DVC fails if the folder of a stage is empty
-                Path(path).parent.rmdir()
-            forged.append(name)
-    return forged
-
-
-def _of_runs(runs: dict[str, str]) -> set[str]:
-    """The hashes of the outputs that entries of the local run cache name."""
-    reader = YAML(typ="safe")
-    found: set[str] = set()
-    for path in runs.values():
-        try:
-            named = [out["md5"] for out in reader.load(Path(path))["outs"]]
-            found |= {oid for oid in named if _HASH.fullmatch(oid.removesuffix(verify.FOLDER))}
-        except (YAMLError, ValueError, TypeError, KeyError, AttributeError):
-            continue  # DVC removes a damaged entry when it encounters it
-    return found
-
-
 def _inner(repo: Any, oids: Iterable[str]) -> set[str]:
     """Hashes of the files in those folders whose lists are in the local cache."""
     lists = [repo.cache.local.oid_to_path(oid) for oid in _folders(oids)]
@@ -304,7 +238,7 @@ def _entries(path: Path) -> dict[str, str]:
     """
     try:
         listed = [(entry["md5"], entry["relpath"]) for entry in json.loads(path.read_bytes())]
-        if all(_HASH.fullmatch(oid) and not {"", ".", ".."} & set(inner.split("/")) for oid, inner in listed):
+        if all(run_cache.HASH.fullmatch(oid) and not {"", ".", ".."} & set(inner.split("/")) for oid, inner in listed):
             return dict(listed)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass

@@ -26,6 +26,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.sums import float_sum
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_for_all, seal
+from selfimprove.training.gradients import mean_in_order
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
 from selfimprove.training.objective import trained_positions
@@ -369,7 +370,7 @@ class _EveryStep(TrainerCallback):
     ) -> None:
         model = self._trainer.model_wrapped
         if isinstance(model, DistributedDataParallel) and args.use_cpu:
-            model.register_comm_hook(None, lambda state, bucket: _mean_in_order(bucket.buffer()))
+            model.register_comm_hook(None, lambda state, bucket: mean_in_order(bucket.buffer()))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -386,22 +387,6 @@ class _EveryStep(TrainerCallback):
             note = f"loss {trainer._metrics[-1][0]:.4f}" if trainer._metrics else ""
             trainer._progress(state.global_step, state.max_steps, note, trainer.curve_points(state.global_step))
         return control
-
-
-def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """The mean of the processes' gradients, summed in order of rank.
-
-    A ring of three or more processes sums in an order that depends on a gradient's position in its bucket, and DDP
-    rebuilds buckets after the first step. A resumed run would therefore differ in the low-order bits.
-    """
-    shares = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
-    work = torch.distributed.all_gather(shares, mine, async_op=True)
-
-    def mean(done: torch.futures.Future[Any]) -> torch.Tensor:
-        done.wait()
-        return sum(shares[1:], start=shares[0]).div_(len(shares))
-
-    return work.get_future().then(mean)
 
 
 def _means(window: Sequence[Sequence[float]]) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 
 from selfimprove.methods.reflect_rl.rl_group import Group
 from selfimprove.training.fork import run_forked
-from selfimprove.training.loop import _mean_in_order
+from selfimprove.training.gradients import mean_in_order
 
 PROCESSES = 3
 
@@ -53,7 +53,7 @@ def test_a_group_sums_numbers_and_gradients_and_may_have_a_single_process(tmp_pa
 
 def test_gradients_in_training_are_averaged_in_order_of_rank(tmp_path: Path) -> None:
     def work(rank: int) -> Any:
-        mean = _mean_in_order(numbers(rank, 1000)).wait()
+        mean = mean_in_order(numbers(rank, 1000)).wait()
         return bool(torch.equal(mean, in_order(1000) / PROCESSES))
 
     assert each_process(work, tmp_path) == [True] * PROCESSES
