@@ -41,7 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         text = path.read_bytes()
-        refuse_conflict(path)
+        refuse_conflict(path, text)
         text.decode("utf-8")  # DVC reads nothing else
         value = _copied(_parsed(text), count(1), 0)
     except MarkedYAMLError as error:
@@ -60,9 +60,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return value
 
 
-def refuse_conflict(path: Path) -> None:
-    """Raises: UserError: git could not merge the file; which side to take is for the user to say."""
-    if _CONFLICT.search(path.read_bytes()):
+def refuse_conflict(path: Path, text: bytes) -> None:
+    """Raises: UserError: git could not merge the file with this text; which side to take is for the user to say."""
+    if _CONFLICT.search(text):
         raise UserError(
             f"{path} has git's conflict markers; take one side whole, with `git checkout --ours {path}` or `git "
             f"checkout --theirs {path}`, then run it again."

@@ -119,7 +119,7 @@ def restore() -> Iterator[str]:
         UserError: git could not merge dvc.lock.
     """
     if LOCK.exists() and not _whole(LOCK):
-        refuse_conflict(LOCK)  # either side will do: DVC's run cache knows the stages of both
+        refuse_conflict(LOCK, LOCK.read_bytes())  # either side will do: DVC's run cache knows the stages of both
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:
                 shutil.copyfile(KEPT, part)

@@ -59,7 +59,7 @@ def outputs() -> Iterator[Out]:
     """
     if not LOCK.is_file():
         raise UserError(f"{LOCK} does not exist, so there are no outputs yet; run `make repro`.")
-    refuse_conflict(LOCK)
+    refuse_conflict(LOCK, LOCK.read_bytes())
     try:
         for out in outputs_of(read_yaml(LOCK)):
             yield from _expanded(out)
