@@ -119,6 +119,18 @@ class FinetuneParams(Section):
         return self
 
     @model_validator(mode="after")
+    def _quantised_weights_stay_whole(self) -> FinetuneParams:
+        # DeepSpeed would partition int8 weights without their scales: it ends with an error or, worse, trains with
+        # losses ten times too high (bitsandbytes issue 1451). It copies 4-bit weights whole to each GPU first.
+        sharded = self.launcher.kind == "deepspeed" and self.launcher.zero_stage == 3
+        if sharded and self.lora is not None and self.lora.quantize != "none":
+            raise ValueError(
+                f"lora.quantize {self.lora.quantize!r} does not work with ZeRO-3; set launcher.zero_stage to 2, "
+                "or quantize to none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _known_to_the_backend(self) -> FinetuneParams:
         if self.backend == "trainer" and self.dtype == "float16":
             raise ValueError("dtype 'float16' works only with backend xtuner; use bfloat16")

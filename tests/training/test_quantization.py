@@ -42,3 +42,12 @@ def test_eight_bits_are_requested_as_such_and_none_is_no_quantisation(monkeypatc
     made = loaded("8bit", monkeypatch)
     assert (made.load_in_8bit, made.load_in_4bit) == (True, False)
     assert loaded("none", monkeypatch) is None
+
+
+@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
+def test_quantised_weights_are_refused_with_zero_3_and_allowed_with_zero_2(quantize: str) -> None:
+    params = {"device": "cuda", "lora": {"quantize": quantize}, "launcher": {"kind": "deepspeed"}}
+    with pytest.raises(ValueError, match=f"quantize '{quantize}' does not work with ZeRO-3; set launcher.zero_stage"):
+        FinetuneParams.model_validate(params)
+    params["launcher"] = {"kind": "deepspeed", "zero_stage": 2}
+    assert FinetuneParams.model_validate(params).lora is not None

@@ -137,10 +137,8 @@ def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.S
 
 
 def _shards_base(params: FinetuneParams | RLParams) -> bool:
-    """Whether ZeRO-3 partitions the frozen base of adapters. A quantised base is planned as whole: it is loaded whole,
-    and DeepSpeed's treatment of it is untested."""
-    launcher, lora = params.launcher, params.lora
-    return launcher.kind == "deepspeed" and launcher.zero_stage == 3 and lora is not None and lora.quantize == "none"
+    """Whether ZeRO-3 partitions the frozen base of adapters."""
+    return params.launcher.kind == "deepspeed" and params.launcher.zero_stage == 3 and params.lora is not None
 
 
 def optimiser_bytes(params: FinetuneParams | RLParams) -> int:
