@@ -112,7 +112,8 @@ def main() -> None:
         "--kernels",
         nargs="+",
         default=None,
-        help="default, avx2, avx512 or portable; arm64 on a Mac; if omitted, all of this machine except portable",
+        help="default, avx2, avx512 or portable; on ARM processors arm64 (macOS) or aarch64 (Linux); "
+        "if omitted, all of this machine except portable",
     )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--profile", default=DEFAULT)
