@@ -58,13 +58,13 @@ _LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n
 """A letter directly after "action:" that does not start a sentence, as it does in "Action: I would go"."""
 _LETTERED = re.compile(r"\baction[\"'`*]* [\"'`*(\[]*([A-Za-z])[\"'`*)\]]*:", re.IGNORECASE)
 """A letter in the form of the list of actions: Action a: go to microwave 1."""
-_INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/-]|\.\d|,\d{3}(?!\d)|\.[a-z])")
+_INTEGER = re.compile(r"(?<![\w./\u2212-])(?<!\d,)\d+(?![\w/]|-\w|\.\d|,\d{3}(?!\d)|\.[a-z])")
 """An unsigned whole number that is not part of a decimal, a longer number or a path (1.5, -1, 1,000, 3.py).
 
 1,2 is two numbers.
 """
-_STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
-_NEXT = re.compile(r"\baction-?[\s\"'`*(\[)\]]*(\d+)(?![\w-]|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
+_STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?!\w|-\w|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
+_NEXT = re.compile(r"\baction[-_]?[\s\"'`*(\[)\]]*(\d+)(?!\w|-\w|\.\d|,\d{3}(?!\d))", re.IGNORECASE)
 """The number directly after "action:", and directly after the word."""
 _UNREADABLE = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*[\u2212-]?\d", re.IGNORECASE)
 """A digit directly after "action:", which is the choice even if the number is no label, as in "Action: 3.0"."""

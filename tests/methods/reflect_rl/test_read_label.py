@@ -75,6 +75,13 @@ def test_labels_are_read_exactly_or_not_at_all(text: str, label: str | None) -> 
         ("1.5", None),
         ("-3", None),
         ("3: right", "3"),
+        ("3- move west", "3"),
+        ("3->move west", "3"),
+        ("I am at 2. Action 3- move west", "3"),
+        ("Action: 3- move west", "3"),
+        ("Action_3", "3"),
+        ("I see a 2-way street, so 4", "4"),
+        ("Action: 0-5", None),
     ],
 )
 def test_the_label_is_the_first_whole_number_after_the_word_action(text: str, label: str | None) -> None:
