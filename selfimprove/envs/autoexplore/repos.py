@@ -100,17 +100,15 @@ def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:
     """Why the filter drops an entry (the original's ``ignore``, corrected); None: it is kept."""
     if name[0] in "._":
         return "hidden"
-    if name in IGNORED:
+    stem, suffix = os.path.splitext(name)
+    if name in IGNORED or stem in IGNORED:
         return "ignored"
     if not (name.isascii() and name.isprintable()):
         return "not ASCII"
     if kind == "dir":
         return None
-    stem, suffix = os.path.splitext(name)
     if kind != "file":
         return "special"
-    if stem in IGNORED:
-        return "ignored"
     if suffix not in ALLOWED_SUFFIXES:
         return "suffix"
     try:

@@ -25,6 +25,7 @@ def test_the_filter_matches_whole_names(make_folder: Callable[[str, dict[str, st
     dropped = [
         *(".hidden.py", "_private.py", "__init__.py", ".git/a.py", "_build/a.py"),
         *("LICENSE.txt", "Makefile", "conf.py", "requirements.txt", "ci/a.py", "tests/a.py", "examples/a.py"),
+        *("tests.old/a.py", "examples.d/a.py"),
         *("artwork/a.md", "ci.yml", "README", "a.png", "a.PY", "naïve.py", "dir/é.py", "line\nbreak.py"),
     ]
     repo = Repo.open(make_folder("repo", dict.fromkeys([*kept, *dropped], TEXT)))
