@@ -71,8 +71,10 @@ _STRICT_BOX = re.compile(r"boxed\{([^}]+)\}")
 # A trailing \boxed{}, or \boxed before a word ("I used \boxed notation"), is no answer and replaces no earlier one.
 _EMPTY_BOX = re.compile(r"(?:\\boxed\s*|boxed)\{\s*\}|\\boxed(?=\s+[A-Za-z]|[)\"'`*_])")
 _PER_TEXT = re.compile(r"/\s*\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
-# Around a number these only format it (bold, italic, upright); around letters they are units, like \text.
-_FORMATTED = re.compile(r"\\(?:text|math)(?:bf|it|rm)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}")
+# Around a number these only format it; around letters \textrm and the like are units, as \text is.
+_FORMATTED = re.compile(
+    r"\\(?:(?:text|math)(?:bf|it|rm|sf|tt)|boldsymbol|bm|emph|underline)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}"
+)
 _TEXT = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _LENGTH = r"[cdkm]?m|in|ft|yd|mi|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
 # Only powers of a length: 18n^2 is a formula.
@@ -134,7 +136,7 @@ def extract_robust(attempt: str) -> str | None:
     r"""The number in the last box, without units and formatting; None for fractions, lists and formulas.
 
     Removed: currency signs, ``%``, thousands separators, ``\text{..}`` without a number, trailing unit words, remarks
-    in parentheses and punctuation, degree marks, ``\approx``, and commands for bold, italic, upright or large type.
+    in parentheses and punctuation, degree marks, ``\approx``, and font commands (bold, italic, underlined, large).
     Decimals are accepted: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
     cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is not a number. The last non-empty box counts,
     but not ``\boxed`` before a word; the backslash may be missing. See docs/rise.md, R8.
