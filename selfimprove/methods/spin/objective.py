@@ -20,7 +20,8 @@ METRICS = (
     "loss", "rewards/real", "rewards/generated", "rewards/margins", "rewards/accuracies", "logps/real",
     "logps/generated", "logits/real", "logits/generated", "nll/real", "drift",
 )  # fmt: skip
-"""The metrics of a step, as means over its pairs (docs/spin.md, S35). ``nll/real``: per token of the real side;
+"""The metrics of a step, as means over its pairs (docs/spin.md, S35). ``logits/…``: mean over the vocabulary at a
+side's scored tokens (the original's also includes prompt and padding). ``nll/real``: per token of the real side;
 ``drift``: absolute difference from the opponent's log-probabilities per token of both sides (0 at the start)."""
 
 

@@ -67,7 +67,8 @@ def check_template(model_dir: Path, form: Format) -> None:
 def alpaca(question: str) -> str:
     """The Alpaca wrapper without input, i.e. the text before the response.
 
-    Whitespace after the question is stripped, as in FireAct's files; one in twenty of HotpotQA's questions has some.
+    Whitespace after the question is stripped, as when FireAct plays; its training files keep it. One in twenty of
+    HotpotQA's questions has some (26 of FireAct's 500).
     """
     return f"{WRAPPER}{question.rstrip()}{RESPONSE}"
 

@@ -68,7 +68,10 @@ def trainer_for(model_dir: Path, start: Path, pairs: list[EncodedPair], folder: 
 
 
 def as_published(model: Any, reference: Any, pairs: list[EncodedPair], cfg: PairParams) -> tuple[torch.Tensor, ...]:
-    """Loss and mean metrics as the original computes them: both sides in one right-padded batch, labels of -100."""
+    """Loss and mean metrics as the original computes them: both sides in one right-padded batch, labels of -100.
+
+    Except the logits: the original's mean also includes those of prompt, observations and padding.
+    """
 
     def scores(network: Any, sides: list[EncodedExample]) -> tuple[torch.Tensor, torch.Tensor]:
         width = max(len(side.ids) for side in sides)

@@ -25,7 +25,7 @@ def test_the_alpaca_wrapper_equals_the_readme_sample_byte_for_byte() -> None:
     question = SAMPLE["traj_by_line"][3]
     assert alpaca(question) == "\n".join(SAMPLE["traj_by_line"][:6]) + "\n"
     assert SAMPLE["traj"].startswith(alpaca(question) + "Thought:")
-    assert alpaca(f"{question} \t\n") == alpaca(question)  # FireAct's files strip white space after the question
+    assert alpaca(f"{question} \t\n") == alpaca(question)  # FireAct strips white space after the question, too
 
 
 def test_the_question_format_has_the_bare_question_as_in_fireact() -> None:
