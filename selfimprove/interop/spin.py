@@ -23,6 +23,8 @@ from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
 
+SCORES = ("em", "f1", "reward")
+
 
 def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
     """One row per trajectory, in the file's order; with ``rewarded``, only of those that earned the reward.
@@ -102,23 +104,32 @@ def joined(messages: Sequence[Message], flat: bool) -> str:
 def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any]:
     """EM, F1 and reward over ``requested`` tasks, and how many of them are missing (these count as wrong).
 
+    A metric that no entry has is left out: the original writes no F1 for StrategyQA and MMLU.
+
     Raises:
-        UserError: the file has more tasks than requested, or a score is neither a finite number nor null.
+        UserError: the file has more tasks than requested, a score is neither a finite number nor null, or there is
+            none.
     """
     missing = requested - len(trajectories)
     if missing < 0:
         raise UserError(f"the file has {len(trajectories)} episodes, but {requested} are requested; raise --requested.")
+    for key, entry in trajectories.items():
+        if not isinstance(entry, Mapping):
+            raise UserError(f"task {key}: the entry is not an object; fix or delete it.")
 
     def share(field: str) -> dict[str, float | int]:
         return mean_and_error([*(_mark(key, entry, field) for key, entry in trajectories.items()), *[0.0] * missing])
 
-    return {"em": share("em"), "f1": share("f1"), "reward": share("reward"), "missing": missing}
+    fields = [field for field in SCORES if not trajectories or any(field in entry for entry in trajectories.values())]
+    if not fields:
+        raise UserError(
+            f"no episode of the file has a score ({', '.join(SCORES)}); name the file of a run with an evaluation."
+        )
+    return {**{field: share(field) for field in fields}, "missing": missing}
 
 
-def _mark(key: str, entry: Any, field: str) -> float:
+def _mark(key: str, entry: Mapping[str, Any], field: str) -> float:
     """One score of an entry; 0 if it was not scored."""
-    if not isinstance(entry, Mapping):
-        raise UserError(f"task {key}: the entry is not an object; fix or delete it.")
     value = entry.get(field)
     if value is None:
         return 0.0

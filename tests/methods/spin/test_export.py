@@ -181,6 +181,16 @@ def test_an_entry_that_is_not_an_object_is_reported_and_an_absent_score_is_0() -
     assert score_file({"7": {"reward": None, "em": True}}, 1)["reward"]["mean"] == 0.0
 
 
+def test_a_score_that_no_episode_has_is_left_out() -> None:
+    """The original writes no F1 for StrategyQA and MMLU, and no score at all without its option --evaluate."""
+    scored = {"7": {"reward": 1, "em": 1, "gt": "b", "pred": "b"}, "8": {"reward": 0, "em": 0, "gt": "a", "pred": ""}}
+    found = score_file(scored, 4)
+    assert (found["em"]["mean"], found["reward"]["mean"], found["missing"]) == (0.25, 0.25, 2)
+    assert "f1" not in found
+    with pytest.raises(UserError, match=r"^no episode of the file has a score \(em, f1, reward\)"):
+        score_file({"7": {"prompt": "", "traj": "Thought: …"}}, 1)
+
+
 def test_a_target_that_cannot_be_written_is_reported_in_one_sentence(
     files: dict[str, Path], tmp_path: Path, capsys: Any
 ) -> None:
