@@ -49,8 +49,9 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     """Rows {prompt, chosen, rejected} of the tasks that are in both runs and that only one was rewarded for.
 
     Rewarded means a reward of 1 or true, not a part of it (docs/spin.md, S6). A task with a null reward was not scored
-    and gives no row, nor does one with a blocked episode, or with one that has no round. The terminal observation is
-    dropped on both sides. The responses do not repeat the prompt, unlike the original's.
+    and gives no row, nor does one with a blocked episode, or with one that has no round. The prompt has the wrapper;
+    the terminal observation is dropped on both sides. The original's rows have the columns instruction, input, chosen
+    and rejected, and keep that observation; its trainer then repeats the prompt in both responses.
 
     Raises:
         UserError: a trajectory has no wrapper.
