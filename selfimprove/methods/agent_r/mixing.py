@@ -1,11 +1,11 @@
 """Mixes revision trajectories, good trajectories and general chat as specified by ``mix`` (docs/agent-r.md, A25)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Example, read_rows
+from selfimprove.core.records import Example, read_records, read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.methods.agent_r.formats import from_openai
 from selfimprove.methods.agent_r.params import Mix
@@ -46,7 +46,7 @@ def mixed(
     if mix.general > 0:
         if mix.general_file is None:
             raise UserError(
-                "convert.mix.general is above 0 but convert.mix.general_file is not set; name a JSONL file of chats, "
+                "convert.mix.general is above 0 but convert.mix.general_file is not set; name a file of chats, "
                 "or set convert.mix.general to 0."
             )
         chats = read_chats(Path(mix.general_file))
@@ -55,7 +55,7 @@ def mixed(
 
 
 def read_chats(path: Path) -> list[Example]:
-    """Chats of a JSONL file, with every assistant message trained on.
+    """Chats of a JSONL file or of a JSON list (``.json``), with every assistant message trained on.
 
     A line is ``{"messages": [{"role", "content"}, …]}`` or, as in ShareGPT, ``{"conversations": [{"from", "value"},
     …]}``; other keys are ignored.
@@ -64,13 +64,23 @@ def read_chats(path: Path) -> list[Example]:
         UserError: the file is missing or empty, or a line (named in the message) has no assistant message.
     """
     chats = []
-    for line, row in read_rows(path):
-        chat = from_openai({"messages": _said(row)}, f"{path}, line {line}").messages
+    for number, place, row in _rows(path):
+        chat = from_openai({"messages": _said(row)}, place).messages
         messages = [said.model_copy(update={"weight": float(said.role == "assistant")}) for said in chat]
         if not any(message.weight for message in messages):
-            raise UserError(f"{path}, line {line}: no assistant message to train on; fix or delete the line.")
-        chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))
+            raise UserError(f"{place}: no assistant message to train on; fix or delete it.")
+        chats.append(Example(id=f"general_{number}", messages=messages, source=f"{path.name}:{number}"))
     return chats
+
+
+def _rows(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """The number, the place for errors and the object of each line, or of each item of a list."""
+    if path.suffix == ".json":
+        for item, (place, row) in enumerate(read_records(path)):
+            yield item, place, row
+    else:
+        for line, row in read_rows(path):
+            yield line, f"{path}, line {line}", row
 
 
 def _said(row: Mapping[str, Any]) -> Any:

@@ -119,7 +119,7 @@ class Mix(Section):
         default=0.0, ge=0, description="amount of warm-start examples relative to the agent data (ours)"
     )
     general_file: str | None = Field(
-        default=None, description="JSONL of chats: {messages: [{role, content}, …]} or ShareGPT's format"
+        default=None, description="JSONL or JSON list of chats: {messages: [{role, content}, …]} or ShareGPT's format"
     )
 
 

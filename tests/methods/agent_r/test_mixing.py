@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def test_chats_may_be_in_sharegpt_s_format_and_have_other_keys(tmp_path: Path) -
     asked = [("user", "Hi", 0.0), ("assistant", "Hello", 1.0)]
     assert [(m.role, m.content, m.weight) for m in first.messages] == [("system", "Be.", 0.0), *asked]
     assert [(m.role, m.content, m.weight) for m in second.messages] == asked
+
+
+def test_chats_may_be_a_json_list_as_sharegpt_is_published(tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.json"
+    said = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    file.write_text(json.dumps([{"id": "a_0", "conversations": said}, {"id": "b_0", "conversations": []}], indent=1))
+    with pytest.raises(UserError, match=r"sharegpt\.json, item 1: field 'messages'"):
+        read_chats(file)
+    file.write_text(json.dumps([{"id": name, "conversations": said} for name in ("a_0", "b_0")], indent=1))
+    both = read_chats(file)
+    assert [chat.source for chat in both] == ["sharegpt.json:0", "sharegpt.json:1"]
+    assert [(m.role, m.content, m.weight) for m in both[1].messages] == [("user", "Hi", 0), ("assistant", "Hello", 1)]
 
 
 def test_without_general_chats_there_is_a_warning() -> None:
