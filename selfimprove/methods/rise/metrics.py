@@ -163,7 +163,7 @@ def accuracy_rows(metrics: Mapping[str, Estimate]) -> list[dict[str, Any]]:
     rows = []
     first = metrics["m1@t1"]
     for k, metric in enumerate(by_turn(metrics), start=1):
-        majority = metrics.get(f"m1@t{k}", first if k == 1 else None)
+        majority = metrics.get(f"m1@t{k}")
         rows.append(
             {
                 "turn": k,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import beyond, compare, paired_difference, ratio
 from selfimprove.envs.math.gsm8k import equivalent
-from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, majority, outcomes
+from selfimprove.methods.rise.metrics import accuracy_rows, by_turn, evaluate_metrics, majority, outcomes
 from tests.methods.rise.episodes import attempt, episode, run
 
 
@@ -102,6 +102,13 @@ def test_an_attempt_without_an_answer_is_unparsable_whatever_its_reward() -> Non
     assert (metrics["unparsable"]["mean"], metrics["unparsable"]["n"]) == (pytest.approx(2 / 3), 3)
 
 
+def test_an_attempt_whose_scoring_failed_is_no_attempt() -> None:
+    cut = episode(scored("1", "1"), attempt(None, "blocked"), id="p", status="blocked")  # as in a log of the release
+    metrics = evaluate_metrics([cut], [together("1")], equivalent, turns=2)
+    assert (metrics["unparsable"]["n"], metrics["right_to_wrong"]["n"]) == (1, 0)
+    assert (metrics["m1@t1"]["mean"], metrics["m1@t2"]["mean"]) == (1, 0)  # turn 2 was not reached
+
+
 def test_a_majority_over_samples_counts_the_given_number_of_first_attempts() -> None:
     first = together("2", "1", "1", "2", "2")
     got = means(evaluate_metrics([answers("2")], [first], equivalent, samples=3))
@@ -109,9 +116,17 @@ def test_a_majority_over_samples_counts_the_given_number_of_first_attempts() -> 
     assert means(evaluate_metrics([answers("2")], [first], equivalent))["m5@t1"] == 0
 
 
-def test_the_majority_at_a_turn_counts_only_the_turns_up_to_it() -> None:
+@pytest.mark.parametrize(("samples", "any_right"), [("222", 0), ("221", 1), ("111", 1)])
+def test_p5_at_the_first_turn_is_whether_any_of_the_samples_is_right(samples: str, any_right: int) -> None:
+    got = means(evaluate_metrics([answers(samples[0])], [together(*samples)], equivalent))
+    assert got["p3@t1"] == any_right
+
+
+def test_majority_and_any_at_a_turn_count_only_the_turns_up_to_it() -> None:
     got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
+    late = means(evaluate_metrics([answers("2", "2", "1", "1")], [together("2")], equivalent))
+    assert [late[f"p1@t{k}"] for k in (2, 3, 4)] == [0, 1, 1]
     assert "m5@t1" not in got
     assert "p5@t1" not in got
 
@@ -131,6 +146,12 @@ def test_blocked_problems_stay_in_the_denominator() -> None:
     assert metrics["blocked"]["mean"] == pytest.approx(2 / 3)
     none = means(evaluate_metrics([gone], [gone], equivalent, turns=5, samples=5))
     assert {none[name] for name in ("p1@t5", "m5@t1", "p5@t1", "p1@t5-p5@t1")} == {0}
+
+
+def test_a_run_of_two_turns_has_gains_over_its_first_attempt() -> None:
+    got = means(evaluate_metrics([answers("2", "1")], [together("2")], equivalent))
+    assert (got["m1@t2-m1@t1"], got["p1@t2-m1@t1"]) == (0, 1)
+    assert not [name for name in means(evaluate_metrics([answers("2")], [together("2")], equivalent)) if "-" in name]
 
 
 def test_a_blocked_run_s_majority_is_wrong_at_turns_that_were_not_played() -> None:
@@ -167,6 +188,17 @@ def test_two_runs_are_compared_problem_by_problem() -> None:
 def test_a_sequential_and_a_parallel_run_of_different_problems_are_refused() -> None:
     with pytest.raises(UserError, match="different problems"):
         outcomes([answers("1", id="a")], [together("1", id="b")], equivalent)
+    with pytest.raises(UserError, match="different problems"):
+        outcomes([answers("1", id="a")], [together("1", id="a"), together("1", id="a")], equivalent)
+
+
+def test_without_given_sizes_a_full_run_is_as_long_as_the_longest_one() -> None:
+    cut = answers("2", id="cut").model_copy(update={"status": "blocked"})
+    both = [together("2", id="cut"), together("2", "2", "1", id="ok")]
+    got = means(evaluate_metrics([cut, answers("2", "2", "1", id="ok")], both, equivalent))
+    assert (got["p1@t3"], got["p3@t1"]) == (1 / 2, 1 / 2)
+    gone = run(status="blocked")
+    assert means(evaluate_metrics([gone], [gone], equivalent))["accuracy@t1"] == 0
 
 
 def test_rates_have_clustered_standard_errors() -> None:
@@ -177,13 +209,20 @@ def test_rates_have_clustered_standard_errors() -> None:
 
 
 def test_the_plot_s_rows_have_accuracy_majority_and_any_by_turn() -> None:
-    metrics = evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent)
+    metrics = evaluate_metrics([answers("2", "1", "1", "2")], [together("2")], equivalent)
     rows = accuracy_rows(metrics)
     assert [(row["turn"], row["accuracy"], row["majority"], row["any"]) for row in rows] == [
         (1, 0, 0, 0),
         (2, 1, 0, 1),
         (3, 1, 1, 1),
+        (4, 0, 0, 1),
     ]
+
+
+def test_the_plot_s_turns_are_in_numerical_order_whatever_the_order_of_the_metrics() -> None:
+    metrics = evaluate_metrics([answers(*"22222222221")], [together("2")], equivalent)
+    sorted_by_name = dict(sorted(metrics.items()))  # accuracy@t10 before accuracy@t2
+    assert [metric["mean"] for metric in by_turn(sorted_by_name)] == [0] * 10 + [1]
 
 
 @given(
