@@ -93,7 +93,7 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
         dialogue = _prompt(start, pairs, engine, cfg)
         samples = cfg.parallel_samples if turn == 0 else 1
         try:
-            drawn = await engine.generate(_request(dialogue, problem, turn, samples, play, cfg))
+            drawn = await engine.generate(_request(dialogue, SeedKey(play.run_seed, problem.id, turn), samples, cfg))
             scored = [await _score(completion, problem, play.env) for completion in drawn]
         except (EngineError, EnvError) as error:
             sequential = _episode(problem, start, turns, play, "blocked", str(error))
@@ -157,8 +157,7 @@ async def _draw(
     for again in range(cfg.resamples + 1):
         stride = max(RESAMPLE_STRIDE, cfg.num_of_samples[turn])
         key = SeedKey(play.run_seed, problem.id, turn, again * stride)
-        request = _request(dialogue, problem, turn, cfg.num_of_samples[turn], play, cfg, key)
-        drawn = await engine.generate(request)
+        drawn = await engine.generate(_request(dialogue, key, cfg.num_of_samples[turn], cfg))
         kept = [completion for completion in drawn if not degenerate(completion.text)]
         dropped += len(drawn) - len(kept)
         if kept:
@@ -166,18 +165,10 @@ async def _draw(
     return drawn[:1], dropped - 1  # all draws are degenerate: the first of the last one is scored
 
 
-def _request(
-    dialogue: Sequence[Message],
-    problem: Problem,
-    turn: int,
-    samples: int,
-    play: Play,
-    cfg: GenerateParams | EvaluateParams,
-    key: SeedKey | None = None,
-) -> Request:
+def _request(dialogue: Sequence[Message], key: SeedKey, samples: int, cfg: GenerateParams | EvaluateParams) -> Request:
     return Request(
         messages=dialogue,
-        seed=key or SeedKey(play.run_seed, problem.id, turn),
+        seed=key,
         n=samples,
         temperature=cfg.temperature,
         top_p=cfg.top_p,

@@ -195,13 +195,13 @@ def test_completions_cut_by_the_token_limit_are_counted_once() -> None:
 
 
 def test_a_collection_reports_its_right_and_unreadable_first_attempts() -> None:
-    table = [[RIGHT], [WRONG], [UNREADABLE], [UNREADABLE]]
+    table = [[RIGHT], [WRONG], [UNREADABLE], [UNREADABLE], [UNREADABLE]]
     episodes = [gather({"s": Script(first, [RIGHT])}, ["s"] * 2, [1] * 2) for first in table]
     blocked = gather({"s": Script([RIGHT], failing=(0,))}, ["s"], [1])
     episodes[3].turns[0].attempt.reward = 0.0  # MATH gives no -1
     metrics = collection_metrics([*episodes, blocked])
-    assert [metrics[name]["mean"] for name in ("first_right", "first_unparsable", "solved")] == [1 / 4, 2 / 4, 4 / 5]
-    assert [metrics[name] for name in ("episodes", "blocked", "samples")] == [5, 1, 7]
+    assert [metrics[name]["mean"] for name in ("first_right", "first_unparsable", "solved")] == [1 / 5, 3 / 5, 5 / 6]
+    assert [metrics[name] for name in ("episodes", "blocked", "samples")] == [6, 1, 9]
 
 
 def test_all_degenerate_samples_are_dropped() -> None:
@@ -228,8 +228,18 @@ def test_degenerate_samples_are_counted_in_all_draws() -> None:
     mixed = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
     redrawn = gather({"s": Script([stuck, stuck])}, ["s"], [2], resamples=2)
     assert [one.turns[0].degenerate for one in (mixed, redrawn)] == [3, 5]
-    assert collection_metrics([mixed, redrawn])["degenerate"]["mean"] == 8 / 10
-    assert "degenerate" not in collection_metrics([gather({"s": Script([WRONG])}, ["s"], [1])])
+    clean = gather({"s": Script([WRONG])}, ["s"], [1])
+    assert collection_metrics([mixed, redrawn, clean])["degenerate"]["mean"] == 8 / 11
+    assert "degenerate" not in collection_metrics([clean])
+
+
+def test_the_noise_of_an_evaluation_is_keyed_by_run_problem_and_turn() -> None:
+    student = Script([WRONG, WRONG], [WRONG])
+    assess(student, turns=2, parallel_samples=2)
+    assert [(request.seed, request.n) for request in student.asked] == [
+        (SeedKey(5, PROBLEM.id, 0), 2),
+        (SeedKey(5, PROBLEM.id, 1), 1),
+    ]
 
 
 def test_without_an_oracle_every_turn_is_played_and_called_incorrect() -> None:
@@ -244,6 +254,8 @@ def test_the_sequential_and_the_parallel_run_each_have_a_name_and_a_status() -> 
     sequential, parallel = assess(Script([WRONG, WRONG], [RIGHT], [WRONG]), parallel_samples=2)
     assert (sequential.run, sequential.status) == ("sequential", "solved")  # solved at the second turn
     assert (parallel.run, parallel.status) == ("parallel", "unsolved")  # none of the first attempts is correct
+    for text, status in ((WRONG, "unsolved"), (RIGHT, "solved")):
+        assert assess(Script(*[[text]] * 3))[0].status == status
     cut = assess(Script([WRONG, RIGHT], failing=(1,)), parallel_samples=2)
     assert [(one.run, one.status) for one in cut] == [("sequential", "blocked"), ("parallel", "solved")]
     gone = assess(Script([WRONG, WRONG], failing=(0,)), parallel_samples=2)
