@@ -258,6 +258,7 @@ def test_the_sequential_and_the_parallel_run_each_have_a_name_and_a_status() -> 
         assert assess(Script(*[[text]] * 3))[0].status == status
     cut = assess(Script([WRONG, RIGHT], failing=(1,)), parallel_samples=2)
     assert [(one.run, one.status) for one in cut] == [("sequential", "blocked"), ("parallel", "solved")]
+    assert [one.error for one in cut] == ["the endpoint died", None]
     gone = assess(Script([WRONG, WRONG], failing=(0,)), parallel_samples=2)
     assert [(one.status, one.error) for one in gone] == [("blocked", "the endpoint died")] * 2
 
