@@ -190,6 +190,17 @@ def test_the_scripted_verdict_follows_the_length_of_the_expert_s_plan() -> None:
     assert verdicts_of(env, played(env, 0, "jump", "right")) == ["bad", "bad"]  # fatal; the episode is over
 
 
+def test_the_scripted_judge_first_takes_the_steps_given_before_the_root() -> None:
+    env = Corridor()
+    tree = played(env, 11, "take key")  # the key is in room 2
+    assert verdicts_of(env, tree) == ["bad"]
+    for _ in range(2):
+        tree.prompt += [
+            Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="A wall.")
+        ]  # fmt: skip
+    assert verdicts_of(env, tree) == ["good"]
+
+
 def test_the_scripted_judge_can_judge_many_trees_in_any_order() -> None:
     env = Corridor()
     trees = [played(env, task, "right", "left", "take key") for task in (11, 0, 13)]
@@ -245,4 +256,6 @@ def test_judge_examples_of_given_tasks_depend_on_seed_and_style_only() -> None:
 def test_no_more_judge_examples_are_made_than_requested_or_than_the_tasks_give() -> None:
     assert judge_examples(CRAFT, CRAFT.task_ids()[:20], 0, seed=2) == []
     assert judge_examples(CRAFT, [], 9, seed=2) == []
+    made = judge_examples(CRAFT, CRAFT.task_ids()[:20], 11, seed=2)  # the verdicts' numbers differ by at most one
+    assert sorted(Counter(parse_verdict(one.messages[1].content) for one in made).values()) == [3, 4, 4]
     assert 2 * len(judge_examples(Corridor(), [0], 900, seed=2)) < 900  # a tiny environment yields fewer examples

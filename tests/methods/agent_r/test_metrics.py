@@ -243,6 +243,11 @@ def test_the_mean_over_no_environments_is_zero_of_none() -> None:
     assert over_environments([]) == {"mean": 0.0, "se": 0.0, "n": 0}
 
 
+def test_the_errors_of_independent_environments_are_added_in_squares() -> None:
+    one, other = {"mean": 1.0, "se": 3.0, "n": 2}, {"mean": 2.0, "se": 4.0, "n": 5}
+    assert over_environments([one, other]) == {"mean": 1.5, "se": 2.5, "n": 7}
+
+
 def test_a_given_invalid_action_is_not_the_policy_s() -> None:
     metrics = evaluate_metrics([episode("a")], [episode("xxab", given=2), episode("xxx", given=2, task=2)])
     assert mean(metrics["revision_invalid_actions"]) == 0.5

@@ -20,6 +20,7 @@ from selfimprove.methods.rise.convert import (
 )
 from selfimprove.methods.rise.objective import reward_baselines, unweighted, weights
 from selfimprove.methods.rise.params import ConvertParams
+from selfimprove.methods.rise.prompts import opening
 from tests.methods.rise.episodes import attempt, episode, run
 from tests.pipeline.workbench import Workbench
 
@@ -141,6 +142,8 @@ def test_weights_are_exponential_and_only_on_the_last_message() -> None:
     assert weights([1, 0, -1], 0.4) == pytest.approx([12.1825, 1.0, 0.0821], abs=5e-5)
     examples = convert([run(-1, 0, 1)], config(), seed=0).examples
     assert [example.messages[-1].weight for example in examples] == [math.exp(r / 0.4) for r in (-1, 0, 1)]
+    weighted = [message.model_copy(update={"weight": 1.0}) for message in opening("Q?")]
+    examples += convert([run(0, prompt=weighted)], config(), seed=0).examples
     assert all(message.weight == 0 for example in examples for message in example.messages[:-1])
     assert {message.weight for e in convert([run(0, 1)], config(weighted=False), seed=0).examples
             for message in e.messages[-1:]} == {1.0}  # fmt: skip
@@ -209,7 +212,7 @@ def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion() -> None:
     ]
     converted = convert(episodes, config(), seed=0)
     assert finals(converted) == ["a", "try 0: 1"]
-    assert converted.stats["blocked"] == 2
+    assert (converted.stats["blocked"], converted.stats["attempts"]) == (2, 2)
 
 
 def test_conversion_reports_token_statistics_and_a_reward_histogram(chat: Any) -> None:
