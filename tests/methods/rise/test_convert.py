@@ -85,7 +85,9 @@ def test_dedup_ignores_outer_whitespace_and_drops_empty_and_repeated_attempts() 
     # attempts that are not trained on stay in the prompt, since the model saw them
     seen = [text for turn in one.turns[:3] for text in (turn.attempt.text, turn.observation)]
     assert [m.content for m in examples[1].messages[3:]] == [*seen, "right"]
-    assert len(convert([one], config(), seed=0).examples) == 4
+    for seed in (one.seed, ""):  # "": a log of the release
+        asis = convert([one.model_copy(update={"seed": seed})], config(), seed=0)
+        assert finals(asis) == ["same", " same ", "  ", "right"]
 
 
 def test_dedup_strips_the_attempts_trained_on_and_keeps_generated_ids(chat: Any) -> None:
@@ -181,6 +183,9 @@ def test_shuffle_is_seeded_and_ids_follow_the_final_order() -> None:
     assert [e.source for e in one] != [e.source for e in other]
     assert sorted(map(str, (e.messages for e in one))) == sorted(map(str, (e.messages for e in plain)))
     assert [e.id for e in one] == [e.id for e in plain] == [f"identity_{i}" for i in range(60)]
+    first, again, drawn = (single_turn(episodes, seed=seed) for seed in (1, 1, 2))
+    assert first == again != drawn
+    assert [e.source for e in single_turn(episodes, seed=1, shuffle=False)] == [e.id for e in episodes]
 
 
 def test_the_final_attempt_keeps_its_ids_and_the_tokens_before_it_are_the_prompt(chat: Any) -> None:
@@ -212,7 +217,7 @@ def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion() -> None:
     ]
     converted = convert(episodes, config(), seed=0)
     assert finals(converted) == ["a", "try 0: 1"]
-    assert (converted.stats["blocked"], converted.stats["attempts"]) == (2, 2)
+    assert [converted.stats[name] for name in ("episodes", "blocked", "attempts")] == [3, 2, 2]
 
 
 def test_conversion_reports_token_statistics_and_a_reward_histogram(chat: Any) -> None:
@@ -245,7 +250,7 @@ def test_counters_add_up_and_the_effective_number_of_examples_is_reported() -> N
     assert stats["examples_by_turn"] == {"turn1": 2, "turn3": 1}
     w = [1.0, 1.0, math.exp(2.5)]
     assert stats["weight"]["mean"] == pytest.approx(sum(w) / 3)
-    assert stats["weight"]["max"] == pytest.approx(math.exp(2.5))
+    assert (stats["weight"]["min"], stats["weight"]["max"]) == (1, pytest.approx(math.exp(2.5)))
     assert stats["weight"]["effective_examples"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w))
 
 
@@ -312,6 +317,13 @@ def test_control_unweighted_is_the_same_data_with_weight_one() -> None:
 def test_a_conversion_that_leaves_no_examples_is_refused() -> None:
     with pytest.raises(UserError, match="no examples remain from 1 episodes"):
         convert([run(0, 0)], config(only_success=True), seed=0)
+
+
+def test_a_conversion_that_may_be_empty_reports_zeros(chat: Any) -> None:
+    stats = convert([run(0, 0)], config(only_success=True), seed=0, chat=chat, may_be_empty=True).stats
+    assert (stats["examples"], stats["dropped_without_success"], stats["over_length"]) == (0, 1, 0)
+    assert stats["prompt_tokens"] == stats["response_tokens"] == {"mean": 0.0, "variance": 0.0}
+    assert set(stats["weight"].values()) == {0.0}
 
 
 rewards = st.lists(st.sampled_from([-1.0, 0.0, 1.0, None]), max_size=5)
