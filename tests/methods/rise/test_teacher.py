@@ -8,7 +8,7 @@ import pytest
 
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
-from selfimprove.envs.interface import Problem
+from selfimprove.envs.interface import Problem, Teaches
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.tasks import build_splits
@@ -45,3 +45,14 @@ def test_an_answer_depends_only_on_its_seed_key(problems: list[Problem], embedde
     assert [again(ask(problem), 0) for problem in problems] == first
     for other in ([teach(ask(problem), 1) for problem in problems], [teach(ask(p, turn=2), 0) for p in problems]):
         assert 50 < sum(a != b for a, b in zip(first, other, strict=True)) < 250  # errors are independent
+
+
+def test_the_environment_s_own_teacher_answers_its_own_problems_and_gold_solutions_those_of_files(
+    problems: list[Problem],
+) -> None:
+    assert isinstance(ENV, Teaches)
+    own, files = (scripted_teacher(problems, ENV, embedded=embedded, error_rate=0.0) for embedded in (True, False))
+    taught = [ENV.teach(problem, 0.0, ask(problem).seed.at(0)) for problem in problems]
+    gold = [ENV.demonstration(problem) for problem in problems]
+    assert [own(ask(problem), 0) for problem in problems] == taught
+    assert [files(ask(problem), 0) for problem in problems] == gold != taught
