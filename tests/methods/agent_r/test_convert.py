@@ -178,6 +178,8 @@ def test_pairs_whose_judge_fails_are_dropped_and_counted() -> None:
     converted = made([TREE], Says("b", fails="x"))
     assert kinds(converted)["revision"] == ["k!ABCD", "ab!K"]
     assert converted.stats["dropped_by_judge"] == 1
+    assert (converted.stats["transition_found"]["mean"], converted.stats["transition_found"]["n"]) == (1 / 2, 2)
+    assert converted.stats["revision_lengths"] == {"1": 1, "2": 1}
     assert converted.failed == [("corridor-1:4>6", "judge: the endpoint died")]
     with pytest.raises(UserError, match=r"all 3 revision trajectories were dropped \(3 by the judge\), of 1 trees"):
         made([TREE], Says(fails="akx"), mix={"good": 0.0})

@@ -104,6 +104,7 @@ def test_environments_are_reported_separately_and_averaged_with_equal_weight() -
     assert metrics["average"]["score"]["se"] == pytest.approx(25 / 2)
     assert metrics["average"]["score"]["n"] == 6
     assert mean(metrics["average"]["success"]) == pytest.approx(0.375)
+    assert {name: one["invalid"]["n"] for name, one in metrics["environments"].items()} == {"corridor": 5, "webshop": 6}
     assert mean(metrics["score"]) == pytest.approx(400 / 6)
     assert "average" not in evaluate_metrics(played[:4])
 
@@ -144,6 +145,17 @@ def test_given_turns_do_not_count_as_steps_of_the_policy() -> None:
     assert mean(metrics["score"]) == 0
     assert metrics["score"]["n"] == 1
     assert not any(name.startswith("revision_s") for name in evaluate_metrics([episode("a")]))
+
+
+def test_failures_and_limits_are_counted_in_given_beginnings_too() -> None:
+    revised = episode("ab", given=1, status="blocked")
+    revised.turns[0].attempt.finish, revised.turns[1].omitted = "length", 2
+    metrics = evaluate_metrics([episode("cd", task=2)], [revised])
+    assert [mean(metrics[name]) for name in ("blocked", "cut_completions", "shortened_prompts")] == [
+        1 / 2,
+        1 / 4,
+        1 / 4,
+    ]
 
 
 def test_outcomes_of_two_runs_are_compared_task_by_task() -> None:
@@ -190,11 +202,11 @@ def test_result_rows_have_the_original_s_format() -> None:
 
 def test_search_metrics_match_trees_built_by_hand() -> None:
     trees = [by_hand({"ab": 1.0, "ac": 0.0}), by_hand({"a": 0.5}, tree_id="corridor-2")]
-    trees[0].status, trees[0].duplicates = "solved", 1
+    trees[0].status, trees[0].duplicates, trees[1].status = "solved", 1, "blocked"
     trees[0].nodes[2].valid = False
     trees[1].nodes[1].done = False
     metrics = search_metrics(trees)
-    assert (metrics["trees"], metrics["nodes"], metrics["leaves"], metrics["blocked"]) == (2, 4, 3, 0)
+    assert (metrics["trees"], metrics["nodes"], metrics["leaves"], metrics["blocked"]) == (2, 4, 3, 1)
     assert mean(metrics["solved"]) == 0.5
     assert mean(metrics["best"]) == 0.75
     assert mean(metrics["leaf_score"]) == 0.5
@@ -210,6 +222,9 @@ def test_search_metrics_of_searched_trees_match_their_nodes() -> None:
     assert metrics["leaves"] == sum(len(tree.leaves()) for tree in trees)
     assert mean(metrics["solved"]) == sum(any(n.reward == 1 for n in tree.nodes) for tree in trees) / 4
     assert 0 < mean(metrics["invalid"]) < 1
+    assert metrics["dives"] == sum(tree.dives for tree in trees)
+    assert metrics["disasters"] == sum(node.action == "jump" for tree in trees for node in tree.nodes) > 0
+    assert [search_metrics(trees, *counted)["diverged"] for counted in ((), (3,))] == [0, 3]
 
 
 @pytest.mark.parametrize(
