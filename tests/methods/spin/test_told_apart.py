@@ -60,6 +60,21 @@ def test_a_different_order_of_the_same_pairs_of_words_is_detected() -> None:
     assert told_apart(pairs)["mean"] == 1.0
 
 
+def test_one_different_word_is_detected_even_if_it_is_the_last() -> None:
+    pairs = [pair(n, (f"the book thing{n} here", f"the book thing{n} there")) for n in range(50)]
+    assert told_apart(pairs)["mean"] == 1.0
+
+
+def test_groups_of_more_than_three_words_are_not_compared() -> None:
+    pairs = [pair(n, ("a a a b a b b b a a", "a a a b b b a b a a")) for n in range(50)]  # equal groups of three
+    assert told_apart(pairs)["mean"] == 0.5
+
+
+def test_words_of_a_single_pair_tell_nothing_however_many_there_are() -> None:
+    pairs = [pair(n, (f"gate{n} silver{n} novel{n}", f"book{n}")) for n in range(50)]
+    assert told_apart(pairs)["mean"] == 0.5
+
+
 def test_a_miscopied_number_is_detected_if_the_correct_one_was_read() -> None:
     draws = Random(6)
     pairs = []
