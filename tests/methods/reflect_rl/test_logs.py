@@ -44,6 +44,11 @@ def test_an_ancestor_contributes_only_the_steps_before_its_child_starts() -> Non
     assert [(p.step, p.success) for p in stitch([parent, Log(points(1, success=1.0))])] == [(1, 0), (2, 0), (3, 1)]
 
 
+def test_a_child_of_a_whole_run_starts_after_the_runs_last_step() -> None:
+    parent = Log(points(1, 2, 3, 4), accumulation=2)
+    assert [point.step for point in stitch([Log([]), parent, Log(points(1))])] == [0.5, 1, 1.5, 2, 3]
+
+
 @given(st.lists(MAYBE, max_size=30), st.integers(0, 6))
 def test_the_mean_is_centred_and_skips_missing_values(values: Any, half: int) -> None:
     means = centred_mean(values, 2 * half + 1)
@@ -61,8 +66,15 @@ def test_smoothing_does_not_shift_a_jump_in_the_values() -> None:
     means = centred_mean(values, 5)
     assert means[9] == pytest.approx(0.4)
     assert means[10] == pytest.approx(0.6)
-    with pytest.raises(UserError, match=r"^a centred mean needs an odd window, not 4; set it with --window\.$"):
-        centred_mean(values, 4)
+    for window in (4, 0, -1):
+        with pytest.raises(UserError, match=f"^a centred mean needs an odd window, not {window}; set it with --window"):
+            centred_mean(values, window)
+
+
+def test_the_default_window_is_a_point_and_the_49_on_either_side() -> None:
+    told = [point.success for point in smoothed([Point(step, float(step == 100), 0.0, None) for step in range(201)])]
+    assert [step for step, mean in enumerate(told) if mean] == list(range(51, 150))
+    assert told[100] == pytest.approx(1 / 99)
 
 
 def test_curves_are_read_and_written_as_tables(tmp_path: Path) -> None:
