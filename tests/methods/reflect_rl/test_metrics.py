@@ -61,6 +61,15 @@ def test_invalid_actions_and_blocked_episodes_are_reported_as_shares() -> None:
     assert metrics["invalid"]["mean"] == 0.25
     assert metrics["blocked"] == {"mean": 0.25, "se": 0.25, "n": 2}
     assert metrics["success"]["mean"] == 0.25
+    assert metrics["steps"] == {"mean": 1.0, "se": 1.0, "n": 2}  # (3 + 1) / 2 and 0
+
+
+def test_steps_with_more_actions_than_labels_are_reported_only_if_there_are_any() -> None:
+    played = episode(1, True, [1.0, 1.0])
+    assert "unlisted_actions" not in evaluate_metrics([played])
+    first, last = played.steps
+    crowded = played.model_copy(update={"steps": [first.model_copy(update={"unlisted": 1}), last]})
+    assert evaluate_metrics([crowded])["unlisted_actions"]["mean"] == 0.5
 
 
 def test_rows_over_the_same_tasks_have_paired_differences() -> None:

@@ -76,13 +76,21 @@ def test_sentencepiece_markers_lose_their_leading_space() -> None:
     assert policy_prompt("", STATE, "R", stripped)[0].content.endswith("a.py\n# Action:\n")
 
 
-@pytest.mark.parametrize(("reflection", "finish"), [("It is ne", "length"), ("It is near.\n# Action:\n0 and", None)])
+@pytest.mark.parametrize(
+    ("reflection", "cut", "finish"),
+    [
+        ("It is ne", True, "length"),
+        (" It is ne ", True, "length"),  # its blanks are no text after a marker
+        ("It is near.\n# Action:\n0 and", True, None),
+        ("It is near.", False, None),
+    ],
+)
 def test_a_reflection_cut_at_the_token_limit_has_an_end_token_only_if_its_text_was_complete(
-    reflection: str, finish: str | None
+    reflection: str, cut: bool, finish: str | None
 ) -> None:
-    example = reflection_example("one", "", STATE, reflection, cut=True)
+    example = reflection_example("one", "", STATE, reflection, cut=cut)
     assert example.messages[-1].finish == finish
-    assert example.messages[-1].content == reflection.partition("\n")[0]
+    assert example.messages[-1].content == reflection.partition("\n")[0].strip()
 
 
 @given(st.text(), st.text(), st.sampled_from(list(MARKERS.values())))

@@ -44,7 +44,10 @@ def episodes(policy: Policy, lengths: list[int], cost: float = 1.0) -> list[RLTr
 
 def formula(played: list[RLTrajectory], beta: float = 0.0) -> float:
     """(1 / N) sum of Q_t log pi(a_t)."""
-    pairs = [(q, one.logprob) for e in played for q, one in zip(targets(e, beta), e.decisions, strict=True)]
+    pairs = []
+    for steps in (one.decisions for one in played):
+        for t, now in enumerate(steps):
+            pairs.append((sum(later.cost - beta * later.entropy for later in steps[t:]), now.logprob))
     return sum(q * p for q, p in pairs) / len(pairs)
 
 
