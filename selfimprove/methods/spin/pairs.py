@@ -112,7 +112,7 @@ def continuation(episode: SpinEpisode) -> list[Message]:
         for message in messages if episode.form == "reply" else []:
             message.content = message.content.lstrip()  # as plain SPIN's generator does
         return messages
-    if not episode.finished and messages:
+    if not episode.finished:
         last = messages[-1]
         if last.token_ids is None and last.finish == "stop":
             messages[-1] = last.model_copy(update={"finish": "length"})

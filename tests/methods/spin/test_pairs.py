@@ -71,18 +71,30 @@ def test_identical_pairs_are_counted_and_dropped_only_if_requested() -> None:
     assert (len(kept), counted.identical, len(fewer), dropped.identical) == (2, 1, 1, 1)
 
 
+def silent(number: int, run: int = 0) -> SpinEpisode:
+    """An episode whose prompt alone filled the context."""
+    cramped = {"rounds": [], "messages": [], "finished": False, "cramped": True, "reward": 0.0}
+    return played(question=asked(number), run=run).model_copy(update=cramped)
+
+
 def test_episodes_without_a_pair_and_unfinished_or_failed_ones_are_counted() -> None:
     episodes = [
         played(blocked, question=asked(0)),  # type: ignore[arg-type]
-        played(SPOKEN, question=asked(9)),
-        played([SPOKEN[0]] * 11, question=asked(1)),
-        played([" hm"], question=asked(2)),
         played(WRONG, question=asked(3), run=1),
+        played(SPOKEN, question=asked(9)),
+        silent(4),
+        played([SPOKEN[0]] * 11, question=asked(1)),
+        played([SPOKEN[0], " hm"], question=asked(2)),
+        played(WRONG, question=asked(3)),
     ]
-    pairs, audit = spin_pairs([expert(n) for n in range(4)], episodes, ConvertParams(), "iter0")
-    assert [pair.id for pair in pairs] == ["iter0-q1", "iter0-q2"]
-    assert (audit.blocked, audit.without_expert, audit.unfinished, audit.failed) == (1, 1, 1, 1)
-    assert audit.episodes == 4  # a second run of a question is used for outcome pairs only
+    pairs, audit = spin_pairs([expert(n) for n in range(5)], episodes, ConvertParams(), "iter0")
+    assert [pair.id for pair in pairs] == ["iter0-q1", "iter0-q2", "iter0-q3"]
+    assert (audit.blocked, audit.silent, audit.without_expert, audit.unfinished, audit.failed) == (1, 1, 1, 1, 1)
+    assert (audit.episodes, audit.kept) == (6, 3)  # a second run of a question is used for outcome pairs only
+
+
+def test_an_episode_without_words_of_the_policy_is_in_no_outcome_pair() -> None:
+    assert outcome_pairs([played(SPOKEN, question=asked(0)), silent(0, run=1)], "iter0") == []
 
 
 def test_outcome_pairs_prefer_the_rewarded_run_of_questions_with_different_rewards() -> None:
@@ -126,7 +138,7 @@ def test_a_question_id_may_end_like_the_id_of_a_run() -> None:
 def said(text: str, *, own_ids: bool) -> SpinEpisode:
     """An episode that ends with a failed round, as played with an engine that keeps the stop string."""
     ids = [11, 12, 13] if own_ids else None
-    episode = played([text], retries=0)
+    episode = played([SPOKEN[0], text], retries=0)
     last = episode.messages[-1].model_copy(update={"token_ids": ids, "finish": "stop"})
     return episode.model_copy(update={"messages": [*episode.messages[:-1], last]})
 
@@ -260,5 +272,5 @@ def test_outcome_pairs_take_the_first_rewarded_and_the_first_unrewarded_run() ->
 
 
 def test_a_leading_blank_of_a_reply_is_on_neither_side() -> None:
-    (pair,), _ = spin_pairs([EXPERT], [played([" She was born"], form="reply")], ConvertParams(), "iter0")
-    assert pair.generated[0].content == "She was born"
+    (pair,), _ = spin_pairs([EXPERT], [played([" She was born "], form="reply")], ConvertParams(), "iter0")
+    assert pair.generated[0].content == "She was born "
