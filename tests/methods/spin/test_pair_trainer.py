@@ -135,6 +135,10 @@ def test_loss_gradients_and_metrics_match_the_published_computation(
     model, reference = load_base(policy, params())[0], load_base(tiny, params())[0]
     expected = as_published(model, reference, pairs, cfg)
     expected[0].backward()
+    assert METRICS[: len(expected)] == (
+        "loss", "rewards/real", "rewards/generated", "rewards/margins", "rewards/accuracies", "logps/real",
+        "logps/generated", "logits/real", "logits/generated",
+    )  # fmt: skip
     assert metrics[: len(expected)].tolist() == pytest.approx([one.item() for one in expected], rel=1e-5, abs=1e-5)
     for mine, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):  # type: ignore[union-attr]
         assert theirs.grad is not None
