@@ -46,7 +46,7 @@ def parse(reply: str) -> Parsed:
     line = after.partition("\n")[0].strip()
     thought = before.strip().removeprefix(_CUE).strip()
     name, bracket, rest = line.partition("[")
-    if not bracket or not name.strip():
+    if not bracket or not name:
         return Parsed(thought, line, None, "")
     argument = rest.rpartition("]")[0] if "]" in rest else rest
     return Parsed(thought, line, name.strip().lower(), argument.strip())

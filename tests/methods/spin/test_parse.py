@@ -60,3 +60,8 @@ def test_the_thought_ends_at_the_action_and_excludes_its_cue() -> None:
     assert parse("Thought: one\ntwo \nAction: search[x]").thought == "one\ntwo"
     assert parse(" one\nAction: search[x]").thought == "one"
     assert parse("Thought: no action").thought == "no action"
+    assert parse("\n Thought: one\nAction: search[x]").thought == "one"
+
+
+def test_an_action_is_recorded_as_its_line_without_the_blanks_around_it() -> None:
+    assert parse(" t\nAction:  Search [x] now \n\nmore").action == "Search [x] now"
