@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from selfimprove.engines.base import EngineError
-from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
+from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
 from tests.methods.spin.episodes import QUESTION, REPLIES, played
 
 
@@ -38,7 +38,8 @@ def test_every_mean_is_over_all_requested_questions(episodes: Any) -> None:
 
 
 def test_without_evaluation_there_are_no_scores(episodes: Any) -> None:
-    metrics = evaluate_metrics([played(evaluate=False), played(evaluate=False, index=1)])
+    other = QUESTION.model_copy(update={"kind": "bridge"})
+    metrics = evaluate_metrics([played(evaluate=False), played(evaluate=False, index=1, question=other)])
     assert not {"em", "f1", "reward", "kinds"} & set(metrics)
     assert metrics["finished"]["mean"] == 1
 
@@ -48,14 +49,26 @@ def test_the_invalid_rate_is_a_share_of_rounds(episodes: Any) -> None:
     assert metrics["invalid"]["n"] == 16
     assert metrics["invalid"]["mean"] == 12 / 16
     assert metrics["failed"]["mean"] == 1 / 5
-    assert metrics["actions"] == {"": 11, "finish": 3, "search": 2}
+    assert list(metrics["actions"].items()) == [("", 11), ("finish", 3), ("search", 2)]
 
 
 def test_exact_match_is_reported_for_each_kind_of_question(episodes: Any) -> None:
     kinds = evaluate_metrics(episodes)["kinds"]
     assert (kinds["bridge"]["mean"], kinds["bridge"]["n"]) == (1 / 3, 3)
     assert kinds["comparison"]["n"] == 2
+    assert list(kinds) == ["bridge", "comparison"]
     assert "kinds" not in evaluate_metrics(episodes[:1])
+
+
+def test_requested_replies_and_episodes_that_outgrew_the_context_are_averaged(episodes: Any) -> None:
+    metrics = evaluate_metrics([*episodes[1:], episodes[0].model_copy(update={"cramped": True})])
+    assert metrics["cramped"]["mean"] == 1 / 5
+    assert metrics["attempts"]["mean"] == (3 + 1 + 11 + 6) / 16  # a reply without an action is requested 6 times
+
+
+def test_the_counters_of_tools_do_not_depend_on_the_order_of_calls() -> None:
+    told = tool_figures({"search": 2, "lookup": 1}, {"timeout": 1, "error": 3})
+    assert [list(told[name]) for name in ("tools", "tool_faults")] == [["lookup", "search"], ["error", "timeout"]]
 
 
 def test_there_is_one_outcome_per_question(episodes: Any) -> None:

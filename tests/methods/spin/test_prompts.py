@@ -57,6 +57,7 @@ def test_only_the_prompt_and_observation_texts_are_masked(react: ChatFormat, for
     messages = [*opening(QUESTION.question, form), *written(EXPERT.rounds, form)]
     encoded = encode_example(Example(id="e", messages=messages), react, 10**6, EncodeCounters())
     assert encoded is not None
+    assert set(encoded.token_weights) == {0.0, 1.0}
     learnt = [token for token, weight in zip(encoded.ids, encoded.token_weights, strict=True) if weight]
     masked = [token for token, weight in zip(encoded.ids, encoded.token_weights, strict=True) if not weight]
     want = "".join(
@@ -122,7 +123,8 @@ def test_few_shot_text_precedes_the_complete_wrapper_or_is_the_system_turn() -> 
 def test_an_expert_in_chat_format_alternates_turns_and_ends_with_the_assistant() -> None:
     messages = written(EXPERT.rounds, "chat")
     assert [m.role for m in messages] == ["assistant", "user", "assistant", "user", "assistant"]
-    assert messages[1].content.startswith("Observation: ")
+    assert messages[0].content == "Thought: I need the author.\nAction: search[The Silver Gate]"
+    assert messages[1].content == f"Observation: {EXPERT.rounds[0].observation}"
 
 
 def test_an_experts_observation_is_joined_to_one_line_like_the_policys() -> None:

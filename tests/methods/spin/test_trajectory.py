@@ -44,6 +44,12 @@ def test_an_unfinished_episode_is_written_with_reward_false_and_pred_empty() -> 
     assert entry["traj_by_line"][-1] == ""
 
 
+def test_a_partly_correct_answer_is_written_with_its_f1() -> None:
+    entry = to_entry(played([" t\nAction: finish[Tolma town]"]))
+    assert (entry["reward"], entry["em"], entry["pred"]) == (False, False, "tolma town")
+    assert entry["f1"] == pytest.approx(2 / 3)
+
+
 def test_a_failed_round_is_written_as_in_fireact() -> None:
     entry = to_entry(played(lambda request, attempt: " I am not sure."))
     assert entry["traj_by_line"][-4:] == [
@@ -69,6 +75,8 @@ def test_the_few_shot_text_is_stored_as_the_prompt_and_not_in_the_trajectory() -
     entry = to_entry(sample_episode(few_shot="Question: x\nThought: y\nAction: finish[z]"))
     assert entry["prompt"] == "Question: x\nThought: y\nAction: finish[z]"
     assert entry["traj"] == SAMPLE["traj"]
+    assert to_entry(played(form="chat", few_shot="Question: x"))["prompt"] == "Question: x"
+    assert to_entry(played(form="chat"))["prompt"] == ""
 
 
 @pytest.mark.parametrize("form", ["question", "chat"])
@@ -83,9 +91,17 @@ def test_two_runs_of_a_task_in_one_file_are_refused() -> None:
         to_json([played(), played(run=1)])
 
 
+def test_plain_spins_answers_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^task 0: plain SPIN's answers have no rounds, .* export the pairs instead"):
+        to_json([played(["She was born"], form="reply")])
+
+
 def test_a_trajectory_file_reads_back_and_a_faulty_one_is_reported(tmp_path: Path) -> None:
     assert read_trajectories(FILE) == {"3687": SAMPLE}
-    for text, words in (("{", "is not JSON"), ("[]", "expected an object"), ('{"5": {}}', "task 5: no 'traj'")):
+    for text, words in (
+        ("{", "is not JSON"), ("[]", "expected an object"), ("{}", "contains no episodes"),
+        ('{"5": {}}', "task 5: no 'traj'"), ('{"5": 3}', "task 5: no 'traj'"),
+    ):  # fmt: skip
         path = tmp_path / "bad.json"
         path.write_text(text)
         with pytest.raises(UserError, match=words):
