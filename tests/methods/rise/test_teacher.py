@@ -47,12 +47,12 @@ def test_an_answer_depends_only_on_its_seed_key(problems: list[Problem], embedde
         assert 50 < sum(a != b for a, b in zip(first, other, strict=True)) < 250  # errors are independent
 
 
-def test_the_environment_s_own_teacher_answers_its_own_problems_and_gold_solutions_those_of_files(
+def test_the_environment_s_own_teacher_errs_in_its_own_problems_and_a_slip_is_made_in_those_of_files(
     problems: list[Problem],
 ) -> None:
     assert isinstance(ENV, Teaches)
-    own, files = (scripted_teacher(problems, ENV, embedded=embedded, error_rate=0.0) for embedded in (True, False))
-    taught = [ENV.teach(problem, 0.0, ask(problem).seed.at(0)) for problem in problems]
-    gold = [ENV.demonstration(problem) for problem in problems]
+    own, files = (scripted_teacher(problems, ENV, embedded=embedded, error_rate=1.0) for embedded in (True, False))
+    taught = [ENV.teach(problem, 1.0, ask(problem).seed.at(0)) for problem in problems]
+    slips = [ENV.slip(problem, ask(problem).seed.at(0)) for problem in problems]
     assert [own(ask(problem), 0) for problem in problems] == taught
-    assert [files(ask(problem), 0) for problem in problems] == gold != taught
+    assert [files(ask(problem), 0) for problem in problems] == slips != taught
