@@ -114,8 +114,7 @@ class _Search:
         at = index
         while self.tree.nodes[at].children:
             best = best_children(self.tree, at, self.cfg.exploration)
-            if not best:
-                self.tree.nodes[at].terminal = True
+            if not best:  # ``backup`` has marked the node as terminal
                 return None
             at = rng("tie", self.seed, self.tree.id, self.tree.dives, self.keys[at]).choice(best)
         return at
