@@ -154,6 +154,10 @@ def test_a_folder_in_place_of_a_file_is_reported_as_a_folder(tmp_path: Path) -> 
 def test_infinite_numbers_are_refused_and_default_values_are_not_written() -> None:
     with pytest.raises(ValidationError):
         Message(role="user", content="", weight=math.inf)
+    changed = Message(role="user", content="")
+    changed.weight = math.nan  # not validated, so it is refused when written
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dump_line(changed)
     assert dump_line(Message(role="user", content="é")) == '{"role": "user", "content": "é"}'
 
 
@@ -250,9 +254,11 @@ def test_a_missing_output_file_and_a_missing_or_wrong_number_in_one_are_reported
     file = tmp_path / "train.json"
     with pytest.raises(UserError, match=r"train\.json does not exist; run `make repro`, which writes it\."):
         read_object(file)
-    file.write_text('{"steps": 3, "score": {"mean": 0.5, "n": 8}, "text": "3", "far": 1e301}', encoding="utf-8")
+    file.write_text(
+        '{"steps": 3, "score": {"mean": 0.5, "n": 8}, "text": "3", "far": 1e301, "low": -1e301}', encoding="utf-8"
+    )
     assert (read_number(file, "steps"), read_number(file, "score")) == (3, 8)
-    for key in ("text", "far", "tokens"):
+    for key in ("text", "far", "low", "tokens"):
         with pytest.raises(UserError, match=rf"train\.json: field '{key}' must be a number; restore the file"):
             read_number(file, key)
 

@@ -43,6 +43,7 @@ def test_inclusive_keeps_values_exactly_at_a_threshold() -> None:
     tree = by_hand({"a": 1.0, "b": 0.5, "c": 0.0})
     assert picked(tree, alpha=1.0, beta=0.5) == ([], [])  # nothing is strictly above alpha 1
     assert picked(tree, alpha=1.0, beta=0.5, inclusive=True) == (["a"], ["a>b", "a>c"])
+    assert picked(tree, alpha=1.0, beta=0.0, inclusive=True) == (["a"], ["a>b", "a>c"])  # not a against itself
     assert picked(tree, alpha=0.0, beta=0.5) == (["a", "b"], ["a>c"])
     assert picked(tree, alpha=0.0, beta=0.5, inclusive=True) == (["a", "b", "c"], ["a>b", "a>c", "b>c"])
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.outcomes import beyond, compare, paired_difference, ratio
+from selfimprove.core.outcomes import beyond, compare, paired_difference, ratio, unpaired_difference
 from selfimprove.envs.math.gsm8k import equivalent
 from selfimprove.methods.rise.metrics import accuracy_rows, by_turn, evaluate_metrics, majority, outcomes
 from tests.methods.rise.episodes import attempt, episode, run
@@ -268,3 +268,18 @@ def test_problems_without_a_chance_do_not_change_a_rate_s_standard_error() -> No
 def test_a_difference_over_a_single_task_is_never_beyond_its_error() -> None:
     assert not beyond({"mean": 1.0, "se": 0.0, "n": 1})
     assert beyond({"mean": 1.0, "se": 0.0, "n": 2})
+
+
+def test_only_a_difference_of_more_than_three_standard_errors_is_beyond_them() -> None:
+    assert [beyond({"mean": mean, "se": 0.25, "n": 9}) for mean in (0.76, -0.76, 0.75, 0.0)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_difference_of_independent_estimates_has_the_smaller_number_of_tasks() -> None:
+    one, other = {"mean": 0.5, "se": 0.3, "n": 7}, {"mean": 0.75, "se": 0.4, "n": 4}
+    for a, b, mean in ((one, other, -0.25), (other, one, 0.25)):
+        assert unpaired_difference(a, b) == {"mean": mean, "se": 0.5, "n": 4}
