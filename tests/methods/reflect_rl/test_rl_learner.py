@@ -164,6 +164,24 @@ def test_a_critic_starts_at_zero_and_learns_the_costs_of_states(kind: Any) -> No
     assert critic.state(Group())["seen"] == [[]]  # data is discarded after training
 
 
+def test_a_critics_first_weights_depend_only_on_the_seed_of_the_run() -> None:
+    made = []
+    for elsewhere, seed in ((0, 1), (1, 1), (0, 2)):
+        torch.manual_seed(elsewhere)
+        critic = Critic(CriticParams(kind="mlp"), 8, seed=seed, weight_decay=0.0, grad_clip=0.3)
+        made.append(critic.head.state_dict()["0.weight"])
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
+def test_a_critic_reads_the_hidden_states_of_a_model_in_bfloat16() -> None:
+    critic = Critic(CriticParams(every=1, lr=0.05), 4, seed=1, weight_decay=0.0, grad_clip=0.3)
+    hidden = torch.ones(3, 4, dtype=torch.bfloat16)
+    critic.see(hidden, torch.tensor([1.0, 2.0, 3.0]))
+    assert critic.end_update(Group()) is not None
+    assert critic.value(hidden).dtype == torch.float32
+
+
 def test_the_loss_of_the_critic_is_the_squared_error_in_hundreds() -> None:
     critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1, weight_decay=0.001, grad_clip=0.3)
     critic.see(torch.ones(3, 4), torch.tensor([100.0, 200.0, -300.0]))
