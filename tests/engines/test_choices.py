@@ -149,6 +149,13 @@ def test_a_remote_engine_refuses_choices_and_top_k(monkeypatch: pytest.MonkeyPat
             run(OpenAiEngine(cfg), [ask(0, allowed=None, **changes)])
 
 
+def test_the_noise_of_a_key_is_the_published_sequence_of_splitmix64() -> None:
+    """Its first outputs for the seed 1234567, of which the upper 52 bits are used."""
+    outputs = (6457827717110365317, 3203168211198807973, 9817491932198370423)
+    noise = uniforms(np.full(3, 1234567, dtype=np.uint64), np.arange(3, dtype=np.uint64))
+    assert noise.tolist() == [(output >> 12) / 2**52 for output in outputs]
+
+
 def test_top_k_keeps_the_most_probable_tokens_and_their_proportions() -> None:
     logits = torch.log(torch.tensor([0.4, 0.1, 0.3, 0.2])).repeat(4000, 1)
     noise = torch.from_numpy(uniforms(np.arange(4000, dtype=np.uint64) * 7919, np.zeros(4000, dtype=np.uint64)))
