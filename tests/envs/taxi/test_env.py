@@ -109,6 +109,7 @@ def test_history_shows_the_map_after_every_action() -> None:
         f"\n\n--- Current State ---\n\n{picture(states[0])}"
     )
     second = env.step(NORTH).observation
+    assert second == history_text([int(NORTH)], env.snapshot().states)
     up = picture(Place(0, 0, RED, BLUE).number)
     assert second.endswith(
         f"path:\n--- Step: 0 ---\nAction: move north\nObservation:\n{up}\n\n\n\n--- Current State ---\n\n{up}"
@@ -220,7 +221,9 @@ def test_max_turns_truncates_an_episode_after_its_last_action() -> None:
     assert steps[-1].info["truncated"]
     assert not steps[-1].info["terminated"]
     assert steps[-1].reward == 0
-    assert [step.done for step in play(Taxi("full", max_turns=3), start(2, 2, RED, BLUE), *to_and_fro[:3])][-1]
+    for turns in (1, 3):
+        steps = play(Taxi("full", max_turns=turns), start(2, 2, RED, BLUE), *to_and_fro[:turns])
+        assert [step.done for step in steps] == [False] * (turns - 1) + [True]
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
