@@ -7,7 +7,7 @@ A record of the page::
            {"r": "assistant", "p": [["Thought: … Action: get 2 grape", 0, [294, 30, …]]], "reward": 0.0, "ok": true},
            {"r": "environment", "p": [["Got 2 grape", 0, null]], "v": {"carries": {"grape": 2}}}]}
 
-``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` run number or curriculum level. A message's parts ``p`` are
+``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` run or curriculum level. A message's parts ``p`` are
 [text, weight in training, token ids], followed by the tokens' log-probabilities after and before training if they were
 computed. ``v`` is a scene (``scenes.py``). ``n``, ``x`` and ``z`` count turns, invalid actions and misread maps: a
 reflection with ``misread`` gives another place than the taxi's map (``envs/taxi/places.py``).
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from selfimprove.apps.page.run import Run  # needs packages that inspect_ai's environment lacks
 
 Json = dict[str, Any]
+
+PARALLEL, BEGUN = "parallel", "from a bad beginning"
+"""The second runs of evaluations: RISE's has one turn of several attempts, Agent-R's continues from given replies."""
+
+STARTS = {"given": BEGUN, "actor": "from the start"}
+"""Who wrote the first reply of Agent-R's episode -> its run."""
 
 CUT = 100_000
 """The page truncates longer texts, with a note."""
@@ -89,10 +95,11 @@ def _turns(record: Mapping[str, Any]) -> Json:
             answer |= _scene(seen.step(attempt.get("answer") or "", turn.get("observation", "")))
         messages += [said, answer]
     scored = [reward for reward in rewards if reward is not None]
+    run = record.get("run") or (STARTS.get(record["turns"][0]["model"], "") if record["turns"] else "")
     known = re.match(r"(.+)-\d+$", record["id"]) if record["env"] in ("textcraft", "webshop", "sciworld") else None
     return _record(
         record, messages, task=record["id"], reward=scored[-1] if scored else None, invalid=invalid,
-        turns=len(record["turns"]), run=record.get("run", ""), text=record["query"], gold=record.get("gold", ""),
+        turns=len(record["turns"]), run=run, text=record["query"], gold=record.get("gold", ""),
         kind=known[1] if known else record["env"],
     )  # fmt: skip
 

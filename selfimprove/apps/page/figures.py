@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
+from collections.abc import Set
 from typing import Any
 
-from selfimprove.apps.page.library import SEQUENTIAL, Library
+from selfimprove.apps.page.library import SECOND, Library
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.charts import Spec, counts_chart, curve_chart, curves_of, lines_chart, rows_chart
 
@@ -77,8 +78,8 @@ def _training(run: Run, method: str) -> Drawn:
 
 def _distributions(method: str, library: Library) -> Drawn:
     sets = [one for one in library.sets if one["phase"] == "evaluation" and one["size"]]
-    run = library.runs.get(SEQUENTIAL)
-    of_run = "" if run is None else f", {SEQUENTIAL} runs"
+    of_run = next((f", {first}" for run, first in SECOND.items() if run in library.runs), "")
+    second = {library.runs[run] for run in SECOND if run in library.runs}
     wanted = [
         ("result", "s", "Episode outcomes"),
         ("turns", "n", "Turns per episode"),
@@ -89,7 +90,7 @@ def _distributions(method: str, library: Library) -> Drawn:
     ]
     drawn: Drawn = []
     for x, key, title in wanted:
-        values = library.lengths if key == "w" else {one["row"]: _column(one, key, run) for one in sets}
+        values = library.lengths if key == "w" else {one["row"]: _column(one, key, second) for one in sets}
         named = [value for column in values.values() for value in column]
         if len(set(named)) < 2:
             continue
@@ -101,15 +102,15 @@ def _distributions(method: str, library: Library) -> Drawn:
     return drawn
 
 
-def _column(one: dict[str, Any], key: str, run: int | None) -> list[Any]:
-    """A set's values of a property, or those of one run's episodes."""
+def _column(one: dict[str, Any], key: str, without: Set[int]) -> list[Any]:
+    """A set's values of a property, without those of the episodes of some runs."""
 
     def values(name: str) -> list[Any]:
         column = one[name]
         return list(column) if isinstance(column, str | list) else [column] * one["size"]
 
     pairs = zip(values(key), values("u"), strict=True)
-    return [value for value, of in pairs if value is not None and (run is None or of == run)]
+    return [value for value, of in pairs if value is not None and of not in without]
 
 
 def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:

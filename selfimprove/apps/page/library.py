@@ -19,8 +19,8 @@ PAIRED = ("pairs", "outcome", "own", "_centric")
 
 LABELS = {"reinforcement": "reinforcement learning"}
 
-SEQUENTIAL, PARALLEL = "sequential", "parallel"
-"""The two runs of RISE's evaluation. The second has one turn of several attempts, so distributions show the first."""
+SECOND = {episodes.PARALLEL: "sequential runs", episodes.BEGUN: "from the start"}
+"""Second run of an evaluation -> what distributions are of, which leave it out."""
 
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
 
@@ -52,7 +52,7 @@ class Library:
     runs: dict[str, int] = field(default_factory=lambda: {"": 0})
     sets: list[dict[str, Any]] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
-    """Row -> number of generated tokens of each evaluated episode, except parallel ones, whose token ids were kept."""
+    """Row -> number of generated tokens of each evaluated episode of a first run, whose token ids were kept."""
 
 
 def sources(run: Run, method: str, trained: Mapping[str, str]) -> list[Source]:
@@ -89,7 +89,7 @@ def write_library(
         def records(source: Source = source, columns: Any = columns, letters: Any = letters) -> Any:
             count = counted(source.path)
             for line, raw, record in episodes.read(run, source.path):
-                if source.phase == "evaluation" and record["u"] != PARALLEL and (length := _length(record)):
+                if source.phase == "evaluation" and record["u"] not in SECOND and (length := _length(record)):
                     library.lengths.setdefault(source.row, []).append(length)
                 if extend is not None:
                     extend(method, source, count, raw, record)

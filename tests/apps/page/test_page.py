@@ -15,11 +15,12 @@ from selfimprove.apps.page import tables
 from selfimprove.apps.page.__main__ import main
 from selfimprove.apps.page.build import build, write_live
 from selfimprove.apps.page.chunks import write_records
-from selfimprove.apps.page.episodes import CUT, clip, to_page
+from selfimprove.apps.page.episodes import BEGUN, CUT, clip, to_page
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import row_name
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import read_rows
+from selfimprove.core.records import Attempt, Episode, Turn, read_rows
+from selfimprove.methods.agent_r.play import ACTOR, GIVEN
 from tests.support.reports import HOSTILE, chunk, write_reinforcement, write_rise
 
 
@@ -330,6 +331,16 @@ def test_reflect_rl_s_page_shows_results_by_curriculum_level(tmp_path: Path) -> 
     ]  # fmt: skip
     build(tmp_path / "run", tmp_path / "out")
     assert "Reinforcement learning by level" in "".join(read_html(tmp_path / "out/reflect_rl.html").text)
+
+
+@pytest.mark.parametrize(("model", "run"), [(GIVEN, BEGUN), (ACTOR, "from the start"), ("student", "")])
+def test_an_evaluated_episode_of_agent_r_says_where_it_began(model: str, run: str) -> None:
+    said = Attempt(text="inventory", reward=0.0)
+    turns = [Turn(model=one, attempts=[said], chosen=0, observation="Inventory: nothing") for one in (model, ACTOR)]
+    episode = Episode(
+        id="textcraft-7", env="textcraft", query="", gold="", prompt=[], turns=turns, status="unsolved", seed="1"
+    )
+    assert to_page(episode.model_dump())["u"] == run
 
 
 def test_an_unknown_record_is_refused() -> None:

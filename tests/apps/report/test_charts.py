@@ -82,14 +82,23 @@ def test_the_steps_of_a_short_run_are_whole_numbers() -> None:
     assert "2.5" not in labels
 
 
-def test_distributions_of_rise_leave_out_the_parallel_attempts() -> None:
-    library = Library("rise", runs={"": 0, "sequential": 1, "parallel": 2})
+@pytest.mark.parametrize(
+    ("method", "first", "second", "title"),
+    [
+        ("rise", "sequential", "parallel", "Turns per episode, sequential runs"),
+        ("agent_r", "from the start", "from a bad beginning", "Turns per episode, from the start"),
+    ],
+)
+def test_distributions_leave_out_the_second_run_of_an_evaluation(
+    method: str, first: str, second: str, title: str
+) -> None:
+    library = Library(method, runs={"": 0, first: 1, second: 2})
     library.sets.append(
         {"row": "base", "phase": "evaluation", "size": 4, "s": "suuu", "n": [5, 1, 2, 1], "u": [1, 2, 1, 2],
          "x": 0, "z": 0, "r": [1000, 0, 0, 0]}
     )  # fmt: skip
-    charts = {key: chart for key, _, chart in _distributions("rise", library)}
-    assert charts["spread-n"]["title"] == "Turns per episode, sequential runs"
+    charts = {key: chart for key, _, chart in _distributions(method, library)}
+    assert charts["spread-n"]["title"] == title
     assert [(bar["x"], bar["count"]) for bar in charts["spread-n"]["data"]["values"]] == [("2", 1), ("5", 1)]
 
 
