@@ -184,7 +184,12 @@ def lines_chart(
             "field": "x",
             "type": "quantitative",
             "title": "step",
-            "axis": {"grid": False, "labelOverlap": True, **_whole([value["x"] for value in values])},
+            "axis": {
+                "grid": False,
+                "labelOverlap": True,
+                "labelFlush": False,
+                **_whole([value["x"] for value in values]),
+            },
         },
         "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
         "color": (colour := _legend(method, list(series))),

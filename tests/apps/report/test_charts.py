@@ -82,6 +82,14 @@ def test_the_steps_of_a_short_run_are_whole_numbers() -> None:
     assert "2.5" not in labels
 
 
+def test_the_labels_of_the_steps_do_not_touch() -> None:
+    chart = lines_chart("loss", "rise", {"base": [(float(step), 0.1) for step in range(0, 2220, 10)]}, "loss")
+    svg = vegalite_to_svg(chart, vl_version=VEGA_LITE)
+    labels = re.findall(r'text-anchor="(\w+)" transform="translate\(([\d.]+),15\)"[^>]*>\d+<', svg)
+    assert len(labels) == 13
+    assert {anchor for anchor, _ in labels} == {"middle"}  # the last one was moved to the left, to the one before it
+
+
 @pytest.mark.parametrize(
     ("method", "first", "second", "title"),
     [
