@@ -20,7 +20,7 @@ PAIRED = ("pairs", "outcome", "own", "_centric")
 LABELS = {"reinforcement": "reinforcement learning"}
 
 SECOND = {episodes.PARALLEL: "sequential runs", episodes.BEGUN: "from the start"}
-"""Second run of an evaluation -> what distributions are of, which leave it out."""
+"""A second run of an evaluation, which distributions leave out -> the name of what they show instead."""
 
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
 
@@ -52,7 +52,7 @@ class Library:
     runs: dict[str, int] = field(default_factory=lambda: {"": 0})
     sets: list[dict[str, Any]] = field(default_factory=list)
     lengths: dict[str, list[int]] = field(default_factory=dict)
-    """Row -> number of generated tokens of each evaluated episode of a first run, whose token ids were kept."""
+    """Row -> number of generated tokens of each evaluated episode whose token ids were kept, second runs excepted."""
 
 
 def sources(run: Run, method: str, trained: Mapping[str, str]) -> list[Source]:
