@@ -120,8 +120,8 @@ class FinetuneParams(Section):
 
     @model_validator(mode="after")
     def _quantised_weights_stay_whole(self) -> FinetuneParams:
-        # DeepSpeed would partition int8 weights without their scales: it ends with an error or, worse, trains with
-        # losses ten times too high (bitsandbytes issue 1451). It copies 4-bit weights whole to each GPU first.
+        # Users report errors (accelerate issue 3730) or losses ten times too high (bitsandbytes issue 1451) in 8 bits,
+        # and whole 4-bit weights on each GPU (DeepSpeed issue 5637). With ZeRO-2 the losses were right.
         sharded = self.launcher.kind == "deepspeed" and self.launcher.zero_stage == 3
         if sharded and self.lora is not None and self.lora.quantize != "none":
             raise ValueError(

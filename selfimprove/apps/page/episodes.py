@@ -34,7 +34,7 @@ PARALLEL, BEGUN = "parallel", "from a bad beginning"
 """The second runs of evaluations: RISE's has one turn of several attempts, Agent-R's continues from given replies."""
 
 STARTS = {"given": BEGUN, "actor": "from the start"}
-"""Who wrote the first reply of Agent-R's episode -> its run."""
+"""Agent-R's evaluation: the model of an episode's first turn (``agent_r.play.GIVEN``, ``ACTOR``) -> the run's name."""
 
 CUT = 100_000
 """The page truncates longer texts, with a note."""
