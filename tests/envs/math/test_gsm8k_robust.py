@@ -1,4 +1,4 @@
-"""Units of a GSM8K attempt's number in robust mode (docs/rise.md, R8)."""
+"""Units and formatting of a GSM8K attempt's number in robust mode (docs/rise.md, R8)."""
 
 from __future__ import annotations
 
@@ -75,3 +75,69 @@ def test_a_unit_after_a_slash_may_be_a_letter_but_a_variable_may_not(box: str, r
 def test_every_currency_sign_is_removed_before_and_after_the_number(sign: str) -> None:
     for box in (f"{sign}60", f"60{sign}", f"60 {sign}", rf"60\text{{ {sign}}}"):
         assert extract_robust(rf"So \boxed{{{box}}}.") == "60"
+
+
+@pytest.mark.parametrize(
+    ("box", "robust"),
+    [
+        ("18,", "18"),
+        ("18;", "18"),
+        ("1,080,", "1080"),
+        ("1,08,", None),
+        ("18\\ ", "18"),
+        (r"\$18\text{ eggs}\ ", "18"),
+        (r"\textbf{18}", "18"),
+        (r"\mathbf{18}", "18"),
+        (r"\mathrm{18}", "18"),
+        (r"-\mathbf{\$1{,}080}\text{ km}", "-1080"),
+        (r"\mathbf{18}\mathrm{km}", "18"),
+        (r"\boldsymbol{18}", "18"),
+        (r"\bm{-1{,}080}\text{ km}", "-1080"),
+        (r"\mathsf{18}", "18"),
+        (r"\texttt{\$18}", "18"),
+        (r"\emph{18}", "18"),
+        (r"\underline{18.50}", "18.5"),
+        (r"\boldsymbol{18n}", None),
+        (r"18/\bm{5}", None),
+        (r"\mathbf{x}", None),
+        (r"\mathbf{1/2}", None),
+        ("18/hour", "18"),
+        (r"\$18/\text{hour}", "18"),
+        (r"18\text{ km}\,/\,\text{hour}", "18"),
+        ("18/5", None),
+        ("18 / 5 hours", None),
+        (r"18/\text{5}", None),
+        (r"18/\mathbf{5}", None),
+        ("18/five", None),
+        ("18/x", None),
+        ("18-5", None),
+        ("18 cm^2", "18"),
+        ("18\\text{ cm$^2$}", "18"),
+        ("18 ft²", "18"),
+        ("18\\text{ m}³", "18"),
+        ("18n²", None),
+        ("18 square meters^{2}", "18"),
+        (r"18\text{ cm}^2", "18"),
+        (r"18\,\mathrm{m}^{3}", "18"),
+        ("18^2", None),
+        ("18n", None),
+        ("18 y", None),
+        ("18 m", "18"),
+        ("18L", "18"),
+        ("18 a.m.", "18"),
+        ("18\u5143", "18"),
+        ("18 children\u2019s books", "18"),
+        ("18 divided by two", None),
+        ("18 plus two", None),
+        ("18x^2", None),
+        ("18n^2", None),
+        ("18 cm^25", None),
+        ("18 cm^2 + 4", None),
+        (r"18^\circ", "18"),
+        (r"18^{\circ}\text{C}", "18"),
+        ("18\u00b0", "18"),
+        (r"18^\circ 30'", None),
+    ],
+)
+def test_robust_mode_reads_formatted_numbers_but_no_formulas(box: str, robust: str | None) -> None:
+    assert extract_robust(rf"So \boxed{{{box}}}.") == robust
