@@ -84,6 +84,7 @@ def test_the_steps_of_a_short_run_are_whole_numbers() -> None:
 
 def test_the_labels_of_the_steps_do_not_touch() -> None:
     chart = lines_chart("loss", "rise", {"base": [(float(step), 0.1) for step in range(0, 2220, 10)]}, "loss")
+    assert chart is not None
     svg = vegalite_to_svg(chart, vl_version=VEGA_LITE)
     labels = re.findall(r'text-anchor="(\w+)" transform="translate\(([\d.]+),15\)"[^>]*>\d+<', svg)
     assert len(labels) == 13
