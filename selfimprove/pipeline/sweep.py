@@ -35,7 +35,7 @@ from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.core.git import check_commit, identity
 from selfimprove.core.overlay import mappings
-from selfimprove.core.publish import remove, write_text
+from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import DEEPEST, read_yaml
 from selfimprove.pipeline.check import params_faults
 from selfimprove.pipeline.jobs import asked, gpu_shares
@@ -85,7 +85,7 @@ def main(
             GridPoint(_name(one, state + _inputs(value)), one, rewritten(text, value))
             for one, value in zip(settings, values, strict=True)
         ]
-        _remove_others(points)
+        _tell_others(points)
         _work_off(points, method, shares)
 
 
@@ -272,15 +272,12 @@ def _prepare(point: GridPoint) -> Path:
     return folder
 
 
-def _remove_others(points: Sequence[GridPoint]) -> None:
-    """Remove folders of other grids and of other repository states; a run still active in one of them ends."""
-    kept = {"lock", *(point.name for point in points), *(f"{point.name}.log" for point in points)}
-    for point in points:  # an input named ../x is a link beside the points' folders
-        named = named_paths(YAML(typ="safe", pure=True).load(point.params), every=True)
-        kept |= {path.parts[1] for path in named if path.parts[0] == ".." and len(path.parts) > 1}
-    for place in HOME.iterdir():
-        if place.name not in kept:
-            remove(place)
+def _tell_others(points: Sequence[GridPoint]) -> None:
+    """Print the number of unfinished runs of other grids and of other repository states, which stay."""
+    names = {point.name for point in points}
+    left = [path for path in HOME.iterdir() if path.is_dir() and not path.is_symlink() and path.name not in names]
+    if left:
+        print(f"unfinished runs of other grids or commits in {HOME}: {len(left)}; `make clean-scratch` deletes them.")
 
 
 def _state(method: str) -> bytes:

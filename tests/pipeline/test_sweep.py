@@ -12,9 +12,10 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.tools.cache import CachedSearch
-from selfimprove.pipeline import sweep
+from selfimprove.pipeline import clean, sweep
 from selfimprove.pipeline.jobs import gpu_shares
 from selfimprove.pipeline.layout import rewritten
+from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.sweep import GridPoint, parse_grid, with_settings
 from tests.support.repo_copy import ROOT, copy_repo, environment, run
 from tests.support.sentences import refused_with
@@ -183,16 +184,37 @@ def test_a_changed_file_that_git_ignores_and_params_name_makes_another_point(rep
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_an_input_beside_the_repository_is_linked_kept_and_removed_with_its_points(repo: Path) -> None:
+def test_unfinished_runs_of_another_grid_stay_until_scratch_folders_are_deleted(
+    repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An input beside the repository is linked beside the points' folders."""
     (repo.parent / "my_model").mkdir()
     (repo.parent / "my_model/config.json").write_text("{}")
     point = GridPoint("one", {}, "base: {rise: {model: ../my_model}}\n")
     folder = sweep._prepare(point)
-    sweep._remove_others([point])
+    (folder / ".scratch").mkdir()
+    (folder / ".scratch/journal").write_text("hours of work")
+    sweep._tell_others([point])
+    assert capsys.readouterr().out == ""
+    sweep._tell_others([GridPoint("two", {}, "")])
+    assert (
+        "unfinished runs of other grids or commits in .scratch/sweep: 1; `make clean-scratch`"
+        in capsys.readouterr().out
+    )
+    assert (folder / ".scratch/journal").read_text() == "hours of work"
     assert (folder / "../my_model/config.json").read_text() == "{}"
-    sweep._remove_others([])
-    assert list(sweep.HOME.iterdir()) == []
+    clean.main()
+    assert [path.name for path in sweep.HOME.iterdir()] == ["lock"]
     assert (repo.parent / "my_model/config.json").exists()
+
+
+def test_scratch_folders_are_not_deleted_under_a_sweep(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep._prepare(GridPoint("one", {}, "run: {seed: 18}\n"))
+    with alone(sweep.HOME / "lock", ""), pytest.raises(SystemExit) as stopped:
+        clean.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("a sweep is running in this folder; wait for it, or stop it")
+    assert folder.exists()
 
 
 def test_a_relative_link_that_git_does_not_ignore_leads_to_its_target_from_a_point_too(repo: Path) -> None:
@@ -238,7 +260,7 @@ def test_the_points_share_a_cache_of_search_results_that_the_first_of_them_creat
     folders = [sweep._prepare(GridPoint(name, {}, params)) for name in ("one", "two")]
     first, second = (CachedSearch(lambda query: f"answer to {query}", one / "paid/search.jsonl") for one in folders)
     assert [first("a"), second("b")] == ["answer to a", "answer to b"]
-    sweep._remove_others([])
+    clean.main()
     kept = CachedSearch(lambda query: None, repo / "paid/search.jsonl")
     assert [kept("a"), kept("b")] == ["answer to a", "answer to b"]
 
