@@ -102,7 +102,10 @@ class Stage(Generic[S]):
 
     @cached_property
     def scratch(self) -> Path:
-        """The run's own folder, named by its identity; folders of this stage's other identities are removed.
+        """The run's own folder, named by its identity.
+
+        Folders of this stage's other identities are removed, except those with a journal: its answers may have cost
+        hours or money, and are there again when the params are. Checkpoints are not kept, because of their size.
 
         The first access marks the end of input declarations and the start of the work. Work that an earlier run with
         the same identity finished is not repeated (``_AlreadyDone``, which the runner catches).
@@ -111,7 +114,7 @@ class Stage(Generic[S]):
         folder = home / self._key()
         home.mkdir(parents=True, exist_ok=True)
         for other in home.iterdir():
-            if other != folder:
+            if other != folder and not (other / JOURNAL).exists():
                 shutil.rmtree(other, ignore_errors=True)
         folder.mkdir(exist_ok=True)
         if self._intact(folder / "done"):

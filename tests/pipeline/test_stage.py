@@ -255,6 +255,27 @@ def test_blocked_work_is_repeated_also_if_its_outputs_could_not_be_published(
     assert answers == [0, 1, 1]
 
 
+def test_an_unfinished_journal_survives_a_run_with_other_params(folder: Path) -> None:
+    answers: list[int] = []
+
+    def body(stage: Stage[Small]) -> None:
+        stage.narrow(stage.params.read)
+        with stage.journal() as journal:
+            answers.append(len(journal))
+            journal.add("paid", "answer")
+        if stage.params.read == 1 and len(answers) == 1:
+            raise UserError("the endpoint does not answer.")
+        stage.output("results/b.txt").write_text("b")
+
+    with pytest.raises(SystemExit, match="2"):
+        run(body)
+    for read in (2, 1):
+        (folder / "params.yaml").write_text(f"run: {{seed: 1, threads: 1}}\nbase: {{read: {read}}}\n")
+        run(body)
+    assert answers == [0, 0, 1]
+    assert [path.name for path in (folder / ".scratch/stages").glob("*/*/*")] == ["done"]  # nothing else is left
+
+
 @pytest.mark.parametrize(("failed", "ends"), [(1, False), (2, True)])
 def test_other_failed_work_has_the_same_limit_as_blocked_episodes(
     folder: Path, capsys: pytest.CaptureFixture[str], failed: int, ends: bool
