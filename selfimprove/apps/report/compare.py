@@ -58,9 +58,13 @@ def main() -> None:
         said = done.stderr.strip().splitlines()
         print(f"dvc exp show failed: {said[-1] if said else 'no error message'}", file=sys.stderr)
         sys.exit(2)
-    runs = list(read_runs(json.loads(done.stdout), _recorded))
+    shown = json.loads(done.stdout)
+    left_out = list(unreadable(shown))
+    print(*left_out, sep="\n", end="\n" if left_out else "", file=sys.stderr)
+    runs = list(read_runs(shown, _recorded))
     if not any(cells for _, _, cells in runs):
-        print("no results yet; run `make repro`, commit dvc.lock, then `make exp SET=…`.", file=sys.stderr)
+        if not left_out:
+            print("no results yet; run `make repro`, commit dvc.lock, then `make exp SET=…`.", file=sys.stderr)
         sys.exit(2)
     console = in_console()
     show(table_of(runs), console)
@@ -70,8 +74,10 @@ def read_runs(shown: list[dict[str, Any]], current: Current) -> Iterator[Run]:
     """The commit, its experiments, and the workspace if it differs from the commit, from ``dvc exp show --json``."""
     workspace, *commits = shown
     listed = [run for commit in commits for run in _with_experiments(commit)]
-    if not listed or (workspace.get("data") or {}).get("metrics") != listed[0][2].get("metrics"):
-        listed.append(("workspace", WORKSPACE, workspace.get("data") or {}))
+    if not workspace.get("error") and (
+        not listed or (workspace.get("data") or {}).get("metrics") != listed[0][2].get("metrics")
+    ):
+        listed.append((WORKSPACE, WORKSPACE, workspace.get("data") or {}))
     for name, revision, data in listed:
         files = {path: _mapping(file.get("data")) for path, file in (data.get("params") or {}).items()}
         params = {key: value for file in files.values() for key, value in flat(file)}
@@ -81,6 +87,15 @@ def read_runs(shown: list[dict[str, Any]], current: Current) -> Iterator[Run]:
                 if current(revision, method, files.get(str(PARAMS_FILE), {})):
                     cells |= cells_of(method, _mapping(metrics))
         yield name, params, cells
+
+
+def unreadable(shown: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each revision that DVC could not read, which is left out, for example because the disk is full."""
+    for commit in shown:
+        for one in (commit, *_latest(commit)):
+            if one.get("error"):
+                reason = " ".join(str(_mapping(one["error"]).get("msg")).split()).rstrip(".")
+                yield for_terminal(f"{_named(one)} is left out: DVC cannot read it ({reason}).")
 
 
 def _recorded(revision: str, method: str, params: Mapping[str, Any]) -> bool:
@@ -154,11 +169,20 @@ def table_of(runs: list[Run]) -> Table:
 
 
 def _with_experiments(commit: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, revision and data of the commit and of each of its experiments."""
-    latest = [one for experiment in commit.get("experiments") or [] for one in (experiment.get("revs") or [])[:1]]
-    for one in (commit, *latest):
-        revision = str(one["rev"])
-        yield str(one.get("name") or revision[:7]), revision, one.get("data") or {}
+    """Name, revision and data of the commit and of each of its experiments that DVC could read."""
+    for one in (commit, *_latest(commit)):
+        if not one.get("error"):
+            yield _named(one), str(one["rev"]), one.get("data") or {}
+
+
+def _latest(commit: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The newest revision of each experiment of a commit."""
+    return [one for experiment in commit.get("experiments") or [] for one in (experiment.get("revs") or [])[:1]]
+
+
+def _named(revision: Mapping[str, Any]) -> str:
+    rev = str(revision["rev"])
+    return str(revision.get("name") or (rev if rev == WORKSPACE else rev[:7]))
 
 
 def _said(params: Mapping[str, Any], key: str) -> str:

@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.publish import write_text
 
 LIBRARIES = "vega.js"
@@ -38,7 +39,13 @@ def keep_libraries(file: Path = KEPT) -> None:
         write_text(file, javascript_bundle(GLOBALS, vl_version=VEGA_LITE))
 
 
-if __name__ == "__main__":
+@one_sentence()
+def main() -> None:
+    """Write the libraries for DVC's own page, and make the pages named on the command line work without a network."""
     keep_libraries()
     for page in sys.argv[1:]:
         make_offline(Path(page))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from selfimprove.apps.report.compare import Run, _lock, _recorded, main, read_runs, table_of
+from selfimprove.apps.report.compare import Run, _lock, _recorded, main, read_runs, table_of, unreadable
 from selfimprove.apps.report.table import show
 from selfimprove.core.git import git
 from selfimprove.methods.summary import headline_metrics
@@ -60,6 +60,21 @@ def test_a_workspace_that_differs_is_a_row_and_its_added_params_are_listed() -> 
     text = printed(data(1e-3, 0.71, extra={"x": 1}))
     assert "0.710±0.021" in text
     assert "workspace: extra.x: none → 1" in text
+
+
+def test_a_revision_that_dvc_cannot_read_is_left_out_and_named() -> None:
+    listed = shown(data(1e-3, 0.696))
+    error = {"type": "OSError", "msg": "[Errno 28] No space left on\n\x1b[2Jdevice"}
+    listed[1] |= {"data": None, "error": error}
+    said = r"main is left out: DVC cannot read it ([Errno 28] No space left on \x1b[2Jdevice)."
+    assert list(unreadable(listed)) == [said]
+    assert [name for name, _, _ in read_runs(listed, always)] == ["chill-maya", "workspace"]
+    listed[1]["experiments"][0]["revs"][0] |= {"data": None, "error": error}
+    assert list(unreadable(listed)) == [said, said.replace("main", "chill-maya")]
+    assert [name for name, _, _ in read_runs(listed, always)] == ["workspace"]
+    listed[0] |= {"data": None, "error": error}
+    assert next(unreadable(listed)) == said.replace("main", "workspace")
+    assert list(read_runs(listed, always)) == []
 
 
 def test_a_damaged_metrics_file_hides_only_its_own_columns() -> None:

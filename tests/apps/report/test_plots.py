@@ -12,7 +12,7 @@ from dvc_render import VegaRenderer
 from dvc_render.html import render_html
 from ruamel.yaml import YAML
 
-from selfimprove.apps.report.offline import KEPT, keep_libraries, make_offline
+from selfimprove.apps.report.offline import KEPT, keep_libraries, main, make_offline
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / ".dvc/plots"
@@ -49,6 +49,17 @@ def test_dvc_s_own_page_falls_back_to_the_libraries_stored_by_setup(tmp_path: Pa
     assert all(one.startswith("https://cdn") for one in remote)  # loaded later, these replace it if the server answers
     keep_libraries(tmp_path / KEPT)
     assert "window.vegaEmbed=" in (tmp_path / KEPT).read_text(encoding="utf-8").replace(" ", "")
+
+
+def test_libraries_that_cannot_be_written_are_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["offline"])
+    Path(".dvc").write_text("not a folder")
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_scores_on_a_scale_of_100_are_drawn_inside_the_frame() -> None:
