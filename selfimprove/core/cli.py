@@ -43,13 +43,14 @@ def one_sentence() -> Iterator[None]:
         SystemExit: 2 after a ``UserError`` or a file that can't be read or written, 130 after Ctrl-C, 141 if the reader
             of the output has exited.
     """
+    _open_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal's encoding lacks, such as ± in ASCII
     try:
         try:
             yield
         finally:
-            print(end="", flush=True)  # sys.stdout is None if it was closed before the start
+            print(end="", flush=True)
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
@@ -61,6 +62,18 @@ def one_sentence() -> Iterator[None]:
             raise
         print(for_terminal(sentence), file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _open_streams() -> None:
+    """Open standard streams that were closed before the start, as by ``setsid make repro <&- >&- 2>&-``.
+
+    Python has None in their place, and the next files opened would get their numbers, and thus what others print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free one, so the stream's own
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _misuse(error: typer.TyperException) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -177,3 +178,23 @@ def test_a_bug_keeps_its_traceback_and_success_exits_with_0() -> None:
     with pytest.raises(RuntimeError, match="ours"):
         run(app, [])
     assert ended(None) == 0
+
+
+CLOSED = """
+import subprocess, sys
+from selfimprove.core.cli import one_sentence
+child = "import sys; print('printed', flush=True); sys.stderr.flush(); open('ended', 'w')"
+with one_sentence(), open("kept", "w") as file:
+    print("said", flush=True)
+    subprocess.run([sys.executable, "-c", child], check=True)
+    file.write("kept")
+"""
+
+
+def test_a_command_whose_standard_streams_are_closed_works_and_nothing_is_printed_into_its_files(
+    tmp_path: Path,
+) -> None:
+    words = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, CLOSED]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"kept": "kept", "ended": ""}
