@@ -164,7 +164,7 @@ report: $(READY) ## print the results tables and draw the plots (report/)
 	@$(no_profile)
 	@python -m selfimprove.apps.report.table
 	@python -m dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
-	@echo "DVC's plots: report/dvc/index.html (opens without a network)"
+	@echo "DVC's plots of the stages that have run here: report/dvc/index.html (opens without a network)"
 
 page: $(READY) ## write report/index.html to browse tables, curves, episodes, trees and pairs offline (COMPARE=commit, experiment or folder; LOGPROBS=all)
 	@$(no_profile)
