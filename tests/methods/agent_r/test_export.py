@@ -216,28 +216,6 @@ def test_errors_in_a_malformed_tree_name_the_field(data: Any, named: str) -> Non
         from_json(data, "x.json", env="textcraft", task_id=1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"nodes": []}, "field 'nodes': the first node must be the root"),
-        ({"nodes": [{}, {}]}, "field 'nodes': node 1 has parent None"),
-        ({"nodes": [{"children": [1]}, {"parent": 7}]}, "field 'nodes': node 1 has parent 7"),
-        ({"nodes": [{"children": [2]}, {"parent": 2}, {"parent": 0}]}, "field 'nodes': node 1 has parent 2"),
-        ({"nodes": [{"children": [5]}]}, r"field 'nodes': node 0 has children \[5\], but is the parent of \[\]"),
-        ({"nodes": [{"visits": -2}]}, r"field 'nodes\.0\.visits'"),
-        ({"nodes": [{"visits": 10**400}]}, r"field 'nodes\.0\.visits'"),
-        ({"prompt": STATE[:1]}, "the conversation begins with 1 messages"),
-        ({"prompt": [*STATE, STATE[2]]}, "the conversation begins with 5 messages"),
-        ({"prompt": [], "nodes": [{"children": [1]}, {"parent": 0}]}, "the conversation begins with 0 messages"),
-    ],
-)
-def test_errors_in_a_malformed_stored_tree_name_file_line_and_field(tmp_path: Path, changes: Any, named: str) -> None:
-    row = {"id": "t-1", "env": "t", "task_id": 1, "prompt": STATE, "nodes": [{}], "seed": ""}
-    write_rows(tmp_path / "trees.jsonl", [row, {**row, **changes}])
-    with pytest.raises(UserError, match=f"trees.jsonl, line 2: {named}"):
-        read_jsonl(tmp_path / "trees.jsonl", Tree)
-
-
 @pytest.mark.parametrize("field", ["value", "env_score"])
 def test_a_score_that_overflows_when_divided_is_refused(field: str) -> None:
     with pytest.raises(UserError, match=r"x\.json: .* too large to be divided by the full score"):
