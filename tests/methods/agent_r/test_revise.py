@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from selfimprove.core.records import Message
 from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.revise import (
     REVISION_THOUGHTS,
     branch_point,
     choose_thought,
     revision_reply,
     splice,
+    spliced_actions,
     whole,
 )
 from selfimprove.methods.agent_r.tree import Node, Tree
@@ -133,8 +135,10 @@ def test_any_splice_contains_the_requested_bad_steps_and_the_remaining_good_step
     good_path = tree.path(leaf_of(tree, stem + "ggggg"[:good]))
     bad_path = tree.path(leaf_of(tree, stem + "bbbbb"[:bad]))
     stop = data.draw(st.integers(shared + 1, shared + bad))
-    text = shown(splice(tree, good_path, bad_path[:stop], "I erred."))
-    assert text == (stem + "bbbbb")[:stop] + "!" + "GGGGG"[:good]
+    spliced = splice(tree, good_path, bad_path[:stop], "I erred.")
+    assert shown(spliced) == (stem + "bbbbb")[:stop] + "!" + "GGGGG"[:good]
+    actions = [parse_action(reply.content) for reply in spliced[len(PROMPT) :: 2]]
+    assert spliced_actions(tree, good_path, bad_path[:stop]) == actions  # what a replay executes
 
 
 def corridor_tree(task_id: int, good: list[str], bad: list[str]) -> tuple[Tree, list[int], list[int]]:
