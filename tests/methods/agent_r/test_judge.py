@@ -66,12 +66,14 @@ def test_the_actor_judges_a_node_with_all_earlier_steps_in_the_prompt() -> None:
 
 def test_steps_given_before_the_root_are_part_of_the_log() -> None:
     tree = by_hand({"a": 0.0})
-    tree.prompt += [
-        Message(role="assistant", content="Thought: x\nAction: look"), Message(role="user", content="A wall.")
-    ]  # fmt: skip
+    for action, seen in (("look", "A wall."), ("turn", "A door.")):
+        tree.prompt += [
+            Message(role="assistant", content=f"Thought: x\nAction: {action}"), Message(role="user", content=seen)
+        ]  # fmt: skip
     engine = Fitting("Judgement: Good", 10**6)
     ask(engine, tree, 1)
-    assert "Action: look\nObservation: A wall.\n\nCurrent action: a" in engine.asked[0].messages[0].content
+    log = "Action: look\nObservation: A wall.\nAction: turn\nObservation: A door.\n\nCurrent action: a"
+    assert log in engine.asked[0].messages[0].content
 
 
 def test_a_log_that_is_too_long_loses_its_oldest_steps_whole() -> None:

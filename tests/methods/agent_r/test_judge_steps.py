@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from selfimprove.envs.interface import Step
-from selfimprove.methods.agent_r.judge import LONGEST, ScriptedJudge, judge_examples, judge_step, starting
+from selfimprove.methods.agent_r.judge import LONGEST, ScriptedJudge, judge_examples, judge_step, standing, starting
+from selfimprove.methods.agent_r.judge_prompt import Did
 from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.trees import PROMPT
@@ -75,3 +76,69 @@ def test_points_that_the_reset_gives_do_not_make_the_first_step_of_a_tree_good()
     nodes = [Node(children=[1]), Node(parent=0, action="left", depth=1)]  # against the wall of room 0
     tree = Tree(id="corridor-16", env="corridor", task_id=16, prompt=PROMPT, nodes=nodes, seed="s")
     assert asyncio.run(ScriptedJudge({"corridor": Begun()})(tree, 1)).verdict == "uncertain"
+
+
+class Forgetful(Corridor):
+    """A corridor whose expert knows no way from room 4 and none with the key, as ScienceWorld's off its gold path."""
+
+    def expert(self) -> list:
+        return [] if self.state.room == 4 or self.state.key else super().expert()
+
+
+def test_the_step_to_a_state_without_a_way_is_bad_unless_it_scores_and_those_that_stay_there_are_uncertain() -> None:
+    env = Forgetful()
+    env.reset(16)  # the key is in room 3
+    at, verdicts = starting(env), []
+    for action in ("right", "right", "right", "right", "right", "left", "take key", "left"):
+        at, _, judgement = judge_step(env, at, action)
+        verdicts.append(judgement.verdict)
+    assert verdicts == ["good", "good", "good", "bad", "uncertain", "good", "good", "uncertain"]
+    env.reset(0)  # the first step scores
+    assert judge_step(env, starting(env), "take key")[2].verdict == "good"
+
+
+class Terse(Corridor):
+    """A corridor whose steps say nothing but the score, and whose door ends the episode even if it stays shut."""
+
+    def step(self, action: str) -> Step:
+        return super().step(action)._replace(info={}, done=action == "open door")
+
+
+def test_a_step_that_says_nothing_about_itself_is_valid_and_no_disaster() -> None:
+    env = Terse()
+    env.reset(16)
+    after, did, judgement = judge_step(env, starting(env), "right")
+    assert (after.over, after.left, judgement.verdict) == (False, 6, "good")
+    assert did == Did("right", "You are in room 1 of 5.")
+    after, _, judgement = judge_step(env, after, "open door")
+    assert (after.over, after.left, judgement.verdict) == (True, None, "bad")
+
+
+def test_wait_is_logged_as_answered_with_ok() -> None:
+    env = Corridor()
+    env.reset(16)
+    assert judge_step(env, starting(env), "wait")[1] == Did("wait", "ok.")
+
+
+def test_an_episode_that_ends_with_the_full_score_has_no_action_left_and_any_other_end_is_a_failure() -> None:
+    assert standing(Corridor(), reward=1.0, over=True).left == 0
+    assert standing(Corridor(), reward=0.9, over=True).left is None
+
+
+class Watched(Corridor):
+    """A corridor that records whether each action was the expert's next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.followed: list[bool] = []
+
+    def step(self, action: str) -> Step:
+        self.followed.append(action == self.expert()[0].action)
+        return super().step(action)
+
+
+def test_walks_of_judge_examples_leave_the_expert_s_path_at_half_of_the_steps() -> None:
+    env = Watched()
+    judge_examples(env, [13, 16, 19, 23], 900, seed=1)
+    # Of the other half, about a quarter repeat the expert's next action by chance.
+    assert 0.55 < sum(env.followed) / len(env.followed) < 0.7
