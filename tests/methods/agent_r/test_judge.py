@@ -198,7 +198,7 @@ def test_the_scripted_judge_first_takes_the_steps_given_before_the_root() -> Non
     assert verdicts_of(env, tree) == ["bad"]
     for _ in range(2):
         tree.prompt += [
-            Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="A wall.")
+            Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="Walls.")
         ]  # fmt: skip
     assert verdicts_of(env, tree) == ["good"]
 
@@ -236,6 +236,7 @@ def test_judge_examples_have_the_judge_s_prompt_and_an_answer_in_its_form() -> N
         assert prompt.content.startswith("Judge the last crafting step.\nGoal: craft ")
         assert reply.content.count("\n") == 1
     assert [one.id for one in made] == [f"judgement_{i}" for i in range(90)]
+    assert {one.source for one in made} <= {f"textcraft-{task}" for task in CRAFT.task_ids()[:40]}
     assert len({(one.messages[0].content, one.messages[1].content) for one in made}) == 90
     first = [parse_verdict(one.messages[1].content) for one in made[:30]]
     assert len(set(first)) == 3  # shuffled

@@ -62,6 +62,26 @@ def test_a_walk_that_never_ends_is_cut() -> None:
     assert max(log.count("\nAction: ") for log in logs) == LONGEST - 1  # and the step that is judged
 
 
+def test_a_walk_ends_with_its_episode() -> None:
+    for one in judge_examples(Corridor(), [0, 6], 900, seed=1, style="full"):
+        observation = one.messages[0].content.partition("Observation after it: ")[2].partition("\n")[0]
+        assert observation not in ("", "It is over.")
+
+
+class Silent(Corridor):
+    """A corridor whose expert knows no way and which lists no actions."""
+
+    def expert(self) -> list:
+        return []
+
+    def valid_actions(self) -> None:
+        return None
+
+
+def test_without_a_way_and_without_valid_actions_there_is_nothing_to_judge() -> None:
+    assert judge_examples(Silent(), [16], 9, seed=1) == []
+
+
 class Begun(Corridor):
     """A corridor that gives half of the points at the start and never takes them back."""
 
@@ -95,6 +115,18 @@ def test_the_step_to_a_state_without_a_way_is_bad_unless_it_scores_and_those_tha
     assert verdicts == ["good", "good", "good", "bad", "uncertain", "good", "good", "uncertain"]
     env.reset(0)  # the first step scores
     assert judge_step(env, starting(env), "take key")[2].verdict == "good"
+
+
+def test_the_scripted_verdict_s_reason_says_what_the_step_did_to_the_goal_or_that_it_was_refused() -> None:
+    env = Corridor()
+    env.reset(16)
+    said = {action: judge_step(env, starting(env), action)[2].text for action in ("right", "left", "jump", "look")}
+    assert said == {
+        "right": "It leaves fewer steps to the goal.\nJudgement: Good",
+        "left": "It neither helps nor harms.\nJudgement: Uncertain",  # against the wall
+        "jump": "It leads away from the goal.\nJudgement: Bad",
+        "look": "The environment refused it.\nJudgement: Bad",
+    }
 
 
 class Terse(Corridor):
