@@ -120,7 +120,8 @@ def test_the_step_to_a_state_without_a_way_is_bad_unless_it_scores_and_those_tha
 def test_the_scripted_verdict_s_reason_says_what_the_step_did_to_the_goal_or_that_it_was_refused() -> None:
     env = Corridor()
     env.reset(16)
-    said = {action: judge_step(env, starting(env), action)[2].text for action in ("right", "left", "jump", "look")}
+    at = starting(env)
+    said = {action: judge_step(env, at, action)[2].text for action in ("right", "left", "jump", "look")}
     assert said == {
         "right": "It leaves fewer steps to the goal.\nJudgement: Good",
         "left": "It neither helps nor harms.\nJudgement: Uncertain",  # against the wall
