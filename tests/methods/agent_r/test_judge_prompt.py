@@ -31,6 +31,7 @@ from selfimprove.methods.agent_r.judge_prompt import (
         ("**Judgement:** **Good**", "good"),
         ("**Judgement**: _Uncertain_", "uncertain"),
         ("Judgement:\n\nBad", "bad"),
+        ("**Judgement:**\nBad", "bad"),
         ("Judgement：Good", "good"),
         # The original accepts "Not good" as good.
         ("Judgement: Not Good", "bad"),
@@ -86,6 +87,9 @@ def test_a_verdict_is_read_only_after_the_word_judgement_in_either_spelling(repl
         ("It is not what I would do, but it is good", "good"),
         ("It does not hurt and is good", "good"),
         ("Not good - bad", "bad"),
+        ("Not bad and good", "good"),
+        ("Good and not bad", "good"),
+        ("It is good or bad", "bad"),  # no negation: the last label wins
         # These are not negations.
         ("There is no doubt that this is good", "good"),
         ("Not only good but needed", "good"),
@@ -130,6 +134,12 @@ def test_the_prompt_has_definitions_task_log_current_action_and_form_in_this_ord
     assert places == sorted(places)
 
 
+def test_the_prompt_of_a_first_step_says_that_nothing_came_before() -> None:
+    (message,) = judge_prompt("corridor", "Find the key.", [], Did("right", "A wall."))
+    middle = "\n\nTask: Find the key.\n\nLog so far:\n(nothing yet)\n\nCurrent action: right\n"
+    assert middle in message.content
+
+
 def test_each_environment_has_its_own_wording_of_the_prompt() -> None:
     said = {
         name: judge_prompt(name, "T", [], Did("a", "o"))[0].content
@@ -157,6 +167,15 @@ def test_the_task_line_is_the_line_that_states_the_goal() -> None:
     assert task_line("Task Description: boil water.\nYou are in the hall.") == "Task Description: boil water."
     assert task_line("Shop [SEP] Instruction: [SEP] find it\nBuy.\nNow.") == "Shop [SEP] Instruction: [SEP] find it"
     assert task_line("\n \n") == ""
+    assert task_line("\n \n  Find it.  \nNow.") == "Find it."
+    assert task_line("The hall.\n  Goal: boil water. \nIt is dark.") == "Goal: boil water."
+    assert task_line("# Files\ntask.py\n# Task\nWhich file?") == "Which file?"
+    assert task_line("Which file?\n# Task") == "Which file?"  # nothing after the heading
+
+
+def test_in_a_mixture_the_task_line_is_not_one_of_the_instruction_s() -> None:
+    instruction = "You shop.\nTask: buy what is wanted.\n\nThought: <why>\nAction: search[keywords]"
+    assert task_line(f"{instruction}\n\nShop [SEP] find a lamp\nBuy.") == "Shop [SEP] find a lamp"
     assert task_line("# Task\nWhich file?\n\n# Files\ntask.py") == "Which file?"
 
 
