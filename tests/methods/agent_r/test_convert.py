@@ -47,7 +47,7 @@ class Says:
             await asyncio.sleep(0)
         action = tree.nodes[index].action
         if action in self.fails:
-            raise EngineError("the endpoint died")
+            raise EngineError("the endpoint died: status 503")
         return Judgement(verdict="bad" if action in self.bad else "good", text=f"about {action}")
 
 
@@ -89,7 +89,9 @@ def test_direct_revision_does_not_use_the_judge() -> None:
     judge = Says("x")
     assert kinds(made([TREE], judge, revise=False))["revision"] == ["k!ABCD", "abxy!CD", "abxy!K"]
     assert judge.asked == []
-    assert asyncio.run(convert([TREE], None, None, ConvertParams(revise=False), 0)).stats["revision_examples"] == 3
+    stats = asyncio.run(convert([TREE], None, None, ConvertParams(revise=False), 0)).stats
+    assert stats["revision_examples"] == 3
+    assert not {"judged", "transition_found", "dropped_by_judge"} & set(stats)
 
 
 def test_data_type_good_converts_only_good_trajectories() -> None:
@@ -166,11 +168,10 @@ def test_conversion_reports_revision_lengths_transitions_verdicts_and_counts() -
 
 def test_unparsable_answers_and_shortened_logs_are_counted() -> None:
     async def mumbles(tree: Tree, index: int) -> Judgement:
-        return Judgement(verdict="uncertain", text="", parsed=index % 2 == 0, omitted=2 * (index == 1))
+        return Judgement(verdict="uncertain", text="", parsed=index == 2, omitted=int(index == 1))
 
     stats = made([TREE], mumbles).stats
-    assert stats["unparsable"]["n"] == 5
-    assert 0 < stats["unparsable"]["mean"] < 1
+    assert (stats["unparsable"]["mean"], stats["unparsable"]["n"]) == (4 / 5, 5)
     assert stats["shortened_judgements"]["mean"] == 1 / 5
 
 
@@ -180,9 +181,11 @@ def test_pairs_whose_judge_fails_are_dropped_and_counted() -> None:
     assert converted.stats["dropped_by_judge"] == 1
     assert (converted.stats["transition_found"]["mean"], converted.stats["transition_found"]["n"]) == (1 / 2, 2)
     assert converted.stats["revision_lengths"] == {"1": 1, "2": 1}
-    assert converted.failed == [("corridor-1:4>6", "judge: the endpoint died")]
+    assert converted.failed == [("corridor-1:4>6", "judge: the endpoint died: status 503")]
     with pytest.raises(UserError, match=r"all 3 revision trajectories were dropped \(3 by the judge\), of 1 trees"):
         made([TREE], Says(fails="akx"), mix={"good": 0.0})
+    with pytest.raises(UserError, match=r"excludes all data: 2 revision trajectories have weight 0\.1 "):
+        made([TREE], Says("b", fails="x"), mix={"good": 0.0, "revision": 0.1})
 
 
 def test_revision_thoughts_vary_between_pairs_trees_and_seeds() -> None:
@@ -234,6 +237,17 @@ def test_the_order_of_the_examples_depends_on_the_seed() -> None:
     assert [example.source for example in other.examples] != [example.source for example in one.examples]
 
 
+def test_the_examples_of_all_kinds_and_iterations_are_shuffled() -> None:
+    old = [Example(id=f"old_{i}", messages=[]) for i in range(20)]
+    converted = made(grown(range(4)), earlier=old, accumulate=True, max_pairs_per_tree=20)
+    in_order = [example.id for example in (*old, *converted.own)]
+    shuffled = [example.id for example in converted.examples]
+    assert sorted(shuffled) == sorted(in_order)
+    for kind in ("old", "revision", "good"):
+        places = [place for place, name in enumerate(shuffled) if name.startswith(kind)]
+        assert places[-1] - places[0] >= len(places) > 5  # not in one block
+
+
 def test_thresholds_and_weights_that_keep_nothing_are_refused_with_an_explanation() -> None:
     with pytest.raises(UserError, match=r"1 trees \(0 of them with root value 0\), 3 leaves, 0 good ones \(above"):
         made([TREE], alpha=1.0)
@@ -243,10 +257,15 @@ def test_thresholds_and_weights_that_keep_nothing_are_refused_with_an_explanatio
         made([])
     with pytest.raises(UserError, match=r"convert\.mix excludes all data"):
         made([TREE], mix={"good": 0.0, "revision": 0.0})
-    with pytest.raises(UserError, match=r"2 good trajectories have weight 0 \(convert\.mix\.good\); raise it"):
+    only_good = r"excludes all data: 2 good trajectories have weight {} \(convert\.mix\.good\); raise it"
+    with pytest.raises(UserError, match=only_good.format("0")):
         made([TREE], data_type="good", mix={"good": 0.0})
-    with pytest.raises(UserError, match=r"3 revision trajectories have weight 0\.1 \(convert\.mix\.revision\), and 2 "):
-        made([TREE], mix={"good": 0.0, "revision": 0.1})  # rounds to zero examples
+    for mix in ({"good": 0.1}, {"good": 0.0, "revision": 0.0}):  # 0.1 rounds to zero examples
+        with pytest.raises(UserError, match=only_good.format(f"{mix['good']:g}")):
+            made([TREE], beta=1.0, mix=mix)  # no pair
+    both = r"3 revision trajectories have weight 0\.1 \(convert\.mix\.revision\), and 2 good .*; raise one of them"
+    with pytest.raises(UserError, match=both):
+        made([TREE], mix={"good": 0.0, "revision": 0.1})
     assert kinds(made([TREE], beta=1.0)) == {"good": ["ABCD", "K"]}  # no pair, but good trajectories
 
 
@@ -263,9 +282,9 @@ def test_earlier_examples_are_added_only_with_accumulate() -> None:
 
 def test_trees_of_several_environments_are_converted_together() -> None:
     crafted = by_hand({"ab": 0.0, "ac": 1.0}, tree_id="textcraft-1").model_copy(update={"env": "textcraft"})
-    converted = made([TREE, crafted, by_hand({"a": 0.0}, tree_id="corridor-9")], Says("x"))
+    converted = made([TREE, crafted, by_hand({"a": 0.0}, tree_id="corridor-9")], Says("x", fails="k"))
     assert converted.stats["environments"] == {
-        "corridor": {"trees": 2, "good_leaves": 2, "revisions": 3},
+        "corridor": {"trees": 2, "good_leaves": 2, "revisions": 2},  # of three pairs, one was dropped
         "textcraft": {"trees": 1, "good_leaves": 1, "revisions": 1},
     }
     assert {example.source.partition("-")[0] for example in converted.examples} == {"corridor", "textcraft"}
@@ -277,6 +296,7 @@ def test_replay_keeps_the_samples_that_still_succeed_and_reports_their_share() -
     judge = ScriptedJudge({"corridor": Corridor()})
     world = EmbeddedWorld(Corridor())
     spliced = made(trees, judge, alpha=0.9, max_pairs_per_tree=20)
+    assert "replay_kept" not in spliced.stats
     for worlds in (world, {"corridor": world}):
         played = made(trees, judge, worlds, alpha=0.9, max_pairs_per_tree=20, validate_splice="replay")
         kept = played.stats["replay_kept"]
@@ -297,6 +317,11 @@ def test_replay_keeps_the_samples_that_still_succeed_and_reports_their_share() -
                 assert answer["content"] == step.observation.replace("\n", " ").replace("\t", " ")
         assert step.reward == 1
     assert any(row["revise_log"] not in [old["revise_log"] for old in spliced.rows] for row in played.rows)
+
+
+def test_if_every_splice_fails_in_its_replay_the_error_says_so() -> None:
+    with pytest.raises(UserError, match=r"all 3 revision trajectories were dropped \(3 by the replay\), of 1 trees"):
+        made([TREE], world=EmbeddedWorld(Corridor()), validate_splice="replay", mix={"good": 0.0})
 
 
 def test_a_replay_that_scores_exactly_alpha_is_kept_only_if_thresholds_are_inclusive() -> None:
