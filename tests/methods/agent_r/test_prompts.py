@@ -53,6 +53,10 @@ def test_the_oldest_action_is_dropped_together_with_its_own_observation(room: in
     assert len(messages) == 10  # the history itself is not cut
 
 
+def test_a_single_pair_that_does_not_fit_is_dropped() -> None:
+    assert trim(dialogue(1), Narrow(HEAD + 5), 5) == opening("Do.", "Here.")
+
+
 @given(st.integers(0, 4), st.integers(0, 80))
 def test_short_histories_are_cut_to_the_opening_and_the_latest_pairs(pairs: int, room: int) -> None:
     messages, engine = dialogue(pairs), Narrow(room)

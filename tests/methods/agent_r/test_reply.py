@@ -63,6 +63,8 @@ def test_a_reply_of_ten_thousand_characters_is_parsed(reply: str, action: str) -
         ("Thought 1: a Thought 1: b", "Thought: a Thought: b"),
         ("Thought 2: So.\nAction 2: look", "Thought 2: So.\nAction 2: look"),
         ("Thought: So.\nAction: look", "Thought: So.\nAction: look"),
+        ("Action: look\nThought: I see.", "Action: look\nThought: I see."),  # text after the action is kept
+        ("Action 1: look \nAction: jump", "Action: look"),  # unless it would replace the action
         ("\n", ""),
     ],
 )
