@@ -120,6 +120,8 @@ def test_openai_messages_have_a_loss_flag_on_every_reply() -> None:
     rows = to_openai(EXAMPLE)["messages"]
     assert [row.get("loss") for row in rows] == [None, None, False, None, False, None, False, None, True, None, True]
     assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
+    alone = Example(id="e", messages=[Message(role="assistant", content="Hello.", weight=1)])
+    assert to_openai(alone) == {"messages": [{"role": "assistant", "content": "Hello.", "loss": True}]}
 
 
 def test_a_trained_observation_has_no_openai_form() -> None:
@@ -194,16 +196,19 @@ def test_xtuner_rows_join_messages_between_replies_and_drop_those_after_the_last
 
 
 def test_replies_at_the_beginning_have_no_xtuner_turn_but_one_after_a_system_prompt_has() -> None:
-    answered: list[tuple[Any, str]] = [("user", "a"), ("assistant", "b")]
-    turn = {"system": "", "input": "a", "output": "b", "output_with_loss": True}
+    answered: list[tuple[Any, str]] = [("user", "a"), ("assistant", "b"), ("assistant", "c")]
+    turns = [
+        {"system": "", "input": said, "output": reply, "output_with_loss": True}
+        for said, reply in (("a", "b"), ("", "c"))
+    ]
     hello = {"system": "s", "input": "", "output": "hello", "output_with_loss": True}
     first: list[tuple[Any, str]]
-    for first, turns in (
-        ([("assistant", "hello"), ("assistant", "there")], [turn]),
-        ([("system", "s"), ("assistant", "hello")], [hello, turn]),
+    for first, there in (
+        ([("assistant", "hello"), ("assistant", "there")], turns),
+        ([("system", "s"), ("assistant", "hello")], [hello, *turns]),
     ):
         messages = [Message(role=role, content=text, weight=role == "assistant") for role, text in first + answered]
-        assert to_xtuner(Example(id="e", messages=messages))["conversation"] == turns
+        assert to_xtuner(Example(id="e", messages=messages))["conversation"] == there
 
 
 def test_dialogues_that_xtuner_s_format_cannot_represent_are_refused() -> None:
