@@ -206,6 +206,13 @@ def test_a_task_that_the_expert_fails_is_named() -> None:
     with pytest.raises(UserError, match=r"corridor, task 16: the expert ends with reward 0\.5 instead of 1"):
         demonstrate(Lost(), 16)
 
+    class Idle(Corridor):
+        def expert(self) -> list:
+            return []
+
+    with pytest.raises(UserError, match=r"corridor, task 16: the expert ends with reward 0 instead of 1;"):
+        demonstrate(Idle(), 16)
+
 
 class Button(TextEnv):
     instruction = "Push it."
@@ -269,16 +276,23 @@ class Sciences(Corridor):
 def test_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tmp_path: Path) -> None:
     train, test = [100, 99, 98, 4140, 4141], [4136, 4200]
     files = write(tmp_path, train=train, test=test)
-    counts = {"demonstrations": 0, "train": 3, "dev": 0, "test": 2}
-    games = {"start": 0, "stop": 2, "variations": 2}
+    counts = {"demonstrations": 0, "train": 2, "dev": 0, "test": 2}
+    games = {"start": 0, "stop": 2, "variations": 1}
     tasks = TaskParams.model_validate({**counts, "files": files, "games": games})
     made = build_splits(tasks, Sciences(), seed=3)
-    assert set(made["train"]) <= {100, 99, 4140, 4141}  # two variations of each of the first two task numbers
+    assert set(made["train"]) == {100, 4140}  # one variation of each of the first two task numbers
     assert set(made["test"]) == set(test)  # the loop covers training tasks only
     files = write(tmp_path, train=train)
     tasks = TaskParams.model_validate({**counts, "files": files, "games": {"start": 0, "stop": 3}})
     with pytest.raises(UserError, match="the sciworld training list has no task number"):
         build_splits(tasks, Sciences(), seed=3)
+
+
+def test_without_lists_the_loop_over_task_numbers_is_the_pool_of_all_splits() -> None:
+    counts = {"demonstrations": 1, "train": 2, "dev": 1, "test": 2}
+    tasks = TaskParams.model_validate({**counts, "games": {"start": 1, "stop": 3, "variations": 3}})
+    made = build_splits(tasks, Sciences(), seed=3)
+    assert sorted(i for ids in made.values() for i in ids) == sorted(ids_of_games(1, 3, 3, None))
 
 
 def test_an_empty_range_of_ids_is_refused() -> None:
