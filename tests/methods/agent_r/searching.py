@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from selfimprove.core.seeds import rng
@@ -48,6 +49,13 @@ class Script:
 
     async def close(self) -> None:
         await self.engine.close()
+
+
+class Cut(Script):
+    """An engine whose replies have token ids and are all cut by the limit of new tokens."""
+
+    async def generate(self, request: Any) -> Any:
+        return [replace(one, finish="length", token_ids=[7, 8]) for one in await super().generate(request)]
 
 
 def params(**changes: Any) -> SearchParams:

@@ -16,7 +16,7 @@ from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import ACTOR, GIVEN, play
 from selfimprove.methods.agent_r.search import search
 from tests.methods.agent_r.corridor import Corridor
-from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, params, said
+from tests.methods.agent_r.searching import FAR, NEAR, Cut, Failing, Raw, Script, params, said
 
 
 def speaking(*actions: str, failing: Any = lambda request: False) -> Script:
@@ -44,6 +44,14 @@ def test_an_episode_is_played_until_it_is_done() -> None:
     assert len(last.messages) == 4 + 2 * 4
 
 
+def test_a_turn_keeps_its_reply_s_token_ids_and_that_it_was_cut_unless_the_reply_was_given() -> None:
+    one = assess(NEAR, Cut(lambda request, index: said("left")), bad=[said("right")], max_turns=2)
+    assert [(turn.attempt.finish, turn.attempt.token_ids) for turn in one.turns] == [
+        (None, None), ("length", [7, 8]), ("length", [7, 8])
+    ]  # fmt: skip
+    assert [turn.omitted for turn in one.turns] == [0, 0, 0]
+
+
 def test_an_episode_ends_after_max_turns_with_the_last_score() -> None:
     one = assess(FAR, speaking("right", "take key", "look"), max_turns=4)
     assert (len(one.turns), one.rewards[-1], one.status) == (4, 0.5, "unsolved")
@@ -55,6 +63,7 @@ def test_a_negative_score_counts_as_zero_and_ends_the_episode(env: Any) -> None:
     one = assess(NEAR, speaking("take key", "jump", "open door"), env=env())
     assert one.rewards == [0.5, 0]
     assert one.status == "unsolved"
+    assert all(turn.attempt.valid for turn in one.turns)  # Raw says nothing about it
 
 
 def test_wait_counts_as_a_step_and_does_not_reach_the_environment() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,9 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_jsonl, write_rows
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.tree import Tree
-from tests.methods.agent_r.searching import FAR, Script, grow
+from tests.methods.agent_r.searching import FAR, Cut, grow
 
 STATE = [{"role": m.role, "content": m.content} for m in opening("Do.", "Here.")]
-
-
-class Cut(Script):
-    """An actor whose replies are all cut by the limit of new tokens."""
-
-    async def generate(self, request: Any) -> Any:
-        return [replace(one, finish="length", token_ids=[7, 8]) for one in await super().generate(request)]
 
 
 def test_a_node_and_the_conversation_keep_a_reply_s_token_ids_and_that_it_was_cut() -> None:
@@ -30,6 +22,11 @@ def test_a_node_and_the_conversation_keep_a_reply_s_token_ids_and_that_it_was_cu
     assert {(node.finish, *(node.token_ids or ())) for node in tree.nodes[1:]} == {("length", 7, 8)}
     said = [message for message in tree.conversation(len(tree.nodes) - 1)[4:] if message.role == "assistant"]
     assert {(message.finish, *(message.token_ids or ())) for message in said} == {("length", 7, 8)}
+
+
+def test_a_stored_reply_that_differs_from_the_generated_text_has_no_token_ids() -> None:
+    tree = grow(FAR, Cut(lambda request, index: "Thought 1: So be it.\nAction 1: right"))
+    assert {(node.reply, node.token_ids) for node in tree.nodes[1:]} == {("Thought: So be it.\nAction: right", None)}
 
 
 @pytest.mark.parametrize(
