@@ -73,6 +73,7 @@ def test_score_success_steps_and_invalid_actions_are_measured() -> None:
     assert metrics["invalid"]["mean"] == pytest.approx(2 / 7)
     assert metrics["invalid"]["n"] == 7
     assert mean(metrics["blocked"]) == 0
+    assert not [name for name in metrics if name.startswith("revision_") and not name.startswith("revision_length")]
 
 
 def test_only_the_exact_maximum_reward_is_a_success() -> None:

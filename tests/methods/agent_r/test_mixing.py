@@ -56,9 +56,10 @@ def test_general_chats_are_added_in_proportion_to_the_agent_s_data(tmp_path: Pat
 
 def test_chats_may_be_in_sharegpt_s_format_and_have_other_keys(tmp_path: Path) -> None:
     said = [{"from": "system", "value": "Be."}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
-    plain = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "assistant", "content": "Hello", "id": 3}]
+    plain = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "assistant", "content": "Hello", "loss": False}]
     write_rows(tmp_path / "c.jsonl", [{"id": "x", "conversations": said}, {"id": 1, "messages": plain}])
     first, second = read_chats(tmp_path / "c.jsonl")
+    assert (first.source, second.source) == ("c.jsonl:1", "c.jsonl:2")
     asked = [("user", "Hi", 0.0), ("assistant", "Hello", 1.0)]
     assert [(m.role, m.content, m.weight) for m in first.messages] == [("system", "Be.", 0.0), *asked]
     assert [(m.role, m.content, m.weight) for m in second.messages] == asked
@@ -90,6 +91,8 @@ def test_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
         ({"messages": [{"role": "robot", "content": "Hi"}]}, r"line 1: field 'messages\.0\.role'"),
         ({"messages": "Hi"}, r"line 1: field 'messages'"),
         ({"conversations": ["Hi"]}, r"line 1: field 'messages\.0'"),
+        ({"messages": [{"role": "user", "content": "Hi"}, "Hello"]}, r"line 1: field 'messages\.1'"),
+        ({"messages": [{"role": "user"}]}, r"line 1: field 'messages\.0\.content'"),
         ({"conversations": [{"from": "human"}]}, r"line 1: field 'messages\.0\.content'"),
         ({"conversations": [{"from": "robot", "value": "Hi"}]}, r"line 1: field 'messages\.0\.role'"),
         ({"text": "Hi"}, r"line 1: field 'messages'"),

@@ -229,10 +229,11 @@ def test_a_replay_first_executes_the_steps_given_before_the_root() -> None:
     world = EmbeddedWorld(Corridor())
     assert asyncio.run(replay(tree, trajectory, world, lambda score: score > 0.9)) is None  # "hm" moves to another room
     tree, good, bad = corridor_tree(KEY_1_DOOR_1, ["take key", "open door"], ["open door"])
-    tree.prompt = [
-        *tree.prompt, Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="?")
-    ]  # fmt: skip
+    for action in ("right", "left", "right"):
+        tree.prompt = [
+            *tree.prompt, Message(role="assistant", content=f"Action: {action}"), Message(role="user", content="?")
+        ]  # fmt: skip
     kept = asyncio.run(replay(tree, splice(tree, good, bad, "I erred."), world, lambda score: score > 0.9))
     assert kept is not None
-    assert kept[5].content == "You are in room 1 of 5."
-    assert [m.weight for m in kept[4::2]] == [0, 0, 1, 1, 1]
+    assert [m.content for m in kept[5:11:2]] == [f"You are in room {room} of 5." for room in (1, 0, 1)]
+    assert [m.weight for m in kept[4::2]] == [0, 0, 0, 0, 1, 1, 1]
