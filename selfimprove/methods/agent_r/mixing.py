@@ -38,11 +38,9 @@ def mixed(
         "revision": _times(revision, mix.revision, seed, "revision"),
         "good": _times(good, mix.good, seed, "good"),
         "general": list[Example](),
-        "warm_start": list[Example](),
     }
     agent = len(kinds["revision"]) + len(kinds["good"])
-    if mix.warm_start > 0:
-        kinds["warm_start"] = _drawn(warm_start, round(mix.warm_start * agent), seed, "warm_start")
+    kinds["warm_start"] = _drawn(warm_start, round(mix.warm_start * agent), seed, "warm_start")
     if mix.general > 0:
         if mix.general_file is None:
             raise UserError(
@@ -65,8 +63,7 @@ def read_chats(path: Path) -> list[Example]:
     """
     chats = []
     for number, place, row in _rows(path):
-        chat = from_openai({"messages": _said(row)}, place).messages
-        messages = [said.model_copy(update={"weight": float(said.role == "assistant")}) for said in chat]
+        messages = from_openai({"messages": _said(row)}, place).messages
         if not any(message.weight for message in messages):
             raise UserError(f"{place}: no assistant message to train on; fix or delete it.")
         chats.append(Example(id=f"general_{number}", messages=messages, source=f"{path.name}:{number}"))

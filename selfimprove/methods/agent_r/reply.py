@@ -48,7 +48,7 @@ def stored_reply(reply: str) -> str:
     has the reply's action (unless the other marker is on the action's own line). The function is idempotent.
     """
     action = parse_action(reply)
-    stored = reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()
+    stored = reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:")
     if parse_action(stored) != action:
         for line in _MARKED.finditer(stored):  # a line's last marker: that of its action
             start = stored.rindex(_MARKERS[-1], line.start(), line.end())
