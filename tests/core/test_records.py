@@ -23,11 +23,13 @@ from selfimprove.core.records import (
     Turn,
     dump_line,
     load_json,
+    load_object,
     mean_and_error,
     only_regular,
     read_jsonl,
     read_number,
     read_object,
+    read_records,
     read_rows,
     write_jsonl,
     write_rows,
@@ -161,6 +163,28 @@ def test_infinite_numbers_are_refused_and_default_values_are_not_written() -> No
     assert dump_line(Message(role="user", content="é")) == '{"role": "user", "content": "é"}'
 
 
+def test_plain_rows_are_written_like_records(tmp_path: Path) -> None:
+    write_rows(tmp_path / "r.jsonl", [{"b": "é", "a": 1}])
+    assert (tmp_path / "r.jsonl").read_bytes() == '{"b": "é", "a": 1}\n'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_rows(tmp_path / "r.jsonl", [{"a": math.nan}])
+
+
+def test_a_list_in_a_json_file_is_read_like_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('[{"a": 1}, {"a": 2}]')
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n')
+    items = list(read_records(tmp_path / "rows.json"))
+    assert items == [(f"{tmp_path}/rows.json, item {i}", {"a": i + 1}) for i in range(2)]
+    lines = list(read_records(tmp_path / "rows.jsonl"))
+    assert lines == [(f"{tmp_path}/rows.jsonl, line {i}", {"a": a}) for i, a in ((1, 1), (3, 2))]
+
+
+def test_an_absent_file_and_one_without_an_object_are_an_empty_object(tmp_path: Path) -> None:
+    assert load_object(tmp_path / "none.json") == {}
+    (tmp_path / "list.json").write_text("[1]")
+    assert load_object(tmp_path / "list.json") == {}
+
+
 def test_an_episodes_rewards_are_those_of_the_chosen_attempts() -> None:
     turn = Turn(
         model="m", attempts=[Attempt(text="a", reward=0), Attempt(text="b", reward=1)], chosen=1, observation=""
@@ -255,9 +279,10 @@ def test_a_missing_output_file_and_a_missing_or_wrong_number_in_one_are_reported
     with pytest.raises(UserError, match=r"train\.json does not exist; run `make repro`, which writes it\."):
         read_object(file)
     file.write_text(
-        '{"steps": 3, "score": {"mean": 0.5, "n": 8}, "text": "3", "far": 1e301, "low": -1e301}', encoding="utf-8"
+        '{"steps": 3, "score": {"mean": 0.5, "n": 8}, "text": "3", "far": 1e301, "low": -1e301, "rate": 0.25}',
+        encoding="utf-8",
     )
-    assert (read_number(file, "steps"), read_number(file, "score")) == (3, 8)
+    assert [read_number(file, key) for key in ("steps", "score", "rate")] == [3, 8, 0.25]
     for key in ("text", "far", "low", "tokens"):
         with pytest.raises(UserError, match=rf"train\.json: field '{key}' must be a number; restore the file"):
             read_number(file, key)
