@@ -89,7 +89,8 @@ def test_json_has_equal_bytes_for_equal_values_and_is_never_partly_written(tmp_p
     write_json(tmp_path / "m/a.json", {"b": 1, "a": {"d": 0.1, "c": "é"}})
     write_json(tmp_path / "m/b.json", {"a": {"c": "é", "d": 0.1}, "b": 1})
     assert (tmp_path / "m/a.json").read_bytes() == (tmp_path / "m/b.json").read_bytes()
-    assert json.loads((tmp_path / "m/a.json").read_text()) == {"b": 1, "a": {"d": 0.1, "c": "é"}}
+    text = '{\n  "a": {\n    "c": "é",\n    "d": 0.1\n  },\n  "b": 1\n}\n'
+    assert (tmp_path / "m/a.json").read_bytes() == text.encode()
     for bad in ({"a": math.nan}, {"a": object()}):
         with pytest.raises((ValueError, TypeError)):
             write_json(tmp_path / "m/a.json", bad)
@@ -230,6 +231,50 @@ def test_a_device_or_a_pipe_is_refused_and_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "new").read_text() == "1"
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inodes that were flushed to disk, in order; 0 stands for a rename."""
+    done: list[int] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        done.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        done.append(0)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    return done
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def test_everything_in_a_folder_is_on_the_disk_before_it_gets_its_name_and_then_the_name(
+    tmp_path: Path, flushed: list[int]
+) -> None:
+    (tmp_path / "new/inner").mkdir(parents=True)
+    (tmp_path / "new/inner/file").write_text("x")
+    (tmp_path / "new/nowhere").symlink_to("gone")  # a link's target is not the folder's
+    publish(tmp_path / "new", tmp_path / "out")
+    before, after = flushed[: flushed.index(0)], flushed[flushed.index(0) + 1 :]
+    assert set(before) == {inode(tmp_path / name) for name in ("out", "out/inner", "out/inner/file")}
+    assert after == [inode(tmp_path)]
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, flushed: list[int]) -> None:
+    write_text(tmp_path / "a", "x")
+    assert flushed == [inode(tmp_path / "a"), 0]
+    (tmp_path / "b").write_text("y")
+    flushed.clear()
+    publish(tmp_path / "b", tmp_path / "c")
+    assert flushed == [inode(tmp_path / "c"), 0, inode(tmp_path)]
 
 
 def test_a_full_disk_or_an_unreadable_file_in_the_block_is_not_attributed_to_the_target(tmp_path: Path) -> None:
