@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfimprove.core.overlay import spell_out
+from selfimprove.core.overlay import mappings, merge, places, spell_out, texts
 
 SECTION: dict[str, Any] = {
     "train": {"batch_size": 16, "betas": [0.9, 0.98], "launcher": {"kind": "fork", "processes": 2}},
@@ -53,3 +53,23 @@ def test_spelling_out_leaves_the_section_unchanged_and_is_idempotent() -> None:
 def test_a_malformed_section_is_left_to_the_schema() -> None:
     for faulty in ({"train": 3, "sft": {"lr": 1}}, {"train": {"lr": 2}, "sft": [1]}, {"iterations": 4}, {}):
         assert spell_out(faulty, TAKERS) == faulty
+
+
+def test_mappings_are_merged_and_null_removes_a_mapping_but_is_a_value_elsewhere() -> None:
+    under: dict[str, Any] = {
+        "engine": {"engine": "vllm", "slots": 4}, "rows": {"a": {"x": 1}, "b": {"x": 2}}, "one": {"x": 1}, "two": 3
+    }  # fmt: skip
+    merge(under, {"engine": {"engine": "vllm", "context": 5}, "rows": {"b": None}, "one": 7, "two": None, "new": None})
+    assert under == {
+        "engine": {"engine": "vllm", "slots": 4, "context": 5}, "rows": {"a": {"x": 1}}, "one": 7, "two": None,
+        "new": None,
+    }  # fmt: skip
+
+
+def test_places_are_found_by_name_by_any_name_and_by_the_index_in_a_list() -> None:
+    node = {"a": {"x": 1}, "b": [{"x": 2}, {"y": "3"}]}
+    assert list(places(node, ["a", "x"])) == [(("a", "x"), 1)]
+    assert list(places(node, ["b", "*", "x"])) == [(("b", "0", "x"), 2)]
+    assert list(places(node, ["b", "1", "*"])) == [(("b", "1", "y"), "3")]
+    assert [path for path, _ in mappings(node)] == [(), ("a",), ("b", "0"), ("b", "1")]
+    assert list(texts([node, "z"], without=("a",))) == ["3", "z"]
