@@ -61,6 +61,28 @@ def test_an_entry_is_on_disk_when_add_returns(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_entries_reach_the_disk_twice_a_second_and_when_the_journal_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, flushed = [1000.0], list[float]()
+    monkeypatch.setattr("selfimprove.core.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append(now[0] - 1000))
+    with Journal(tmp_path / "j") as journal:
+        for number in range(7):
+            now[0] = 1000 + number / 4
+            journal.add(str(number), number)
+    assert flushed == [0.75, 1.5, 1.5]  # more than half a second after the last time
+
+
+def test_an_absent_key_is_a_key_error_and_an_undamaged_journal_is_opened_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "j", {"a": 1})
+    with Journal(tmp_path / "j") as journal, pytest.raises(KeyError, match="b"):
+        journal["b"]
+    assert capsys.readouterr().err == ""
+
+
 def test_memory_does_not_grow_with_the_number_of_entries(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         journal.add("first", 0)
