@@ -39,7 +39,8 @@ def checked_address(key: str, address: str, example: str, options: Collection[st
         _ = url.host  # decoded here, which may fail
     except (httpx.InvalidURL, UnicodeError):
         raise UserError(f"{key} is not an address; write it like {example}.") from None
-    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
+    port = 80 if url.port is None else url.port
+    if url.scheme not in ("http", "https") or not url.host or not 0 < port < 65536:
         # Without a scheme, the password is part of what httpx takes for a path.
         bare = str(url.copy_with(query=None, fragment=None)).rpartition("@")[2]
         shown = url.netloc.decode("ascii") if url.host else bare

@@ -13,6 +13,26 @@ def test_text_that_is_no_address_is_refused(address: str) -> None:
         checked_address("base_url", address, "http://localhost:8000")
 
 
+@pytest.mark.parametrize("address", ["http://h", "https://h/v1", "http://h:1", "http://h:65535", "http://h?v=1"])
+def test_an_http_address_is_accepted_with_any_port_that_a_socket_has(address: str) -> None:
+    assert str(checked_address("base_url", address, "http://localhost:8000", ["v"])) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("ftp://h", "h"),
+        ("http:///v1", "http:/v1"),
+        ("http://h:0", "h:0"),
+        ("http://h:65536", "h:65536"),
+        ("name:secret@h:80?key=secret#secret", "h:80"),
+    ],
+)
+def test_an_address_that_no_http_client_can_call_is_refused_without_its_secrets(address: str, shown: str) -> None:
+    with refused_with(f"^base_url '{shown}' is not an http.s. address; write it like http://localhost:8000"):
+        checked_address("base_url", address, "http://localhost:8000")
+
+
 @pytest.mark.parametrize(
     ("address", "reads"),
     [
