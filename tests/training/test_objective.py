@@ -85,3 +85,12 @@ def test_a_micro_batch_without_weight_gives_zero_and_a_gradient_of_zeros() -> No
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(logits.grad, torch.zeros_like(logits))  # type: ignore[arg-type]
+
+
+def test_the_loss_of_logits_in_bfloat16_is_computed_in_float32() -> None:
+    logits = torch.randn(1, 9, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids, coefficients = torch.arange(9)[None], torch.full((1, 9), 1 / 8)
+    coefficients[0, 0] = 0.0
+    loss = weighted_nll(logits, ids, coefficients)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, weighted_nll(logits.float(), ids, coefficients))

@@ -86,3 +86,12 @@ def test_a_process_without_examples_gets_one_token_of_padding(recorder: _Recorde
     empty = render((), EXAMPLES, {}, 0, "flash_attention_2")
     assert empty["cu_seq_lens_q"].tolist() == [0, 1]
     assert logits(MODELS["llama"]().eval(), "recorder", empty).shape == (1, 1, 50)
+
+
+def test_only_rows_that_examples_share_need_a_mask() -> None:
+    """Without one attention is faster. A position that restarts would make transformers build one."""
+    scales = dict.fromkeys(range(3), 1.0)
+    assert "attention_mask" in render(MICRO, EXAMPLES, scales, 0)
+    apart = render(((1,), (0,), (2,)), EXAMPLES, scales, 0)
+    assert "attention_mask" not in apart
+    assert apart["position_ids"].tolist() == [list(range(12))] * 3
