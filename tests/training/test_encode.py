@@ -109,6 +109,8 @@ def test_a_last_untrained_message_is_kept_whole_and_an_older_turn_is_dropped_ins
     whole, shorter = chat.encode(messages).ids, chat.encode([messages[0], *messages[3:]]).ids
     [one], counters = encode_examples([Example(id="a", messages=messages)], chat, len(whole) - 1)
     assert (one.ids, counters.truncated) == (shorter, 1)
+    none, counters = encode_examples([Example(id="a", messages=messages)], chat, 20)
+    assert (none, counters.dropped_long, counters.dropped_empty) == ([], 1, 0)
 
 
 def test_a_pinned_worked_example_and_the_problem_are_kept(chat: ChatFormat) -> None:
