@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,14 @@ def test_an_engine_with_smaller_shapes_gives_the_completions_of_the_full_shapes(
     assert len(shapes.widths) > 1
     full._decoder.shapes = Shapes([16], [256])
     full._decoder.reading_shapes = Shapes(reading.counts[-1:], reading.widths[-1:])
-    # Their lengths differ widely, so that the last ones are moved to other slots more than once.
-    requests = [ask(i, turns=i % 3, max_tokens=4 + 5 * i) for i in range(24)]
+    # Their lengths differ widely, so that the last ones are moved to other slots, with their settings, more than once.
+    settings: list[dict[str, Any]] = [
+        {}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 3}, {"allowed": ["7 " * 60, "8 " * 60]},
+    ]  # fmt: skip
+    requests = [ask(i, turns=i % 3, **settings[i % 5], max_tokens=4 + 5 * i) for i in range(24)]
+    last = ask(24, max_tokens=124)
+    [[whole]] = run(full, [last])
+    requests.append(replace(last, stop=(whole.text[-4:],)))
     assert run(small, requests) == run(full, requests)
 
 
