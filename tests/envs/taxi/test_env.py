@@ -294,10 +294,12 @@ def test_the_expert_succeeds_whenever_max_turns_allows_it(mode: Any) -> None:
     assert won == {"full": 242, "none": 242}.get(mode, 300)
 
 
-def test_the_expert_continues_from_the_middle_of_an_episode() -> None:
-    env = Taxi("full")
-    play(env, start(0, 0, RED, YELLOW), PICK_UP, SOUTH, SOUTH, EAST)  # off the shortest path
-    assert [move.action for move in env.expert()] == [*["move west"], *["move south"] * 2, "drop off passenger"]
+def test_the_expert_continues_from_the_middle_of_an_episode_if_enough_actions_are_left() -> None:
+    way = ["move west", "move south", "move south", "drop off passenger"]
+    for turns, plan in ((8, way), (7, [])):
+        env = Taxi("full", max_turns=turns)
+        play(env, start(0, 0, RED, YELLOW), PICK_UP, SOUTH, SOUTH, EAST)  # off the shortest path
+        assert [move.action for move in env.expert()] == plan
 
 
 def test_thoughts_are_one_sentence_without_mention_of_an_oracle() -> None:
@@ -323,15 +325,7 @@ def test_thoughts_are_one_sentence_without_mention_of_an_oracle() -> None:
         ("3. move west", 3),
         ("3.5", 3),
         (" pickup passenger\n", 4),
-        ("6", None),
-        ("02", None),
-        ("Choice 2", None),
-        ("-1", None),
-        ("²", None),
-        ("٣", None),
-        ("Move south", None),
-        ("", None),
-        (".", None),
+        *[(other, None) for other in ("6", "02", "Choice 2", "-1", "²", "٣", "Move south", "pickup", "", ".")],
     ],
 )
 def test_only_labels_and_action_names_are_read_as_actions(text: str, action: int | None) -> None:
@@ -347,7 +341,7 @@ def test_only_labels_and_action_names_are_read_as_actions(text: str, action: int
 def test_any_text_gets_a_valid_response(mode: Any, task: int, texts: list[str]) -> None:
     env = Taxi(mode)
     env.reset(task)
-    done = False
+    done, earned = False, 0.0
     for text in texts:
         before = env.snapshot()
         step = env.step(text)
@@ -355,6 +349,8 @@ def test_any_text_gets_a_valid_response(mode: Any, task: int, texts: list[str]) 
         assert step.reward in (0, 1)
         assert step.done or not done
         assert (step.info["raw_reward"] == 0) == done
+        earned += step.info["raw_reward"]
+        assert step.info["raw_score"] == pytest.approx(earned)
         if done:
             assert env.snapshot() == before
         done = step.done
