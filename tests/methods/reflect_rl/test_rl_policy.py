@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,14 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_objective import Decision
-from selfimprove.methods.reflect_rl.rl_policy import Policy, example, order, shrunk_head, weights_hash
+from selfimprove.methods.reflect_rl.rl_policy import (
+    Policy,
+    example,
+    in_training_dtype,
+    order,
+    shrunk_head,
+    weights_hash,
+)
 from selfimprove.models.adapters import complete
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
@@ -103,9 +112,11 @@ def test_labels_that_are_not_listed_are_masked(tiny: Path) -> None:
         assert torch.allclose(logprobs(load(tiny, labels), some), expected(tiny, some), atol=1e-5)
 
 
-def test_packing_does_not_change_probabilities(tiny: Path) -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packing_does_not_change_probabilities(tiny: Path, attention: str) -> None:
     some = decisions()
-    policy = load(tiny)
+    policy = load(tiny, attention=attention)
+    assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)
     for row_tokens, micro_tokens in ((1, 50), (200, 400), (60, 5000)):
         assert torch.allclose(logprobs(policy, some, row_tokens, micro_tokens), logprobs(policy, some), atol=1e-5)
 
@@ -203,6 +214,22 @@ def test_dropout_is_off_in_training_mode(tiny: Path) -> None:
     ids = torch.tensor([some[0].prompt])
     first = policy.model(input_ids=ids).logits
     assert torch.equal(policy.model(input_ids=ids).logits, first)
+
+
+def test_dropout_in_the_model_s_config_is_off_in_updates(tiny: Path, tmp_path: Path) -> None:
+    folder, some = shutil.copytree(tiny, tmp_path / "model"), decisions(8)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    for checkpointing in (False, True):
+        policy = load(folder, gradient_checkpointing=checkpointing)
+        assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)
+
+
+def test_adapters_of_a_quantised_model_stay_in_float32_and_its_other_weights_get_the_training_dtype() -> None:
+    frozen, adapter = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 2)
+    in_training_dtype(torch.nn.Sequential(frozen, adapter), torch.bfloat16)
+    assert {weight.dtype for weight in frozen.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in adapter.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("quantize", ["8bit", "4bit"])

@@ -17,7 +17,7 @@ from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import NEUTRAL, alpaca, written
-from selfimprove.methods.spin.trajectory import trajectory
+from selfimprove.methods.spin.trajectory import to_entry, trajectory
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played, policy, rounds_in, tools
 
 LOOK = " More.\nAction: search[Mara Venn]"
@@ -184,6 +184,14 @@ def test_in_chat_format_turns_alternate() -> None:
     assert episode.reward == 1
 
 
+def test_exact_match_by_kind_of_question_and_the_iteration_of_an_episode_reach_the_results() -> None:
+    kinds = [QUESTION.model_copy(update={"kind": kind}) for kind in ("bridge", "comparison")]
+    episodes = [played(question=kinds[0], iteration="iter1"), played([" t\nAction: finish[x]"], question=kinds[1])]
+    by_kind = evaluate_metrics(episodes)["kinds"]
+    assert {kind: row["mean"] for kind, row in by_kind.items()} == {"bridge": 1.0, "comparison": 0.0}
+    assert to_entry(episodes[0])["iteration"] == "iter1"
+
+
 def test_the_question_prefix_precedes_the_question() -> None:
     episode = played(prefix="Yes or no: ")
     assert episode.prompt[0].content == alpaca(f"Yes or no: {QUESTION.question}")
@@ -210,9 +218,18 @@ def spelt(text: Any, finish: Any = "stop") -> Completion:
     return Completion(text, finish, [ord(c) for c in text])
 
 
-def run(replies: list[Completion], context: int = 10**6, **params: Any) -> Any:
+def run(replies: list[Completion], context: int = 10**6, form: Any = "alpaca", **params: Any) -> Any:
     cfg = PlayParams.model_validate(params)
-    return asyncio.run(play(QUESTION, 0, tools(), Spelling(replies, context), cfg, 7, form="alpaca"))
+    return asyncio.run(play(QUESTION, 0, tools(), Spelling(replies, context), cfg, 7, form=form))
+
+
+@pytest.mark.parametrize(("finish", "whole"), [("stop", True), ("length", False)])
+def test_a_plain_answer_is_finished_unless_the_token_limit_cut_it(finish: Any, whole: bool) -> None:
+    episode = run([spelt(" Tolma\n", finish)], form="reply")
+    (said,) = episode.messages
+    assert episode.finished is whole
+    assert (said.content, said.finish, said.token_ids) == (" Tolma\n", finish, [ord(c) for c in " Tolma\n"])
+    assert evaluate_metrics([episode])["cut_completions"]["mean"] == (not whole)
 
 
 def test_generated_ids_are_kept_if_the_text_is_unchanged() -> None:
@@ -258,14 +275,15 @@ def test_an_engine_failure_blocks_the_episode_and_keeps_its_rounds() -> None:
     assert (episode.status, episode.error, len(episode.rounds), episode.reward) == ("blocked", "endpoint gone", 1, 0.0)
 
 
-def test_runs_of_a_question_have_their_own_ids_and_seeds() -> None:
+@pytest.mark.parametrize("form", ["alpaca", "reply"])
+def test_runs_of_a_question_have_their_own_ids_and_seeds(form: Any) -> None:
     seeds = []
 
     def answer(request: Request, attempt: int) -> str:
         seeds.append(str(request.seed))
         return REPLIES[2]
 
-    assert [played(answer, run=number).id for number in (0, 1)] == ["q1", "q1#1"]
+    assert [played(answer, form=form, run=number).id for number in (0, 1)] == ["q1", "q1#1"]
     assert len(set(seeds)) == 2
 
 
