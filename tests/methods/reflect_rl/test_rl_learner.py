@@ -142,6 +142,22 @@ def test_ppo_computes_advantages_once_before_its_first_pass(tiny: Path) -> None:
     assert all(torch.allclose(value, ends[1][name], atol=1e-3) for name, value in ends[0].items())
 
 
+def test_the_loss_of_ppo_is_the_mean_of_its_passes_whose_ratios_are_clipped(tiny: Path) -> None:
+    """The second pass is computed here from the policy after one."""
+    params = {"algorithm": "ppo", "critic": {"shared": True}, "lr": 3e-3, "ppo_clip": 0.05}
+    one, policy = make(tiny, **params, ppo_epochs=1)
+    played = episodes(policy, [3, 5])
+    first = one.train(played, iteration=0, fresh=True)
+    assert first is not None
+    taken = [step for episode in played for step in episode.decisions]
+    ratio = (logprobs(policy, taken) - torch.tensor([step.logprob for step in taken])).exp()
+    gain = -torch.tensor([q for episode in played for q in targets(episode, 0.0)])  # V is 0
+    second = -float((ratio * gain).minimum(ratio.clamp(0.95, 1.05) * gain).mean())
+    assert second != pytest.approx(-float((ratio * gain).mean()), abs=1e-3)
+    two, _ = make(tiny, **params, ppo_epochs=2)
+    assert two.train(played, iteration=0, fresh=True) == pytest.approx((first + second) / 2, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_critic_starts_at_zero_and_learns_the_costs_of_states(kind: Any) -> None:
     critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1, weight_decay=0.0, grad_clip=0.3)
@@ -172,6 +188,14 @@ def test_a_critics_first_weights_depend_only_on_the_seed_of_the_run() -> None:
         made.append(critic.head.state_dict()["0.weight"])
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
+
+
+def test_a_learner_passes_the_seed_of_the_run_to_its_critic(tiny: Path) -> None:
+    cfg = RLParams.model_validate({"critic": {"kind": "mlp", "shared": True}})
+    policy = Policy(tiny, cfg.loading(CONTEXT), 3, IDS)
+    critics = [Learner(policy, cfg, Group(), seed)._critic for seed in (1, 2)]
+    first, second = (critic.head.state_dict()["0.weight"] for critic in critics if critic is not None)
+    assert not torch.equal(first, second)
 
 
 def test_a_critic_reads_the_hidden_states_of_a_model_in_bfloat16() -> None:

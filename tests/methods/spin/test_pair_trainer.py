@@ -318,7 +318,7 @@ def test_the_same_training_gives_the_same_bytes_and_an_exact_token_count(
     assert set(files[0]) >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     report, (pairs, counters) = reports[0], encode_pairs(duels(10), ChatFormat.load(tiny), cfg)
     assert report.counters == counters
-    assert report.real_tokens == 2 * sum(lengths_of(pairs))
+    assert report.real_tokens == 2 * sum(len(one.real.ids) + len(one.generated.ids) for one in pairs)
     assert report.trained_tokens == 2 * sum(one.real.trained + one.generated.trained for one in pairs)
     assert report.padding == pytest.approx(1 - report.real_tokens / report.tokens)
     assert report.loss == [(row["step"], row["loss"]) for row in report.curve]

@@ -92,9 +92,11 @@ def test_a_response_ends_with_exactly_one_end_of_turn_token(chat: ChatFormat) ->
     ):
         assert encoded(pair([real], [says("Finish[8]")]), chat) == plain
     assert plain.real.ids.count(chat.end_id) - plain.real.ids[:-1].count(chat.end_id) == 1
-    # Within a text, it is encoded as ordinary text.
+    # Within a text, or at the end of an observation, it is encoded as ordinary text.
     inner = encoded(pair([says(f"a{chat.end_text}b")], [says("c")]), chat)
     assert scored(inner.real, chat) == f"a{chat.end_text}b<end>"
+    seen = encoded(pair([says("a"), asks(f"Seen.{chat.end_text}"), says("b")], [says("c")]), chat)
+    assert chat.decode(seen.real.ids).count(chat.end_text) == 1
 
 
 def test_the_text_of_the_tokenizers_own_eos_does_not_end_a_response_twice(tiny: Path, tmp_path: Path) -> None:
@@ -127,6 +129,8 @@ def test_a_reply_cut_at_the_token_limit_has_no_end_token(chat: ChatFormat) -> No
     assert one is not None
     assert scored(one.generated, chat) == "b"
     assert counters.cut_responses == 1
+    later = pair([says("a", finish="length"), asks("Go on."), says("b")], [says("c")])
+    assert encode_pairs([later], chat, PairParams())[1].cut_responses == 0  # the side itself was not cut
 
 
 WORDS = st.text(alphabet="abc 123[]", min_size=1, max_size=60)
@@ -214,6 +218,21 @@ def test_errors_about_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
     ):
         with pytest.raises(UserError, match=f"^pair 'p': .*{said}"):
             encode_pairs([pair(real, [says("b")])], chat, PairParams())
+
+
+def test_pairs_of_the_same_tokens_of_which_others_are_scored_have_scores_of_their_own() -> None:
+    ids = [5, 6, 7]
+    last, both = EncodedExample(ids, [0.0, 0.0, 1.0]), EncodedExample(ids, [0.0, 1.0, 1.0])
+    assert EncodedPair(last, last).identical
+    assert not EncodedPair(last, both).identical
+    assert len({EncodedPair(*sides).key for sides in ((last, last), (last, both), (both, last))}) == 3
+
+
+def test_the_first_token_is_not_scored_if_the_prompt_has_no_tokens(chat: ChatFormat) -> None:
+    plain = ChatFormat.load(Path(chat._where), "text")
+    alone = encoded(pair([says("3 + 4 = 7")], [says("3 + 4 = 8")], question=""), plain)
+    for side in sequences_of([alone]):
+        assert side.token_weights == [0.0] + [1.0] * (len(side.ids) - 1)
 
 
 def test_pairs_can_be_recovered_from_their_flat_list_of_sequences(chat: ChatFormat, duels: Maker) -> None:
