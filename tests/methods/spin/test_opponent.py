@@ -163,6 +163,16 @@ def test_the_pair_of_a_torn_journal_line_is_scored_again(tiny: Path, duels: Make
     assert (tmp_path / "0.jsonl").read_bytes() == whole
 
 
+def test_a_request_to_stop_ends_scoring_and_the_next_run_scores_only_the_rest(
+    tiny: Path, duels: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, job, asked = encoded(tiny, duels(6)), job_for(tiny, params()), iter([False, False, True])
+    monkeypatch.setattr(opponent, "asked", lambda: next(asked, False))
+    with pytest.raises(KeyboardInterrupt):
+        opponent.score(job, tiny, tmp_path, pairs)
+    assert opponent.score(job, tiny, tmp_path, pairs) == 4
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "segments"])
 def test_pairs_in_shared_micro_batches_get_the_same_scores_as_alone(
     tiny: Path, duels: Maker, attention: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -193,7 +203,8 @@ def test_scores_of_another_precision_or_computation_are_not_reused(
 
     zero = {"kind": "deepspeed", "processes": 1}  # computes in bfloat16 throughout; otherwise autocast chooses
     names = {folder(), folder(dtype="bfloat16"), folder(dtype="bfloat16", launcher=zero)}
-    assert len(names) == 3
+    names |= {folder(dtype="bfloat16", device="cuda"), folder(dtype="bfloat16", device="cuda", tf32=True)}
+    assert len(names) == 5
     assert folder(lr=1.0) in names
     monkeypatch.setattr(opponent, "_packed", lambda params: True)
     assert folder() not in names
@@ -212,6 +223,9 @@ def test_scores_of_another_max_length_are_not_reused_because_it_may_scale_rope(
 
 
 def test_in_bfloat16_the_opponent_computes_like_the_trained_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    model, pair = load_base(tiny, params())[0].eval(), encoded(tiny, duels(1))[0]
+    fine, coarse = (score_pair(model, pair, job_for(tiny, params(dtype=dtype))) for dtype in ("float32", "bfloat16"))
+    assert coarse != fine
     for changes in ({}, {"lora": LORA}):
         name = "adapters" if changes else "full"
         report = run(tiny, duels(8), tmp_path / name, params(dtype="bfloat16", **changes))
@@ -230,3 +244,7 @@ def test_scores_of_another_attention_quantisation_or_number_of_threads_are_not_r
     folders = [opponent.scores_folder(job, "weights", tmp_path) for job in jobs]
     assert len({*folders[:2], *folders[3:]}) == 4
     assert folders[2] != folders[3]
+    other = shutil.copytree(tiny, tmp_path / "other")  # the same weights, used in another way
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    assert opponent.scores_folder(job_for(other, plain), "weights", tmp_path) not in folders

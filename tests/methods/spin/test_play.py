@@ -66,6 +66,7 @@ def test_every_request_has_the_params_sampling_settings(form: Any) -> None:
     played(answer, form=form, temperature=0.25, top_p=0.75, max_tokens=9)
     assert len(asked) == (1 if form == "reply" else 3)
     assert {(request.temperature, request.top_p, request.max_tokens) for request in asked} == {(0.25, 0.75, 9)}
+    assert {request.keep_stop for request in asked} == {form in ("alpaca", "question")}
 
 
 def test_without_evaluation_there_is_no_reward() -> None:
@@ -126,7 +127,8 @@ def test_an_action_without_the_space_after_its_colon_is_requested_again_as_in_fi
 def test_after_six_replies_without_an_action_the_round_fails_and_the_episode_ends(temperature: float) -> None:
     episode = played([REPLIES[0], " I wonder."], temperature=temperature)
     last = episode.rounds[-1]
-    assert (last.thought, last.action, last.attempts, last.failed) == ("failed", "finish[]", 6, True)
+    assert (last.thought, last.action, last.tool) == ("failed", "finish[]", "finish")
+    assert (last.attempts, last.failed) == (6, True)
     assert (episode.finished, episode.answer, episode.reward) == (False, "", 0.0)  # the policy never wrote finish
     assert trajectory(episode).endswith(
         "Thought: failed\nAction: finish[]\nObservation: Episode finished, reward = False\n"
@@ -134,12 +136,6 @@ def test_after_six_replies_without_an_action_the_round_fails_and_the_episode_end
     # Training uses the words that the policy wrote.
     assert (episode.messages[-1].content, episode.messages[-1].weight) == (" I wonder.", 1)
     assert "failed" not in "".join(message.content for message in episode.messages)
-
-
-def test_an_observation_made_up_after_a_reply_without_an_action_is_cut_from_the_failed_round() -> None:
-    episode = played([REPLIES[0], f" I wonder.{STOP} Tolma.\nAction: finish[Tolma]"])
-    assert episode.rounds[-1].failed
-    assert episode.messages[-1].content == " I wonder."
 
 
 def test_episodes_do_not_depend_on_order_concurrency_or_slow_tools() -> None:
@@ -249,12 +245,23 @@ def test_the_literal_observation_is_trained_only_if_the_policy_wrote_it() -> Non
     assert [entry.cut for entry in episode.rounds] == [True, False, False]
     assert evaluate_metrics([episode])["cut_completions"]["mean"] == 1 / 3
     # After finish it belongs to the terminal line, which is dropped.
-    assert episode.messages[-1].content == REPLIES[2]
+    assert (episode.messages[-1].content, episode.messages[-1].token_ids) == (REPLIES[2], None)
 
 
-def test_an_unfinished_episode_ends_with_the_policys_text_and_is_marked_as_cut() -> None:
-    episode = run([spelt(LOOK + STOP)] * 2, max_turns=2)
-    assert (episode.messages[-1].content, episode.messages[-1].finish) == (LOOK + STOP, "length")
+def test_an_observation_made_up_after_a_reply_without_an_action_is_cut_from_the_failed_round() -> None:
+    episode = run([spelt(REPLIES[0] + STOP), spelt(f" I wonder.{STOP} Tolma.\nAction: finish[Tolma]")])
+    assert (episode.rounds[-1].failed, episode.rounds[-1].attempts) == (True, 6)
+    assert (episode.messages[-1].content, episode.messages[-1].token_ids) == (" I wonder.", None)
+
+
+@pytest.mark.parametrize(
+    ("form", "look", "finish"), [("alpaca", LOOK + STOP, "length"), ("chat", f"Thought:{LOOK}", "stop")]
+)
+def test_an_unfinished_episode_ends_with_the_policys_text_which_in_a_flat_format_did_not_end_its_turn(
+    form: Any, look: str, finish: str
+) -> None:
+    episode = run([spelt(look)] * 2, form=form, max_turns=2)
+    assert (episode.messages[-1].content, episode.messages[-1].finish) == (look, finish)
 
 
 def test_an_episode_that_outgrows_the_context_is_unfinished_and_marked_as_cramped() -> None:
