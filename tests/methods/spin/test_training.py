@@ -107,6 +107,22 @@ def test_the_text_of_the_tokenizers_own_eos_does_not_end_a_response_twice(tiny: 
     plain = encoded(pair([says("Finish[7]")], [says("Finish[8]")]), chat)
     for end in ("<|pad|>", "<|end|><|pad|>", "<|pad|>\n<|end|>"):
         assert encoded(pair([says(f"Finish[7]{end}")], [says("Finish[8]")]), chat) == plain
+    (pad,) = chat.stop_ids - {chat.end_id}
+    ids = chat.content_ids(says("Finish[7]"))
+    assert encoded(pair([says("Finish[7]", token_ids=[*ids, pad])], [says("Finish[8]")]), chat) == plain
+
+
+def test_a_template_that_renders_the_prompt_otherwise_once_a_reply_follows_is_refused(
+    tiny: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    turn = "<|{{ m.role }}|>{% if loop.last %}{{ m.content | trim }}{% else %}{{ m.content }}{% endif %}<|end|>"
+    ask = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}{ask}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    with pytest.raises(UserError, match=r"^pair 'p': the chat template renders the prompt differently once a reply"):
+        encode_pairs([pair([says("7")], [says("8")], " How many? ")], ChatFormat.load(folder), PairParams())
 
 
 def test_nothing_follows_the_last_scored_token(chat: ChatFormat) -> None:
