@@ -185,7 +185,7 @@ async def play_with(
         seed=f"{seed}/{name}",
     )  # fmt: skip
     try:
-        for number in range(1 if form == "reply" else cfg.max_turns):
+        for number in range(cfg.max_turns):
             dialogue = [*episode.prompt, *episode.messages, *cue(form, number)]
             if not policy.fits(dialogue, cfg.max_tokens):
                 episode.cramped = True
