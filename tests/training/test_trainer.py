@@ -138,6 +138,7 @@ def test_the_same_call_gives_the_same_bytes_and_counts(tiny: Path, dialogues: Ma
     assert ChatFormat.load(tmp_path / "a" / "model").encode(examples[0].messages) == ChatFormat.load(tiny).encode(
         examples[0].messages
     )
+    assert load(tmp_path / "a" / "model").config.use_cache  # off in training; without it, generating is slow
     before, after = load(tiny).state_dict(), load(tmp_path / "a" / "model").state_dict()
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[key], after[key]) for key in before)

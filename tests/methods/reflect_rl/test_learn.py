@@ -133,7 +133,7 @@ def test_every_kind_of_run_ends_with_a_loadable_model_and_a_complete_log(
 ) -> None:
     job = make_job(folder, tmp_path, params(**changes), reflector=True)
     report = learn(job)
-    load_causal_lm(full_weights(job.out_dir))
+    assert load_causal_lm(full_weights(job.out_dir)).config.use_cache
     assert (job.out_dir / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     rows = log(job)
     assert [row["iter"] for row in rows] == [1, 2, 3, 4, 5, 6]
