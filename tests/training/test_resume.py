@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from selfimprove.core.records import Example, Pair
-from selfimprove.training.checkpoints import drop_damaged, newest_whole, seal
 
 pytestmark = pytest.mark.slow
 
@@ -134,41 +133,3 @@ def test_self_play_killed_at_any_moment_resumes_to_the_same_bytes_and_reuses_sco
     for name in ("killed", "killed-lora"):  # one line per pair: existing scores were reused
         [journal] = (tmp_path / name / "scratch" / "opponent").glob("*/0.jsonl")
         assert len(journal.read_text().splitlines()) == 20
-
-
-def test_a_checkpoint_without_a_seal_or_with_a_truncated_file_is_ignored(tmp_path: Path) -> None:
-    for step in (3, 20, 100):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "optimizer.pt").write_bytes(b"x" * 50)
-        if step < 100:
-            seal(folder)
-    assert newest_whole(tmp_path) == tmp_path / "checkpoint-20"
-    (tmp_path / "checkpoint-20" / "optimizer.pt").write_bytes(b"x" * 49)
-    assert newest_whole(tmp_path) == tmp_path / "checkpoint-3"
-    (tmp_path / "checkpoint-3" / "whole.json").write_text('{"optimizer.pt"')
-    assert newest_whole(tmp_path) is None
-
-
-def test_a_checkpoint_that_changed_after_sealing_is_deleted_with_a_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for step in (3, 20, 100):
-        (tmp_path / f"checkpoint-{step}" / "zero").mkdir(parents=True)
-        (tmp_path / f"checkpoint-{step}" / "zero" / "optimizer.pt").write_bytes(b"x" * 50)
-        seal(tmp_path / f"checkpoint-{step}")
-    drop_damaged(tmp_path)
-    assert (newest_whole(tmp_path), capsys.readouterr().err) == (tmp_path / "checkpoint-100", "")
-    for step in (20, 100):
-        (tmp_path / f"checkpoint-{step}" / "zero" / "optimizer.pt").write_bytes(b"y" + b"x" * 49)
-    drop_damaged(tmp_path)
-    assert newest_whole(tmp_path) == tmp_path / "checkpoint-3"
-    (tmp_path / "checkpoint-3" / "whole.json").write_bytes(bytes(90))
-    drop_damaged(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    said = "{0}/checkpoint-{1} is damaged: checkpoint-{2} was deleted, and training resumes from {3}."
-    assert capsys.readouterr().err.splitlines() == [
-        said.format(tmp_path, "100/zero/optimizer.pt", 100, "step 20"),
-        said.format(tmp_path, "20/zero/optimizer.pt", 20, "step 3"),
-        said.format(tmp_path, "3/whole.json", 3, "the start"),
-    ]
