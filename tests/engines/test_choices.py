@@ -73,6 +73,13 @@ def test_a_choice_is_scored_by_the_full_softmax_renormalised_over_the_allowed_la
         assert (choice.logprob, choice.entropy) == pytest.approx((logprob, entropy), abs=1e-5)
         assert answer.token_ids == ([choice.token] if answer.finish == "length" else [])
         assert allowed is None or answer.text in allowed
+        assert answer.logprobs == pytest.approx([expected(tiny, choice, None, 1.0)[0]], abs=1e-5)  # the model's own
+
+
+def test_samples_of_a_choice_equal_separate_choices_with_their_seed_keys(engine: TransformersEngine) -> None:
+    together = asyncio.run(engine.generate(ask(3, n=12)))
+    assert together == run(engine, [ask(3, seed=SeedKey(1, "t3").at(sample)) for sample in range(12)])
+    assert len({answer.text for answer in together}) > 1
 
 
 def test_choices_from_different_lists_do_not_depend_on_other_requests(tiny: Path) -> None:

@@ -74,6 +74,25 @@ def test_with_keep_stop_the_text_ends_with_the_stop_string(engine: TransformersE
         assert part.text.startswith(engine.chat.decode(ids))
 
 
+def test_a_kept_stop_string_that_ends_inside_a_token_leaves_the_text_without_token_ids(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of another text would otherwise be trained as if they were the text's."""
+    engine = make_engine(folder)
+    ids = engine.chat.content_ids(Message(role="user", content="Tom read"))
+    text = engine.chat.decode(ids)
+    assert len(text) - len(engine.chat.decode(ids[:-1])) > 1  # the last token has several characters
+
+    def drawn(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((len(logits),), next(reply)), torch.zeros(len(logits))
+
+    monkeypatch.setattr("selfimprove.engines.cpu.samples.choose", drawn)
+    for stop, known in ((text[:-1], None), (text, ids)):
+        reply = iter([*ids, engine.chat.end_id])
+        [[completion]] = run(engine, [ask(8, max_tokens=60, stop=(stop,), keep_stop=True)])
+        assert (completion.text, completion.token_ids) == (stop, known)
+
+
 def test_a_stop_string_is_found_across_token_boundaries(engine: TransformersEngine) -> None:
     whole = run(engine, [ask(8, max_tokens=40, n=6)])[0]
     for index, completion in enumerate(whole):

@@ -98,6 +98,10 @@ def test_samples_of_a_request_equal_separate_requests_with_their_seed_keys(engin
     assert len({tuple(c.token_ids or ()) for c in together}) == 11
 
 
+def test_a_request_for_no_samples_gets_none(engine: TransformersEngine) -> None:
+    assert run(engine, [ask(5, n=0)]) == [[]]
+
+
 def test_samples_of_a_request_share_one_prefill_of_the_prompt(folder: Path) -> None:
     engine = make_engine(folder)
     request = ask(5, turns=1, n=20)
@@ -260,7 +264,8 @@ def test_a_prompt_that_exactly_fits_is_accepted_and_a_longer_one_is_refused(engi
     "wrong",
     [
         {"max_tokens": 0}, {"temperature": -1.0}, {"temperature": 1e-40}, {"temperature": math.nan}, {"top_p": 0.0},
-        {"top_p": 1e-46}, {"top_p": math.nan}, {"top_k": -1}, {"top_k": 1 << 63}, {"allowed": []}, {"n": -1},
+        {"top_p": 1e-46}, {"top_p": 1.5}, {"top_p": math.nan}, {"top_k": -1}, {"top_k": 1 << 63}, {"allowed": []},
+        {"n": -1},
     ],
 )  # fmt: skip
 def test_invalid_requests_are_refused(engine: TransformersEngine, wrong: dict[str, Any]) -> None:
