@@ -133,6 +133,7 @@ def test_the_same_call_gives_the_same_bytes_and_counts(tiny: Path, dialogues: Ma
     assert report.examples == 40
     assert report.real_tokens == 2 * sum(len(one.ids) for one in encoded)
     assert report.trained_tokens == 2 * sum(one.trained for one in encoded)
+    assert report.timing.tokens_per_second * report.timing.seconds == pytest.approx(report.real_tokens)
     assert report.padding == pytest.approx(1 - report.real_tokens / report.tokens)
     assert report.mean_weight == pytest.approx(sum(one.weight for one in encoded) / 20)
     assert ChatFormat.load(tmp_path / "a" / "model").encode(examples[0].messages) == ChatFormat.load(tiny).encode(

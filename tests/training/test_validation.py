@@ -27,7 +27,8 @@ def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
     assert (report.held_out, report.examples, report.steps) == (4, 3 * 16, 12)
     assert [row["step"] for row in report.evaluations] == [4, 8, 12]
     # The curves contain every measurement, also between the steps whose metrics are logged.
-    assert [step for step, told in points.items() if "loss" in told] == [5, 10, 12]
+    assert [(step, told["loss"]) for step, told in points.items() if "loss" in told] == report.loss
+    assert [step for step, _ in report.loss] == [5, 10, 12]
     curve = [{"step": step, "eval_loss": told["eval_loss"]} for step, told in points.items() if "eval_loss" in told]
     assert curve == report.evaluations
     chat = ChatFormat.load(tiny)
@@ -44,6 +45,14 @@ def test_held_out_examples_are_measured_after_each_epoch_and_never_trained_on(
     run(tiny, apart, tmp_path / "apart", cfg.model_copy(update={"validation": 0.0}))
     one, two = (load(tmp_path / name / "model").state_dict() for name in ("measured", "apart"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_held_out_examples_are_measured_after_the_step_in_which_an_epoch_ends(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    report = run(tiny, dialogues(20), tmp_path, tuned(epochs=3, batch_size=6, validation=0.2))
+    assert (report.held_out, report.steps) == (4, 8)
+    assert [row["step"] for row in report.evaluations] == [3, 6, 8]  # after 18, 36 and 48 of three times 16 examples
 
 
 def test_which_examples_are_held_out_depends_only_on_seed_and_content() -> None:
