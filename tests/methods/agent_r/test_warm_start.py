@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from selfimprove.core.records import Example, Message, read_jsonl
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
@@ -13,6 +15,7 @@ from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, parse_action
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
 from selfimprove.methods.agent_r.tasks import demonstrate_revision
+from tests.methods.agent_r.corridor import Corridor
 from tests.pipeline.workbench import Workbench
 
 ENV = TextCraft(RecipeBook.load(None))
@@ -51,6 +54,54 @@ def test_all_ten_thoughts_are_drawn_and_the_draw_depends_on_its_key() -> None:
     assert all(thought in said for thought in REVISION_THOUGHTS)
     assert demonstrate_revision(ENV, 300, 1) == demonstrate_revision(ENV, 300, 1)
     assert demonstrate_revision(ENV, 300, 1) != demonstrate_revision(ENV, 300, 2)
+
+
+KEY_IN_ROOM_3 = 16
+
+
+def slipped(env: Corridor, *key: object) -> tuple[int, str] | None:
+    """The place and the action of the slip of a demonstration, which is played to its end; None without one."""
+    made = demonstrate_revision(env, KEY_IN_ROOM_3, *key)
+    if made is None:
+        return None
+    env.reset(KEY_IN_ROOM_3)
+    replies = [message for message in made.messages[OPENING:] if message.role == "assistant"]
+    assert made.messages[-1] is replies[-1]  # nothing is trained on after it
+    found = []
+    for place, reply in enumerate(replies):
+        action = parse_action(reply.content)
+        if reply.weight == 0:
+            found.append((place, action))
+            assert action in (env.valid_actions() or [])
+            assert action != env.expert()[0].action
+        step = env.step(action) if action != WAIT else None
+    assert step is not None
+    assert step.reward == 1
+    [slip] = found
+    return slip
+
+
+def test_the_slip_may_be_at_any_step_and_is_a_valid_action_that_is_not_the_expert_s() -> None:
+    slips = [slipped(Corridor(), key) for key in range(80)]
+    assert {slip[0] for slip in slips if slip} == set(range(7))  # the expert needs seven actions
+    assert {slip[1] for slip in slips if slip} == {"left", "right"}
+    assert None in slips  # after a fall into the pit there is no way to the goal
+
+
+class Straight(Corridor):
+    """A corridor that lists no valid action but the expert's, or none at all."""
+
+    def __init__(self, listed: bool) -> None:
+        super().__init__()
+        self.listed = listed
+
+    def valid_actions(self) -> list[str] | None:
+        return [self.expert()[0].action] if self.listed else None
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_without_another_valid_action_there_is_no_slip(listed: bool) -> None:
+    assert demonstrate_revision(Straight(listed), KEY_IN_ROOM_3, 1) is None
 
 
 def examples(kind: str, count: int) -> list[Example]:
