@@ -213,7 +213,7 @@ def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example |
         env.restore(here)
         if not plan:
             break
-        if number == slip_at and not slipped:
+        if number == slip_at:
             others = [action for action in env.valid_actions() or [] if action != plan[0].action]
             if not others:
                 return None
