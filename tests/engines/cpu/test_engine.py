@@ -91,6 +91,14 @@ def test_the_least_recently_used_block_is_dropped_from_a_full_prefix_cache() -> 
     assert [bool(cache.find([name])) for name in names] == [True, True, False, True]
 
 
+def test_a_block_is_not_found_if_one_before_it_was_dropped() -> None:
+    cache = PrefixCache(block=2, most=1)
+    names = cache.names([1, 2, 3, 4])
+    for name in names:
+        cache.keep(name, torch.zeros(1))
+    assert (len(cache), cache.find(names)) == (1, [])
+
+
 def test_samples_of_a_request_equal_separate_requests_with_their_seed_keys(engine: TransformersEngine) -> None:
     together = run(engine, [ask(5, n=11)])[0]
     apart = run(engine, [ask(5, seed=SeedKey(1, "t5").at(i)) for i in range(11)])
@@ -336,5 +344,7 @@ def test_exhausted_memory_of_a_gpu_ends_every_call_with_the_params_that_need_it(
 
 
 def test_a_kv_cache_larger_than_the_memory_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* GiB of memory, but only"):
+    with pytest.raises(
+        UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* take 312,500 GiB of memory, but"
+    ):
         Rows(CacheShape(2, 4, 64, torch.float32), 8192, 10**7, torch.device("cpu"))

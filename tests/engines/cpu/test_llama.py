@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
     FalconConfig,
     Gemma3TextConfig,
     GPT2Config,
@@ -180,6 +181,13 @@ def test_joined_weights_share_their_storage_with_the_model(tmp_path: Path) -> No
         (
             FalconConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, alibi=True),
             "FalconForCausalLM does not",
+        ),
+        (
+            DeepseekV2Config(
+                **SIZES | {"num_key_value_heads": 4}, first_k_dense_replace=2, q_lora_rank=8, kv_lora_rank=16,
+                qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+            ),
+            "DeepseekV2ForCausalLM does not have the same KV cache shape in every layer",
         ),
         (GPTJConfig(n_embd=64, n_layer=1, n_head=4, rotary_dim=8), r"has no attention sdpa; use engine vllm"),
     ],
