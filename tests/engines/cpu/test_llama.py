@@ -184,8 +184,13 @@ def test_joined_weights_share_their_storage_with_the_model(tmp_path: Path) -> No
         ),
         (
             DeepseekV2Config(
-                **SIZES | {"num_key_value_heads": 4}, first_k_dense_replace=2, q_lora_rank=8, kv_lora_rank=16,
-                qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+                **SIZES | {"num_key_value_heads": 4},
+                first_k_dense_replace=2,
+                q_lora_rank=8,
+                kv_lora_rank=16,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=8,
+                v_head_dim=8,
             ),
             "DeepseekV2ForCausalLM does not have the same KV cache shape in every layer",
         ),
