@@ -171,8 +171,9 @@ async def play_with(
         run: number of this episode among several on the same question; each has its own noise.
 
     Returns:
-        The episode. An unfinished one has answer "" and is scored with it. ``blocked``: the engine or the environment
-        failed permanently; earlier rounds are kept.
+        The episode. An unfinished one has answer "", except that a plain answer which ``max_tokens`` cut keeps its
+        text; either is scored with it. ``blocked``: the engine or the environment failed permanently; earlier rounds
+        are kept.
 
     Raises:
         UserError: the engine or a tool can't work at all.
