@@ -165,9 +165,12 @@ def _told(turn: Turn, query: str) -> str:
 
 
 def _observations(turn: Turn, query: str) -> list[str]:
-    """The feedback on every attempt. If a right one was told that it is wrong, as in an evaluation, all were."""
+    """The feedback on every attempt. If the chosen one was not told that it is right, none was.
+
+    A collection chooses a right attempt if there is one; an evaluation tells also right ones that they are wrong.
+    """
     told = _told(turn, query)
-    forced = not turn.observation or (turn.attempt.reward == 1 and told != feedback(1, query))
+    forced = told != feedback(1, query)
     return [
         told if i == turn.chosen or attempt.reward is None else feedback(attempt.reward, query, forced_negative=forced)
         for i, attempt in enumerate(turn.attempts)

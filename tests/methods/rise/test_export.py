@@ -44,7 +44,7 @@ def test_a_log_has_the_original_s_schema_and_our_additional_fields() -> None:
     assert history["best_actions"] == [r"\boxed{70}", r"\boxed{72}"]
     assert history["best_rewards"] == [0, 1]
     assert history["best_observations"] == [turn.observation for turn in TWO_TURNS.turns]
-    assert [len(told) for told in history["observations"].values()] == [2, 2]
+    assert history["observations"] == {"0": [feedback(0, QUESTION)] * 2, "1": [feedback(r, QUESTION) for r in (0, 1)]}
     assert entry["answers"] == {"0": [None, "70"], "1": ["71", "72"]}
 
 
