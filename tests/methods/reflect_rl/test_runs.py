@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,23 @@ def test_weights_behind_a_linked_checkpoint_are_kept(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoint-1").symlink_to(tmp_path / "other/checkpoint-1")
     assert clean_checkpoints(tmp_path / "run") == []
     assert (tmp_path / "other/checkpoint-1/model.safetensors").is_file()
+
+
+def test_a_run_without_any_weights_stays_as_it_is(tmp_path: Path) -> None:
+    """As `run` exports it: a checkpoint with nothing but logs."""
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3/logs.json").write_text("[]")
+    assert clean_checkpoints(tmp_path) == []
+    assert (tmp_path / "checkpoint-3/logs.json").is_file()
+
+
+def test_weights_that_cannot_be_deleted_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}/model.safetensors").write_text("weights")
+    monkeypatch.setattr(Path, "unlink", refused)
+    with refused_with(r"checkpoint-1/model\.safetensors cannot be deleted \(Permission denied\); check the folder's"):
+        clean_checkpoints(tmp_path)
