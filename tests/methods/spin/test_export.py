@@ -122,6 +122,12 @@ def test_exported_pairs_have_the_bare_question_and_one_line_per_cue_in_every_for
     assert row["real"] == row["generated"]
 
 
+def test_a_worked_example_keeps_its_own_wrapper() -> None:
+    shots = f"{alpaca('Who?')}Thought: y\nAction: finish[z]"
+    (pair,), _ = spin_pairs([EXPERT], [played(form="alpaca", few_shot=shots)], ConvertParams(), "iter0")
+    assert pair_row(pair)["real"][0]["content"] == f"{shots}\n\n{QUESTION.question}"
+
+
 def test_chat_turns_start_on_new_lines_even_next_to_spaces() -> None:
     question = QUESTION.model_copy(update={"question": " Who?"})
     shots = "Q\nThought: y\nAction: finish[z]"
