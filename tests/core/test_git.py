@@ -9,7 +9,7 @@ import pytest
 
 from selfimprove.apps.page.provenance import facts
 from selfimprove.apps.page.run import Run
-from selfimprove.core.git import ABSENT, git
+from selfimprove.core.git import ABSENT, git, has_repository, identity
 from selfimprove.models.card import _commit
 from selfimprove.pipeline import profiles, sweep
 from tests.support.sentences import refused_with
@@ -43,3 +43,34 @@ def test_code_that_only_reports_the_commit_works_without_git(without_git: Path) 
 def test_a_sweep_without_git_is_refused_in_one_sentence(without_git: Path) -> None:
     with refused_with(r"^git is not installed, and DVC experiments need it; install it"):
         sweep._state("spin")
+
+
+def test_a_repository_around_a_folder_is_found_without_git(without_git: Path) -> None:
+    inner = without_git / "a/b"
+    inner.mkdir(parents=True)
+    (without_git / "beside/.git").mkdir(parents=True)
+    assert not has_repository(inner)
+    (without_git / ".git").mkdir()
+    assert has_repository(inner)
+    assert has_repository(without_git)
+
+
+def test_the_author_of_commits_is_the_environment_s_and_otherwise_the_configured_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    for role in ("AUTHOR", "COMMITTER"):
+        for key in ("NAME", "EMAIL"):
+            monkeypatch.delenv(f"GIT_{role}_{key}", raising=False)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    with refused_with(r"^git has no user\.name, .*; run `git config --global user\.name …` first\.$"):
+        identity()
+    for key, value in (("name", "Configured"), ("email", "c@example.org")):
+        subprocess.run(["git", "config", f"user.{key}", value], check=True)
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Author")
+    email = {f"GIT_{role}_EMAIL": "c@example.org" for role in ("AUTHOR", "COMMITTER")}
+    assert identity() == {"GIT_AUTHOR_NAME": "Author", "GIT_COMMITTER_NAME": "Author", **email}
+    monkeypatch.setenv("GIT_COMMITTER_NAME", "Committer")
+    assert identity() == {"GIT_AUTHOR_NAME": "Committer", "GIT_COMMITTER_NAME": "Committer", **email}
