@@ -109,6 +109,12 @@ def test_a_trajectory_whose_task_is_not_in_the_list_is_refused(task_id: int) -> 
         tasks_with_trajectories([task_for("core/hub.py")], [made])
 
 
+def test_an_autoexplore_trajectory_is_not_exported_as_states() -> None:
+    made = TeacherTrajectory(id="x", env="autoexplore", task_id=0, info="positive", teacher="t", status="solved")
+    with pytest.raises(UserError, match="trajectory x is from AutoExplore; export it with the command `tasks`"):
+        state_rows([made])
+
+
 def test_reflected_states_are_exported_as_one_list(tmp_path: Path) -> None:
     for name, more in (("taxi", set()), ("alfworld", {"problem"})):
         env = listed_env(name=name).make()
@@ -190,6 +196,12 @@ def test_a_reflection_on_a_file_that_contains_the_other_marker_stays_intact() ->
         assert from_text(to_text(example), "x", markers).messages == example.messages
 
 
+@pytest.mark.parametrize("markers", MARKERS.values(), ids=MARKERS)
+def test_only_the_text_after_the_last_of_equal_markers_is_trained_on(markers: Any) -> None:
+    example = policy_example("x", "", State(f"f:{markers.act}3", "\n0. go\n", ("0",)), "R.", "0", markers)
+    assert from_text(to_text(example), "x", markers).messages == example.messages
+
+
 def test_sets_are_exported_and_imported(tmp_path: Path) -> None:
     example = policy_example("x", "Drive.\n", State("s", "\n0. go\n", ("0",)), "R.", "0")
     write_jsonl(tmp_path / "set.jsonl", [example])
@@ -199,6 +211,8 @@ def test_sets_are_exported_and_imported(tmp_path: Path) -> None:
     ]
     run("import-sft", tmp_path / "rows.jsonl", tmp_path / "back.jsonl")
     assert read_jsonl(tmp_path / "back.jsonl", Example)[0].messages == example.messages
+    with pytest.raises(UserError, match="there are no markers 'bare'; choose one of "):
+        run("import-sft", tmp_path / "rows.jsonl", tmp_path / "none.jsonl", "--markers", "bare")
 
 
 def test_texts_with_an_empty_answer_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -327,7 +341,8 @@ def test_logs_are_exported_in_the_originals_format_and_invalid_rows_are_refused(
         json.dumps(row).replace(json.dumps(math.log(0.25)), text) for text in ("1000", "0.5", "null", f"-1{0:0400}")
     ]
     wrong += [json.dumps(row | other) for other in ({"cost": "abc"}, {"loss": "xy"}, {"iter": 0}, {"iter": 1.5})]
-    for bad in ('{"iter": 1}', json.dumps(row | {"loss": "big"}).replace('"big"', "1e999"), *wrong):
+    wrong += [json.dumps(row | {key: "big"}).replace('"big"', "1e999") for key in ("loss", "cost")]
+    for bad in ('{"iter": 1}', *wrong):
         (tmp_path / "log.jsonl").write_text(bad + "\n")
         with pytest.raises(UserError, match=r"log\.jsonl, line 1: not a row of a log"):
             run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")
