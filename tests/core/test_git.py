@@ -45,6 +45,11 @@ def test_a_sweep_without_git_is_refused_in_one_sentence(without_git: Path) -> No
         sweep._state("spin")
 
 
+def test_a_command_runs_in_the_named_folder(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    assert git("rev-parse", "--show-toplevel", folder=tmp_path) == (0, f"{tmp_path.resolve()}\n")
+
+
 def test_a_repository_around_a_folder_is_found_without_git(without_git: Path) -> None:
     inner = without_git / "a/b"
     inner.mkdir(parents=True)
