@@ -62,6 +62,26 @@ def test_a_download_is_verified_and_reused_while_intact(server: Any, tmp_path: P
     assert path.read_bytes() == ROWS
 
 
+def test_a_download_follows_a_redirection_to_the_file(server: Any, tmp_path: Path) -> None:
+    """As hosts of data sets send to their storage."""
+
+    class Moved(Handler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", server.url)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    moved: Any = Server(Moved)
+    moved.start()
+    try:
+        (path,) = fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, f"{moved.url}/old"), backoff=0)
+    finally:
+        moved.stop()
+    assert path.read_bytes() == ROWS
+    assert server.asked == ["/train.jsonl"]
+
+
 def test_transient_failures_are_retried(server: Any, tmp_path: Path) -> None:
     server.replies = [(503, b"", False), (429, b"", False), (200, ROWS, True), (200, ROWS, False)]
     (path,) = fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), backoff=0)
