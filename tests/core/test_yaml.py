@@ -126,10 +126,12 @@ def test_a_file_that_git_could_not_merge_is_refused_as_such(tmp_path: Path) -> N
         read_yaml(path)
 
 
-def test_invalid_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+def test_invalid_utf8_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     with pytest.raises(UserError, match="does not exist; run this in the repository's root"):
         read_yaml(path)
+    with pytest.raises(UserError, match="is a folder, but must be a file; name a file, or move the folder away"):
+        read_yaml(tmp_path)
     path.write_bytes(b"run: {seed: \xff}\n")
     with pytest.raises(UserError, match="not YAML"):
         read_yaml(path)
