@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.yaml import _parsed, read_yaml
+from selfimprove.core.yaml import DEEPEST, _parsed, read_yaml
 from tests.support.repo_copy import ROOT
 
 FILES = [ROOT / "params.yaml", ROOT / "dvc.yaml", *sorted((ROOT / "profiles").glob("*.yaml"))]
@@ -134,4 +134,15 @@ def test_invalid_utf8_a_folder_and_a_missing_file_are_refused(tmp_path: Path) ->
         read_yaml(tmp_path)
     path.write_bytes(b"run: {seed: \xff}\n")
     with pytest.raises(UserError, match="not YAML"):
+        read_yaml(path)
+
+
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ("{b: ", "}")], ids=["lists", "mappings"])
+def test_the_levels_of_lists_and_of_mappings_are_limited(tmp_path: Path, begin: str, end: str) -> None:
+    """Code that walks the values recursively would fail on more."""
+    path = tmp_path / "params.yaml"
+    path.write_text(f"a: {begin * (DEEPEST - 1)}1{end * (DEEPEST - 1)}\n")
+    assert list(read_yaml(path)) == ["a"]
+    path.write_text(f"a: {begin * DEEPEST}1{end * DEEPEST}\n")
+    with pytest.raises(UserError, match="nested too deep"):
         read_yaml(path)
