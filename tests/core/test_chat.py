@@ -311,6 +311,18 @@ def test_a_tokenizer_is_read_beside_a_damaged_config(tmp_path: Path) -> None:
     assert ChatFormat.load(tmp_path).encode([Message(role="user", content="say it")]) == before
 
 
+@pytest.mark.parametrize("name", ["plain", "react"])
+def test_a_tokenizer_file_s_padding_and_truncation_have_no_effect(name: str, tokenizer: Tokenizer) -> None:
+    """Trainers save them with the tokenizer."""
+    saved = Tokenizer.from_str(tokenizer.to_str())
+    saved.enable_padding(length=64)
+    saved.enable_truncation(2)
+    names = {"bos_token": "<s>", "eos_token": "<|end|>"}
+    dialogue = [Message(role="user", content="How many?"), Message(role="assistant", content="3 + 4 = 7")]
+    expected = make(NAMED_TEMPLATES[name], Tokenizer.from_str(tokenizer.to_str()), names).encode(dialogue)
+    assert make(NAMED_TEMPLATES[name], saved, names).encode(dialogue) == expected
+
+
 def test_the_padding_id_is_the_pad_tokens_or_else_the_end_of_turns(tokenizer: Tokenizer) -> None:
     chat = make(TEMPLATES["plain"][0], tokenizer, {"pad_token": "<|pad|>", "eos_token": "<|end|>"})
     assert chat.pad_id == tokenizer.token_to_id("<|pad|>") != chat.end_id
